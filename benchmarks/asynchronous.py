@@ -58,7 +58,7 @@ FIGURES = ("rollout/lag", "rollout/partial_share", "rollout/dropped_groups", "ti
 
 
 def params_of(arm: str, seed: int, more: list[str]) -> Params:
-    overrides = ["rl.eval_every=5", f"run.seed={seed}", "run.device=cpu", *ARMS[arm], *more]
+    overrides = ["rl.dev.every=5", f"run.seed={seed}", "run.device=cpu", *ARMS[arm], *more]
     return load_params(ROOT / "params", overrides=overrides)
 
 

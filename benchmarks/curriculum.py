@@ -33,8 +33,9 @@ from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params import Params
-from mathrl.params.curriculum import AdaptiveSamples, Curriculum
-from mathrl.params.train import Rl
+from mathrl.params.curriculum import AdaptiveSamples, PassRate, PoolCurriculum
+from mathrl.params.paths import merge
+from mathrl.params.train import DynamicSampling, Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
@@ -49,13 +50,13 @@ SFT_STEPS, STEPS, PROMPTS, GROUP = 350, 80, 8, 8
 USELESS, USEFUL = 400, 200  # problems of each kind
 LEVELS = (0.6, 0.7, 0.75)
 COSTLY = "shuffled, dynamic sampling (DAPO)"  # last
-POOLS = Curriculum(order="pools")
+POOLS = PoolCurriculum()
 ORDERS: dict[str, dict[str, Any]] = {
     "shuffled": {},
-    "pass_rate": {"curriculum": Curriculum(order="pass_rate")},
+    "pass_rate": {"curriculum": PassRate()},
     "pools": {"curriculum": POOLS},
     "pools, adaptive": {"curriculum": POOLS.model_copy(update={"adaptive": AdaptiveSamples(least=4, most=16)})},
-    COSTLY: {"dynamic_sampling": 3},
+    COSTLY: {"dynamic_sampling": DynamicSampling(rounds=3)},
 }
 
 
@@ -122,11 +123,11 @@ def one(params: Params, order: str, seed: int) -> dict[str, Any]:
         "steps": STEPS,
         "prompts_per_step": PROMPTS,
         "group_size": GROUP,
-        "eval_every": 8,
-        "eval_samples": 3,
-        "lr": 0.005,
+        "dev": {"every": 8, "samples": 3},
+        "optimizer": {"lr": 0.005},
+        "checkpoint_every": STEPS,
     }
-    rl = Rl.model_validate(params.rl.model_dump() | settings | {"checkpoint_every": STEPS})
+    rl = Rl.model_validate(merge(params.rl.model_dump(), settings))
     rl = rl.model_copy(update=ORDERS[order])
     state = FOLDER / "states" / f"{order}-{seed}"
     run = TrainingRun(Ranks(torch.device("cpu")), state, seed, sink(state / "metrics.jsonl"))

@@ -28,9 +28,13 @@ from mathrl.learners.distributed import Ranks
 from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
+from mathrl.params.advantage import Critic, Gae
+from mathrl.params.loss import LossKl
+from mathrl.params.optimizer import Muon
+from mathrl.params.paths import merge
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Model, Prompt, PromptRoute, Reward
-from mathrl.params.train import Critic, Optimizer, Rl, Sft
+from mathrl.params.train import Rl, Sft
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult, build_reward
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
@@ -41,17 +45,15 @@ from mathrl.trainers.sft import train_sft
 from mathrl.trainers.training_run import TrainingRun
 
 MODEL = Model(base=FreshModel(hidden_size=64, intermediate_size=176, layers=2, heads=2), precision="float32")
-SFT = Sft(steps=400, tokens_per_step=2048, terse_share=0.7, lr=0.02, eval_every=0, checkpoint_every=400)
+SFT = Sft(steps=400, tokens_per_step=2048, terse_share=0.7, eval_every=0, checkpoint_every=400)
 RL: dict[str, Any] = {
     "steps": 32,
     "prompts_per_step": 16,
     "group_size": 8,
     "max_tokens": 32,
-    "lr": 0.004,
-    "optimizer": Optimizer(type="muon", adamw_scale=0.05, warmup_steps=4, schedule="constant"),
-    "kl_probe": 2,
-    "eval_every": 5,
-    "eval_samples": 1,
+    "optimizer": {"type": "muon", "lr": 0.004, "adamw_scale": 0.05, "warmup_steps": 4, "schedule": "constant"},
+    "kl": {"type": "probe", "groups": 2},
+    "dev": {"every": 5, "samples": 1},
     "checkpoint_every": 1000,
 }
 OPERATIONS, DEV, TRUE_EVERY = (2, 3), 100, 5
@@ -89,7 +91,7 @@ def stale_sampler(parts: Parts) -> None:
 
 
 def kl_sign(parts: Parts) -> None:
-    parts.rl = parts.rl.model_copy(update={"kl_coef": -1.0})
+    parts.rl = parts.rl.model_copy(update={"kl": LossKl.model_construct(**dict(LossKl(), coef=-1.0))})
 
 
 class Shuffled(RewardFunction):
@@ -151,11 +153,11 @@ def noisy_dev(parts: Parts) -> None:
     parts.dev = parts.dev[:8]
 
 
-PPO = {"advantage": "gae", "critic": Critic(lr=0.02, optimizer=Optimizer(type="muon", adamw_scale=0.5))}
+PPO = {"advantage": Gae(critic=Critic(optimizer=Muon(lr=0.02, adamw_scale=0.5)))}
 FORMAT = {"parts": [{"type": "accuracy"}, {"type": "r1_tags", "weight": 0.2, "name": "format"}]}
 KINDS = {
     "stale sampler": Kind(("stale_sampler", "mismatch"), plant=stale_sampler),
-    "learning rate x 10": Kind(("kl", "collapse", "loss", "entropy", "spikes"), {"lr": 0.04}),
+    "learning rate x 10": Kind(("kl", "collapse", "loss", "entropy", "spikes"), {"optimizer": {"lr": 0.04}}),
     "KL with the wrong sign": Kind(("kl", "collapse", "loss"), plant=kl_sign),
     "shuffled rewards": Kind(("agreement", "flat", "collapse"), plant=shuffled_rewards),
     "hole in the grader": Kind(("reward_hacking",), plant=grader_hole),
@@ -163,19 +165,19 @@ KINDS = {
     "advantage not centred": Kind(("centring",), plant=uncentred),
     "other template on dev": Kind(("dev_gap",), plant=dev_template),
     "truncated responses": Kind(("truncated",), {"max_tokens": 14}),
-    "critic does not learn": Kind(("critic",), {"advantage": "gae", "critic": Critic(lr=0.0)}),
+    "critic does not learn": Kind(("critic",), {"advantage": {"type": "gae", "critic": Critic(optimizer={"lr": 0.0})}}),
     "dead rank's share": Kind(("empty",), plant=dead_rank),
-    "entropy bonus too large": Kind(("entropy_rise", "collapse", "truncated"), {"entropy_coef": 3.0}),
+    "entropy bonus too large": Kind(("entropy_rise", "collapse", "truncated"), {"loss": {"entropy_coef": 3.0}}),
     "plain": Kind(),
     "short": Kind(rl={"steps": 12}),
     "long": Kind(rl={"steps": 64}),
     "tiny groups": Kind(rl={"group_size": 2, "prompts_per_step": 64}),
-    "high learning rate": Kind(rl={"lr": 0.006}),
-    "noisy dev": Kind(rl={"eval_every": 2}, plant=noisy_dev),
+    "high learning rate": Kind(rl={"optimizer": {"lr": 0.006}}),
+    "noisy dev": Kind(rl={"dev": {"every": 2}}, plant=noisy_dev),
     "few prompts": Kind(rl={"prompts_per_step": 4, "group_size": 32}),
-    "KL penalty": Kind(rl={"kl_coef": 0.02, "kl_probe": 0}),
+    "KL penalty": Kind(rl={"kl": {"type": "loss", "coef": 0.02}}),
     "critic learns": Kind(rl=PPO),
-    "four minibatches": Kind(rl={"minibatches": 4, "lr": 0.002}),
+    "four minibatches": Kind(rl={"minibatches": 4, "optimizer": {"lr": 0.002}}),
     "offset rewards": Kind(reward={"correct": 2.0, "incorrect": 1.0}),
     "format reward": Kind(reward=FORMAT),
 }
@@ -246,7 +248,7 @@ def train(kind_name: str, seed: int, folder: Path) -> Path:
     used = time.process_time()
     tokenizer, network = load_tokenizer(folder / "sft", MODEL), load_model(folder / "sft", MODEL, "cpu")
     accuracy = TrueAccuracy(network, tokenizer)
-    rl = Rl.model_validate(RL | dict(kind.rl))
+    rl = Rl.model_validate(merge(RL, kind.rl))
     sampler = Sampler(TorchEngine(network, tokenizer, Rollout()), tokenizer, Prompt())
     reward = build_reward(Reward.model_validate(kind.reward))
     parts = Parts(rl, network, sampler, chains("rl", 600), chains("dev", DEV), reward)

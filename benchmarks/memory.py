@@ -43,8 +43,8 @@ LARGE = FreshModel(hidden_size=768, intermediate_size=2048, layers=12, heads=12,
 PROMPT, RESPONSE = 16, 48
 PART = "rl.tokens_per_microbatch=2048"
 ADAMW, RECOMPUTE = "rl.optimizer.type=adamw", "sft.gradient_checkpointing=true"
-PPO = ["rl.advantage=gae", "rl.critic={}", "rl.group_size=1", "rl.prompts_per_step=64"]
-KL_IN_REWARD = ["rl.kl_coef=0.01", "rl.kl_in=reward", "rl.kl_estimator=k1"]
+PPO = ["rl.advantage=gae", "rl.group_size=1", "rl.prompts_per_step=64"]
+KL_IN_REWARD = ["rl.kl={type: reward, coef: 0.01}"]
 ZERO = [
     "training.backend=deepspeed",
     "rl.ema=null",
@@ -59,11 +59,11 @@ VLLM = ["rollout.engine=vllm", "rollout.vllm.max_model_length=128", "rollout.max
 CASES = {
     "sft, 22M, AdamW": (SMALL, "sft", ["sft.optimizer.type=adamw"]),
     "sft, 22M, Muon, recomputed": (SMALL, "sft", [RECOMPUTE, "sft.tokens_per_step=8192"]),
-    "rl GRPO, 22M, KL": (SMALL, "rl", [ADAMW, "rl.kl_coef=0.01"]),
+    "rl GRPO, 22M, KL": (SMALL, "rl", [ADAMW, "rl.kl.coef=0.01"]),
     "rl PPO, 22M": (SMALL, "rl", PPO),
     "rl GRPO, 75M, AdamW": (LARGE, "rl", [ADAMW, "rl.ema=null"]),
     "rl PPO, 75M, KL in the reward": (LARGE, "rl", [*PPO, *KL_IN_REWARD, ADAMW, PART]),
-    "rl GRPO, 75M, LoRA, KL": (LARGE, "rl", ["rl.lora={}", "rl.kl_coef=0.01", ADAMW]),
+    "rl GRPO, 75M, LoRA, KL": (LARGE, "rl", ["rl.lora={}", "rl.kl.coef=0.01", ADAMW]),
     "rl GRPO, 22M, ZeRO 2, float32": (SMALL, "rl", [*ZERO, FLOAT32]),
     "rl GRPO, 22M, ZeRO 3, float32": (SMALL, "rl", [*ZERO, FLOAT32, STAGE3]),
     "rl GRPO, 22M, ZeRO 2, bfloat16": (SMALL, "rl", ZERO),
@@ -76,7 +76,7 @@ SIZES = [
     "rl.prompts_per_step=8",
     "rl.group_size=8",
     f"rl.max_tokens={RESPONSE}",
-    "rl.eval_every=0",
+    "rl.dev.every=0",
     "sft.steps=2",
     "sft.eval_every=0",
     "run.processes=1",

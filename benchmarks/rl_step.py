@@ -169,12 +169,12 @@ def run_mathrl(options: argparse.Namespace) -> None:
             f"rl.prompts_per_step={PROMPTS}",
             f"rl.group_size={SAMPLES}",
             f"rl.max_tokens={MAX_TOKENS}",
-            f"rl.lr={LR}",
-            "rl.std_eps=1e-4",
-            f"rl.skip_zero_variance={str(options.role == 'mathrl').lower()}",
+            f"rl.optimizer.lr={LR}",
+            "rl.advantage.eps=1e-4",
+            f"rl.loss.skip_zero_variance={str(options.role == 'mathrl').lower()}",
             f"rl.optimizer={optimizer}",
             "rl.ema=null",
-            "rl.eval_every=0",
+            "rl.dev.every=0",
             "rl.checkpoint_every=1000000",
         ]
     )

@@ -35,7 +35,7 @@ def write_records(runs: int) -> None:
     sections, drawn = load_params(ROOT / "params").model_dump(mode="json", by_alias=True), random.Random(0)
     for number in range(runs):
         lr, accuracy = round(10 ** drawn.uniform(-4, -2), 6), drawn.random()
-        pipeline = sections | {"rl": sections["rl"] | {"lr": lr}}
+        pipeline = sections | {"rl": sections["rl"] | {"optimizer": sections["rl"]["optimizer"] | {"lr": lr}}}
         model, summary = f"model-{number}", f"summary-{number}"
         for stage, inputs, outputs, figures in (
             ("rl", {"data/mixture/train.jsonl": "aa", "models/sft": "bb"}, {"models/rl": model}, {"dev/best": accuracy,
@@ -51,7 +51,8 @@ def write_records(runs: int) -> None:
                         for step in range(1, STEPS + 1)]  # fmt: skip
                 record.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
             record.update(
-                key=f"{stage}-{number}", pipeline=f"pipeline-{number}", pipeline_params=pipeline, changed={"rl.lr": lr},
+                key=f"{stage}-{number}", pipeline=f"pipeline-{number}", pipeline_params=pipeline,
+                changed={"rl.optimizer.lr": lr},
                 params={name: pipeline[name] for name in READS[stage]}, inputs=inputs, outputs=outputs,
                 summary=figures, git={"commit": "0" * 40}, status="finished", started=started, ended=started + 60,
                 health={"colour": "green", "steps": STEPS, "findings": []} if stage == "rl" else None,

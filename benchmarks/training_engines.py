@@ -27,8 +27,8 @@ from mathrl.params import Params
 
 INPUTS = {"sft": ("data/curated",), "rl": ("models/sft", "data/curated", "data/mixture", "data/difficulty")}
 SAME = {
-    "sft": ("sft.optimizer.type=adamw", "sft.lr=0.003"),
-    "rl": ("rl.ema=null", "rl.optimizer.type=adamw", "rl.lr=5e-4", "rl.std_eps=1e-4"),
+    "sft": ("sft.optimizer.type=adamw", "sft.optimizer.lr=0.003"),
+    "rl": ("rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.lr=5e-4", "rl.advantage.eps=1e-4"),
 }
 
 

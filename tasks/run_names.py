@@ -50,7 +50,7 @@ def stage_run_name(target: str, workspace: Workspace) -> str:
 def run_name(title: str, workspace: Workspace, seeds: Sequence[int]) -> str:
     """The name of a recipe's or a sweep's run.
 
-    >>> run_name("recipe study", Workspace(Path(), None, "gsm8k", ("rl.lr=2e-4",)), [0, 1])
+    >>> run_name("recipe study", Workspace(Path(), None, "gsm8k", ("rl.optimizer.lr=2e-4",)), [0, 1])
     'recipe study gsm8k lr=2e-4 seeds 0, 1'
     """
     settings = [override for override in workspace.overrides if not override.startswith("run.seed=")]

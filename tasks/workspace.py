@@ -40,7 +40,7 @@ class Workspace:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What a person set: ("preset gsm8k", "rl.lr=2e-4")."""
+        """What a person set: ("preset gsm8k", "rl.optimizer.lr=2e-4")."""
         return _settings(self.preset, self.overrides)
 
 
@@ -224,7 +224,7 @@ def _share_dvc(root: Path, worktree: Path) -> None:
 def _title(target: str, preset: str | None, overrides: Sequence[str]) -> str:
     """A folder's name without its key.
 
-    >>> _title("rl", None, ["rl.lr=3e-4"])
+    >>> _title("rl", None, ["rl.optimizer.lr=3e-4"])
     'rl-lr_3e-4'
     """
     settings = [*filter(None, (preset,)), *(override.split(".", 1)[-1] for override in overrides)]

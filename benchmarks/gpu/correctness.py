@@ -137,7 +137,7 @@ def _learner(source: Path, device: torch.device) -> tuple[TorchLearner, Any, Any
     """A learner of the folder's model, the parameters, and a batch."""
     params = run_params(source)
     model, ranks = load_model(source, params.model, device), Ranks(device, params.training)
-    policy = TorchLearner(model, params.rl.optimizer, params.rl.lr, 10, ranks)
+    policy = TorchLearner(model, params.rl.optimizer, 10, ranks)
     groups = random_groups(2, 4, 64, 64, model.config.vocab_size)
     return policy, params, make_batch(groups, params.rl, ranks, model)[0]
 

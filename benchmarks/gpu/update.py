@@ -72,7 +72,7 @@ def main(
     with tempfile.TemporaryDirectory(dir=_folder(shape, layers)) as folder:
         source = write_model(Path(folder) / "model", shape, device, layers)
         model = load_model(source, run_params(source).model, device)
-    policy = TorchLearner(model, run_params(source).rl.optimizer, 1e-6, 100, Ranks(device, run_params(source).training))
+    policy = TorchLearner(model, run_params(source).rl.optimizer, 100, Ranks(device, run_params(source).training))
     # With checkpointing first: it is what long rows need.
     for checkpointing in (True, False):
         _set_checkpointing(model, checkpointing)

@@ -24,11 +24,16 @@ ROOT = Path(__file__).parents[2]
 STEPS = 20
 VERL = (
     "run.processes=1", "rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant",
-    "rl.optimizer.warmup_steps=0", "rl.lr=1e-3", "rl.min_pass_at_8=0", f"rl.steps={STEPS}", "rl.eval_every=10",
+    "rl.optimizer.warmup_steps=0", "rl.optimizer.lr=1e-3", "rl.min_pass_at_8=0", f"rl.steps={STEPS}", "rl.dev.every=10",
 )  # fmt: skip
 COUNTS = {"sft": 2000, "rl": 400, "dev": 50}
 # vLLM wants heads of at least 32.
-MODEL = ("model.base.hidden_size=256", "model.base.intermediate_size=704", "sft.optimizer.type=adamw", "sft.lr=0.003")
+MODEL = (
+    "model.base.hidden_size=256",
+    "model.base.intermediate_size=704",
+    "sft.optimizer.type=adamw",
+    "sft.optimizer.lr=0.003",
+)
 TOY = ("model.base.hidden_size=32", "model.base.intermediate_size=64", "model.base.layers=2", "model.base.heads=2",
        "sft.steps=20", "rl.prompts_per_step=4", "rl.group_size=4")  # fmt: skip
 # Of the sampler's probabilities against the trainer's, per token; bfloat16 against bfloat16.

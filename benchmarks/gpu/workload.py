@@ -56,8 +56,8 @@ def run_params(folder: Path, *overrides: str) -> Params:
     """Parameters of a GRPO run from the folder: bfloat16, AdamW, no KL, every group trained on."""
     return load_params(overrides=[
         f"model.base={{type: pretrained, path: {folder}}}", "model.precision=bfloat16", "run.processes=1",
-        "rl.optimizer.type=adamw", "rl.lr=1e-6", "rl.ema=null", "rl.kl_coef=0", "rl.skip_zero_variance=false",
-        "rl.eval_every=0", "rl.checkpoint_every=1000000", *overrides,
+        "rl.optimizer.type=adamw", "rl.optimizer.lr=1e-6", "rl.ema=null", "rl.kl=null",
+        "rl.loss.skip_zero_variance=false", "rl.dev.every=0", "rl.checkpoint_every=1000000", *overrides,
     ])  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def preset_params(preset: str, folder: Path, *overrides: str) -> Params:
     """The preset's parameters with the model of the folder, whose tokenizer has no chat template."""
     return load_params(preset=preset, overrides=[
         f"model.base={{type: pretrained, path: {folder}}}", "run.processes=1", "prompt.template=plain",
-        "prompt.system=null", "rl.skip_zero_variance=false", "rl.eval_every=0", "rl.checkpoint_every=1000000",
+        "prompt.system=null", "rl.loss.skip_zero_variance=false", "rl.dev.every=0", "rl.checkpoint_every=1000000",
         *overrides,
     ])  # fmt: skip
 

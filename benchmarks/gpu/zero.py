@@ -52,7 +52,7 @@ def one_update(source: Path, device: torch.device, precision: str, settings: lis
     ranks = Ranks(device, params.training)
     model = load_model(source, params.model, device, plain=ranks.divides)
     groups = random_groups(4, 4, 64, 64, model.config.vocab_size)
-    policy = make_learner(model, params.rl.optimizer, params.rl.lr, 10, ranks, name="rl")
+    policy = make_learner(model, params.rl.optimizer, 10, ranks, name="rl")
     batch, _ = make_batch(groups, params.rl, ranks, policy.model)
     figures = update_gradient(policy, params.rl, batch, 0.0)
     policy.update(figures.loss)

@@ -10,24 +10,24 @@ from torch import Tensor
 
 from mathrl.algorithms.returns import discounted_returns
 
-Kind = Literal["group_std", "group_mean", "leave_one_out"]
+Kind = Literal["grpo", "dr_grpo", "rloo"]
 WHITEN_EPS = 1e-8
 
 
 def group_advantages(rewards_PG: Tensor, kind: Kind, *, ddof: int = 1, eps: float = 1e-6) -> Tensor:
     """One advantage per response, shared by all its tokens.
 
-    - group_std: (r - mean) / (std + eps), GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2). The paper
+    - grpo: (r - mean) / (std + eps), GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2). The paper
       names neither `ddof` nor `eps`; frameworks differ (TRL 1 and 1e-4, verl 1 and 1e-6, GRPO-Zero 0).
-    - group_mean: r - mean, Dr.GRPO (arXiv:2503.20783, section 3.2).
-    - leave_one_out: r_i minus the mean of the others, RLOO (arXiv:2402.14740, equation 7); it equals
+    - dr_grpo: r - mean, Dr.GRPO (arXiv:2503.20783, section 3.2).
+    - rloo: r_i minus the mean of the others, RLOO (arXiv:2402.14740, equation 7); it equals
       G / (G - 1) (r - mean).
 
     A group whose rewards are all equal gets exactly 0, and so does a group of one.
 
-    >>> group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), "group_std", eps=0.0)
+    >>> group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), "grpo", eps=0.0)
     tensor([[ 1.5000, -0.5000, -0.5000, -0.5000]])
-    >>> group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), "leave_one_out")
+    >>> group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), "rloo")
     tensor([[ 1.0000, -0.3333, -0.3333, -0.3333]])
 
     Raises:
@@ -39,9 +39,9 @@ def group_advantages(rewards_PG: Tensor, kind: Kind, *, ddof: int = 1, eps: floa
     if size == 1:
         return torch.zeros_like(rewards_PG)
     centred_PG = rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
-    if kind == "group_std":
+    if kind == "grpo":
         advantages_PG = centred_PG / (rewards_PG.std(dim=1, keepdim=True, correction=ddof) + eps)
-    elif kind == "leave_one_out":
+    elif kind == "rloo":
         advantages_PG = centred_PG * (size / (size - 1))
     else:
         advantages_PG = centred_PG
@@ -93,7 +93,7 @@ def process_advantages(
         raise ValueError("a step ends outside its response; step_ends count its tokens from 0")
     if not len(rewards_K):
         return torch.zeros(int(lengths_S.sum()), dtype=rewards_K.dtype)
-    normalised_K = group_advantages(rewards_K[None], "group_std", ddof=ddof, eps=eps)[0]
+    normalised_K = group_advantages(rewards_K[None], "grpo", ddof=ddof, eps=eps)[0]
     starts_S = lengths_S.cumsum(0) - lengths_S
     at_K, none_N = starts_S[response_K] + ends_K, torch.zeros(int(lengths_S.sum()), dtype=rewards_K.dtype)
     sums_N = discounted_returns(none_N.index_add(0, at_K, normalised_K), lengths_S, 1.0)

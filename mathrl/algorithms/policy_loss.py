@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mathrl.algorithms.trust_regions import dppo_loss, geometric_mean_loss, log_ratio, mean_log_ratio, sapo_loss
 
-Kind = Literal["clip", "gspo", "cispo", "reinforce", "sapo", "geo_mean", "dppo_tv", "dppo_kl"]
+Kind = Literal["clip", "gspo", "cispo", "reinforce", "sapo", "gmpo", "dppo_tv", "dppo_kl"]
 
 
 class Clip(NamedTuple):
@@ -20,7 +20,7 @@ class Clip(NamedTuple):
 
     Example: Clip(low=0.2, high=0.28, dual=3.0) is [0.8, 1.28], and at most 3 where A < 0.
 
-    `geo_mean` bounds log-ratios by -low and high, `dppo_tv` and `dppo_kl` divergences by low and high and the ratio by
+    `gmpo` bounds log-ratios by -low and high, `dppo_tv` and `dppo_kl` divergences by low and high and the ratio by
     `dual`; `temperatures` are SAPO's, for positive and other advantages.
     """
 
@@ -53,7 +53,7 @@ def policy_loss(
         return cispo_loss(logprobs_N, old_logprobs_N, advantages_N, clip)
     if kind == "sapo":
         return sapo_loss(logprobs_N, old_logprobs_N, advantages_N, clip.temperatures)
-    if kind == "geo_mean":
+    if kind == "gmpo":
         return geometric_mean_loss(logprobs_N, old_logprobs_N, advantages_N, lengths_S, clip[:2], kept_N)
     if kind == "dppo_tv" or kind == "dppo_kl":
         divergence: Literal["tv", "kl"] = "tv" if kind == "dppo_tv" else "kl"

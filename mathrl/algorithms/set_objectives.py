@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mathrl.algorithms.advantages import group_advantages, uniform_groups
 
-Kind = Literal["max_rl", "pass_at_k", "max_at_k"]
+Kind = Literal["max_rl", "pass_at_k", "pkpo"]
 
 
 def set_advantages(rewards_PG: Tensor, kind: Kind, k: int, *, eps: float = 1e-6) -> Tensor:
@@ -20,7 +20,7 @@ def set_advantages(rewards_PG: Tensor, kind: Kind, k: int, *, eps: float = 1e-6)
 
     - max_rl: `max_rl_advantages`; `k` is not used.
     - pass_at_k: `pass_at_k_advantages`.
-    - max_at_k: `max_at_k_advantages`.
+    - pkpo: `max_at_k_advantages`.
 
     Raises:
         ValueError: rewards are not [P, G], are negative (max_rl), or k is not between 2 and G.
@@ -122,5 +122,5 @@ def part_advantages(parts_KPG: Tensor, weights: Sequence[float], *, ddof: int = 
     >>> part_advantages(torch.tensor([[[1.0, 0.0]], [[0.0, 0.1]]]), [1.0, 0.5], eps=0.0)
     tensor([[ 0.3536, -0.3536]])
     """
-    advantages_KPG = torch.stack([group_advantages(part_PG, "group_std", ddof=ddof, eps=eps) for part_PG in parts_KPG])
+    advantages_KPG = torch.stack([group_advantages(part_PG, "grpo", ddof=ddof, eps=eps) for part_PG in parts_KPG])
     return torch.einsum("kpg,k->pg", advantages_KPG, torch.tensor(weights, dtype=advantages_KPG.dtype))

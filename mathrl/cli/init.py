@@ -122,9 +122,12 @@ def _print_choices(sections: Mapping[str, Mapping[str, Any]]) -> None:
     print(f"  test problems: {held_out}; dev problems: {curate['dev_share']:.1%}; bad rows: {curate['on_bad_row']}")
     print(f"  prompts: template {prompt['template']}, at most {prompt['max_tokens']} tokens")
     print(f"  responses: at most {rl['max_tokens']} tokens")
-    print(f"  SFT: {sft['steps']} steps" + (f" at lr {sft['lr']:g}" if sft["steps"] else " (the model as it is)"))
+    print(
+        f"  SFT: {sft['steps']} steps"
+        + (f" at lr {sft['optimizer']['lr']:g}" if sft["steps"] else " (the model as it is)")
+    )
     step = f"{rl['prompts_per_step']} prompts with {rl['group_size']} responses"
-    print(f"  RL: {rl['steps']} steps of {step} at lr {rl['lr']:g}")
+    print(f"  RL: {rl['steps']} steps of {step} at lr {rl['optimizer']['lr']:g}")
 
 
 def _checkout() -> Path:

@@ -25,6 +25,7 @@ from mathrl.core.hashing import digest
 from mathrl.core.paths import home, main_checkout, state_root
 from mathrl.params import Params
 from mathrl.params.schema import STAGES, TARGETS, hands_over, stages_until, trains
+from mathrl.params.training_engine import Verl
 
 SAMPLED = "sft"  # the stage whose model the servers load; what samples comes after it
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d\d){1,2}|\d+|\d+-\d{1,2}")
@@ -155,10 +156,10 @@ def _server_settings(machines: Machines, preset: str | None, overrides: Sequence
 
 def _verl_settings(machines: Machines, params: Params) -> list[str]:
     """The overrides by which verl trains on the job's nodes and joins their Ray."""
-    if params.rl.engine != "verl":
+    if not isinstance(params.rl.engine, Verl):
         return []
-    nodes = machines.nodes or params.rl.verl.nodes
-    return [f"run.processes={machines.ranks_per_node}", f"rl.verl.nodes={nodes}", "rl.verl.ray_address=auto"]
+    nodes = machines.nodes or params.rl.engine.nodes
+    return [f"run.processes={machines.ranks_per_node}", f"rl.engine.nodes={nodes}", "rl.engine.ray_address=auto"]
 
 
 def job_values(stage: str, steps: Sequence[LaunchStep], machines: Machines, params: Params) -> dict[str, Any]:
@@ -168,8 +169,8 @@ def job_values(stage: str, steps: Sequence[LaunchStep], machines: Machines, para
         UserError: the ranks do not fill the nodes, vLLM's tensor-parallel groups, or groups that share micro-batches.
     """
     per_node, processes = machines.ranks_per_node, params.run.processes
-    if params.rl.engine == "verl":
-        processes *= params.rl.verl.nodes
+    if isinstance(params.rl.engine, Verl):
+        processes *= params.rl.engine.nodes
     if machines.nodes is None and processes % per_node:
         raise UserError(
             f"run.processes={processes} does not fill nodes of {per_node} ranks: give --nodes, or another "

@@ -13,7 +13,7 @@ Presets = Annotated[
     list[str] | None,
     typer.Option("--preset", help="Preset: a file of params/presets, by its name; of several the later one wins."),
 ]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override such as rl.lr=2e-4; repeatable.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override such as rl.steps=200; repeatable.")]
 AllowDirty = Annotated[
     bool,
     typer.Option("--allow-dirty", help="Run from the last commit even if code or params have uncommitted changes."),
@@ -24,8 +24,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON."
 def as_words(preset: str | Sequence[str] | None, overrides: Sequence[str] | None) -> str:
     """The options as a person types them, for the next command; of overrides with one key the last alone.
 
-    >>> as_words("gsm8k", ["rl.steps=9", "rl.lr=1e-6", "rl.steps=20"])
-    ' --preset gsm8k --set rl.lr=1e-6 --set rl.steps=20'
+    >>> as_words("gsm8k", ["rl.steps=9", "rl.optimizer.lr=1e-6", "rl.steps=20"])
+    ' --preset gsm8k --set rl.optimizer.lr=1e-6 --set rl.steps=20'
     """
     presets = [preset] if isinstance(preset, str) else preset or ()
     given = list(overrides or ())

@@ -191,8 +191,9 @@ def show_time(
     from tasks.repro import environment, stages_up_to_date
 
     base, root, settings = params.model.base, main_checkout(), as_words(preset, overrides)
-    rates = {"sft.lr": params.sft.lr} if params.sft.steps else {}
-    print("\nlearning rates: " + ", ".join(f"{key} {lr:g}" for key, lr in {**rates, "rl.lr": params.rl.lr}.items()))
+    trained = (("sft", params.sft),) * bool(params.sft.steps) + (("rl", params.rl),)
+    rates = {f"{name}.optimizer.lr": section.optimizer.lr for name, section in trained}
+    print("\nlearning rates: " + ", ".join(f"{key} {lr:g}" for key, lr in rates.items()))
     evaluated = measured_speed(base.path, root / "reports" / "evaluations") if base.type == "pretrained" else None
     speed = speed_of_difficulty(params) or evaluated
     if speed is None:

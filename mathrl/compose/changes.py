@@ -31,7 +31,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], above: str 
 
 
 def changed_since_commit(sections: Mapping[str, Any], preset: str = "", root: Path = Path()) -> dict[str, Any]:
-    """What of `sections` differs from the params/ of the commit of `root` with the preset: {"rl.lr": 0.002}.
+    """What of `sections` differs from the params/ of the commit of `root` with the preset: {"rl.optimizer.lr": 0.002}.
 
     Nothing where there is no commit, or where its parameters no longer fit the schema: a run needs no name.
     """

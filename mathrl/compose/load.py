@@ -13,8 +13,10 @@ from typing import Any, cast
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
-from mathrl.params.load import FOLDER, apply_override, dump_yaml, merge, read_yaml, validate, without_removed
+from mathrl.params.load import FOLDER, apply_override, dump_yaml, put_section, read_yaml, validate, without_removed
 from mathrl.params.messages import did_you_mean
+from mathrl.params.old_names import OldNames, new_key
+from mathrl.params.paths import merge, written_at
 from mathrl.params.schema import SECTIONS, Params
 
 NO_PRESET = "none"  # what a flow's form has where no preset is chosen
@@ -26,17 +28,16 @@ class Layers:
 
     values: dict[str, Any]
     origin: dict[str, str]
+    old: OldNames
 
     def params(self, overrides: Iterable[str] = ()) -> Params:
-        """The parameters with dotted overrides.
+        """The parameters with dotted overrides; old names are understood, with a notice.
 
         Raises:
             UserError: values do not fit the schema; every error is in the message, with its file and field.
         """
-        values, origin = copy.deepcopy(self.values), dict(self.origin)
-        for override in overrides:
-            name = apply_override(values, override)
-            origin[name] += f" + {override}"
+        values, origin, old = self._overridden(overrides)
+        old.report()
         return validate(values, origin)
 
     def value(self, key: str, overrides: Iterable[str] = ()) -> Any:
@@ -46,13 +47,18 @@ class Layers:
             UserError: a wrong override; where the parameter is written nowhere, also values that do not fit the schema.
             AttributeError: no such parameter.
         """
-        values = copy.deepcopy(self.values)
+        overrides, path = list(overrides), new_key(key).split(".")
+        written = written_at(self._overridden(overrides)[0], path)
+        return reduce(getattr, path, self.params(overrides)) if written is None else written
+
+    def _overridden(self, overrides: Iterable[str]) -> tuple[dict[str, Any], dict[str, str], OldNames]:
+        values, origin, old = copy.deepcopy(self.values), dict(self.origin), self.old.copy()
+        typed: set[str] = set()
         for override in overrides:
-            apply_override(values, override)
-        written: Any = values
-        for name in key.split("."):
-            written = written.get(name) if isinstance(written, Mapping) else None
-        return reduce(getattr, key.split("."), self.params(overrides)) if written is None else written
+            name = apply_override(values, override, typed, old)
+            origin[name] += f" + {override}"
+        old.settle(values)
+        return values, origin, old
 
 
 def read_layers(folder: Path = FOLDER, preset: str | None = None, instead: Mapping[str, Any] | None = None) -> Layers:
@@ -61,16 +67,23 @@ def read_layers(folder: Path = FOLDER, preset: str | None = None, instead: Mappi
     Raises:
         UserError: a file is missing or not YAML, or a preset has an unknown section.
     """
-    recorded = {name: without_removed(name, section, f"{name} of the run") for name, section in (instead or {}).items()}
-    values = {name: recorded[name] if name in recorded else read_yaml(folder / f"{name}.yaml") for name in SECTIONS}
-    origin = {name: f"{name} of the run" if name in recorded else f"{folder}/{name}.yaml" for name in SECTIONS}
+    old = OldNames()
+    values: dict[str, Any] = {name: {} for name in SECTIONS}
+    origin = {}
+    for name in SECTIONS:
+        if instead and name in instead:
+            origin[name] = f"{name} of the run"
+            values[name] = without_removed(name, instead[name], origin[name])
+        else:
+            origin[name] = f"{folder}/{name}.yaml"
+            put_section(values, name, read_yaml(folder / f"{name}.yaml"), old)
     for file in preset_files(folder, preset):
         for name, section in read_yaml(file).items():
             if name not in values:
                 raise UserError(f"{file}: unknown section {name!r}; sections: {', '.join(SECTIONS)}")
-            values[name] = merge(values[name], section)
+            put_section(values, name, section, old)
             origin[name] += f" + {file.name}"
-    return Layers(values, origin)
+    return Layers(values, origin, old)
 
 
 def load_params(
@@ -149,8 +162,9 @@ def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[s
     changed = [name for name in SECTIONS if old[name] != new[name]]
     for name in changed:
         file = folder / f"{name}.yaml"
-        written = read_yaml(file) if file.exists() else {}
-        write_text(file, dump_yaml(_with_changes(written, old[name], new[name])))
+        written: dict[str, Any] = {section: {} for section in SECTIONS}
+        put_section(written, name, read_yaml(file) if file.exists() else {}, OldNames())
+        write_text(file, dump_yaml(_with_changes(written[name], old[name], new[name])))
     return changed
 
 
@@ -163,6 +177,7 @@ def _with_changes(written: Mapping[str, Any], old: Mapping[str, Any], new: Mappi
     changed = dict(written)
     for key, value in new.items():
         before, in_file = old.get(key), written.get(key, {})
+        in_file = {"type": in_file} if isinstance(in_file, str) and isinstance(value, Mapping) else in_file
         maps = isinstance(value, Mapping), isinstance(before, Mapping), isinstance(in_file, Mapping)
         if value == before:
             continue

@@ -46,12 +46,12 @@ class RunRecord:
 
     Example:
         RunRecord(folder=Path(".mathrl/records/rl-77aa…-1"), stage="rl", name="rl", key="77aa…",
-                  status="finished", started=1.78e9, ended=1.79e9, params={"rl": {"lr": 5e-4, …}, …},
+                  status="finished", started=1.78e9, ended=1.79e9, params={"rl": {"steps": 60, …}, …},
                   inputs={"models/sft": "9be1…"}, outputs={"models/rl": "40d2…"}, …)
 
     `name` is the stage's, of a recipe's step recipe/step; `key` is the digest of the stage, its parameters and
     inputs; `pipeline` that of `pipeline_params`, which a stage's MLflow run has in common with those beside it;
-    `changed` has the pipeline's parameters that differ from those of the commit with the preset, {"rl.lr": 0.002};
+    `changed` has the pipeline's parameters that differ from those of the commit with the preset, {"rl.steps": 200};
     `resolved` has what the stage chose where a parameter leaves it open, such as {"rollout.engine": "vllm"};
     `inputs` and `outputs` map paths to content digests; `started` and `ended` are Unix seconds; `trial` is the
     name of the trial's record, `sweep` the study; `health` is the report of `mathrl.health.watch`, None before

@@ -18,11 +18,12 @@ def forecast_of(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Forecas
     """
     rl = record.params.get("rl", {})
     curve = [(int(row["step"]), float(row[DEV])) for row in rows if DEV in row]
-    if record.stage != "rl" or not curve or not {"steps", "eval_samples"} <= rl.keys():
+    samples = rl.get("dev", {}).get("samples", rl.get("eval_samples"))  # the second of a record of version 0.1
+    if record.stage != "rl" or not curve or "steps" not in rl or samples is None:
         return None
     last, steps = curve[-1][0], int(rl["steps"])
     end = steps if last < steps else last + max(1, last // 2)
-    return forecast(curve, end, _dev_problems(record) * int(rl["eval_samples"]))
+    return forecast(curve, end, _dev_problems(record) * int(samples))
 
 
 def recorded_forecast(record: RunRecord) -> Forecast | None:

@@ -4,7 +4,10 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.params import Params
-from mathrl.params.train import Optimizer, Rl
+from mathrl.params.advantage import Grpo
+from mathrl.params.loss import Cispo, Gspo, Loss, PpoClip, Sapo
+from mathrl.params.optimizer import Optimizer
+from mathrl.params.train import Rl
 
 LOSS_TYPES = {"token_mean": "dapo", "sequence_mean": "grpo", "sequence_sum": "dr_grpo"}
 
@@ -39,13 +42,13 @@ def grpo_arguments(params: Params, *, world: int, on_cpu: bool, longest: int) ->
         "gradient_accumulation_steps": share // micro,
         "steps_per_generation": share // micro * rl.minibatches,
         "num_iterations": rl.epochs,
-        **_adamw(rl.lr, rl.optimizer),
+        **_adamw(rl.optimizer),
         "temperature": rl.temperature,
         "max_completion_length": rl.max_tokens,
-        "scale_rewards": "group" if rl.advantage == "group_std" else "none",
-        **_loss(rl),
+        "scale_rewards": "group" if isinstance(rl.advantage, Grpo) else "none",
+        **_loss(rl.loss),
         "beta": rl.kl_coef,
-        "entropy_coef": rl.entropy_coef,
+        "entropy_coef": rl.loss.entropy_coef,
         "mask_truncated_completions": rl.truncated == "mask",
         "gradient_checkpointing": rl.gradient_checkpointing,
         **trainer_arguments(params, world, on_cpu=on_cpu),
@@ -65,7 +68,7 @@ def sft_arguments(params: Params, *, world: int, on_cpu: bool, accumulation: int
         "max_steps": sft.steps,
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": accumulation,
-        **_adamw(sft.lr, sft.optimizer),
+        **_adamw(sft.optimizer),
         "gradient_checkpointing": sft.gradient_checkpointing,
         **trainer_arguments(params, world, on_cpu=on_cpu),
         "dataset_kwargs": {"skip_prepare_dataset": True},
@@ -76,9 +79,9 @@ def sft_arguments(params: Params, *, world: int, on_cpu: bool, accumulation: int
     }
 
 
-def _adamw(lr: float, optimizer: Optimizer) -> dict[str, Any]:
+def _adamw(optimizer: Optimizer) -> dict[str, Any]:
     return {
-        "learning_rate": lr,
+        "learning_rate": optimizer.lr,
         "optim": "adamw_torch",
         "adam_beta1": optimizer.beta1,
         "adam_beta2": optimizer.beta2,
@@ -97,19 +100,21 @@ def micro_batch_responses(share: int, tokens: int, longest: int) -> int:
     return max(size for size in range(1, share + 1) if share % size == 0 and (size == 1 or size * longest <= tokens))
 
 
-def _loss(rl: Rl) -> dict[str, Any]:
+def _loss(loss: Loss) -> dict[str, Any]:
     """TRL names the average by `loss_type`, GSPO by the level of its ratio; its CISPO bounds the ratio itself."""
-    own_type = rl.policy_loss if rl.policy_loss in ("cispo", "sapo") else None
-    positive, other = rl.sapo_temperatures
-    return {
-        "loss_type": own_type or LOSS_TYPES[rl.aggregation],
-        "importance_sampling_level": "sequence" if rl.policy_loss == "gspo" else "token",
-        "epsilon": rl.clip_low,
-        "epsilon_high": 1 + rl.clip_high if rl.policy_loss == "cispo" else rl.clip_high,
-        "delta": rl.dual_clip,
-        "sapo_temperature_pos": positive,
-        "sapo_temperature_neg": other,
-    }
+    average = {"loss_type": LOSS_TYPES[loss.aggregation], "importance_sampling_level": "token"}
+    match loss:
+        case PpoClip() | Gspo():
+            level = "sequence" if isinstance(loss, Gspo) else "token"
+            bounds = {"epsilon": loss.low, "epsilon_high": loss.high, "delta": loss.dual}
+            return {**average, "importance_sampling_level": level, **bounds}
+        case Cispo():
+            return {**average, "loss_type": loss.type, "epsilon": loss.low, "epsilon_high": 1 + loss.high}
+        case Sapo():
+            positive, other = loss.temperatures
+            own = {"sapo_temperature_pos": positive, "sapo_temperature_neg": other}
+            return {**average, "loss_type": loss.type, **own}
+    raise AssertionError(f"TRL has no loss {loss.type}")  # has been refused
 
 
 def trainer_arguments(params: Params, world: int, *, on_cpu: bool) -> dict[str, Any]:

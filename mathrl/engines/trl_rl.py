@@ -82,7 +82,7 @@ def train_rl_with_trl(
 
     def evaluate(step: int) -> dict[str, float]:
         nonlocal accuracy
-        if not dev or not (step == rl.steps or (rl.eval_every and step % rl.eval_every == 0)):
+        if not dev or not (step == rl.steps or (rl.dev.every and step % rl.dev.every == 0)):
             return {}
         engine.sync(merged_weights(network))
         figures = dev_figures(sampler, dev, reward, rl, ranks, run.seed)
@@ -94,7 +94,7 @@ def train_rl_with_trl(
         count=rl.steps,
         updates=updates_per_step(rl),
         checkpoint_every=rl.checkpoint_every,
-        lr=rl.lr,
+        lr=rl.optimizer.lr,
         loss_name="actor_loss",
         figures=lambda step, seconds: rollouts.metrics(),
         evaluate=evaluate,

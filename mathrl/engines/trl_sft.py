@@ -82,7 +82,7 @@ def train_sft_with_trl(
         count=sft.steps,
         updates=1,
         checkpoint_every=sft.checkpoint_every,
-        lr=sft.lr,
+        lr=sft.optimizer.lr,
         loss_name="loss",
         figures=figures,
         evaluate=dev_loss,

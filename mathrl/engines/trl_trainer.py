@@ -12,8 +12,8 @@ from mathrl.learners.optimizer import schedule
 from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import loading, resolve_folder
 from mathrl.models.transformers_import import AutoModelForCausalLM
+from mathrl.params.optimizer import Optimizer
 from mathrl.params.run import Model
-from mathrl.params.train import Optimizer
 
 
 class _Scheduled:

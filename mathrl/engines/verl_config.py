@@ -7,15 +7,18 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.params import Params
+from mathrl.params.advantage import Grpo
+from mathrl.params.loss import DppoKl, DppoTv, Gspo, Loss, LossKl, PpoClip, ReinforceLoss, RewardKl, Sapo, Truncated
 from mathrl.params.train import Rl
+from mathrl.params.training_engine import Verl
 
 AGGREGATION = {
     "token_mean": "token-mean",
     "sequence_mean": "seq-mean-token-mean",
     "sequence_sum": "seq-mean-token-sum-norm",
 }
-LOSSES = {"clip": "vanilla", "reinforce": "gpg"}
-ESTIMATORS = {"group_std": "grpo", "group_mean": "grpo", "leave_one_out": "rloo"}
+LOSSES = {"clip": "vanilla", "reinforce": "gpg", "gmpo": "geo_mean"}
+ESTIMATORS = {"grpo": "grpo", "dr_grpo": "grpo", "rloo": "rloo"}
 UNBOUNDED = 1e9
 # A row's prompt is the text that mathrl has rendered: verl puts nothing around it.
 AS_IT_IS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -60,19 +63,25 @@ class VerlFiles:
         return self.rows / "metrics.jsonl"
 
 
+def verl_of(rl: Rl) -> Verl:
+    """The section rl.engine of a run that verl trains."""
+    assert isinstance(rl.engine, Verl)
+    return rl.engine
+
+
 def verl_settings(
     params: Params, files: VerlFiles, *, longest_prompt: int, resume: Path | None, attention: str
 ) -> dict[str, Any]:
     """verl's settings by their dotted names; those that are not in it have a default of verl's.
 
     `longest_prompt` is in tokens; `resume` is the checkpoint to go on from; `attention` is transformers' name of the
-    trainer's attention, unless rl.verl.overrides names another. What verl cannot do has been refused
+    trainer's attention, unless rl.engine.overrides names another. What verl cannot do has been refused
     (`mathrl.params.engines`), and verl's own loader checks the value before anything starts.
 
     Raises:
         UserError: responses cannot be shared out evenly, or an override sets what mathrl sets.
     """
-    rl = params.rl
+    rl, engine = params.rl, verl_of(params.rl)
     settings: dict[str, Any] = {
         **_data(params, files, longest_prompt),
         **_prefixed("actor_rollout_ref.model", _model(params, files)),
@@ -84,20 +93,20 @@ def verl_settings(
         **_reward(files),
         **_prefixed("trainer", _trainer(params, files, resume)),
     }
-    if rl.verl.ray_address is not None:
-        settings["+ray_kwargs.ray_init.address"] = rl.verl.ray_address
+    if engine.ray_address is not None:
+        settings["+ray_kwargs.ray_init.address"] = engine.ray_address
     else:
         settings["+ray_kwargs.ray_init.include_dashboard"] = False
-    named = {override.partition("=")[0].lstrip("+") for override in rl.verl.overrides}
+    named = {override.partition("=")[0].lstrip("+") for override in engine.overrides}
     if ATTENTION not in named:
         settings[f"+{ATTENTION}"] = attention
     _check_shares(params)
     made = {name.lstrip("+") for name in settings}
-    for override in rl.verl.overrides:
+    for override in engine.overrides:
         name = override.partition("=")[0].lstrip("+")
         if name in made:
             raise UserError(
-                f"rl.verl.overrides: {override}: mathrl sets {name} from its own parameters; set the parameter that "
+                f"rl.engine.overrides: {override}: mathrl sets {name} from its own parameters; set the parameter that "
                 "docs/engines.md names, and leave the override out"
             )
     return settings
@@ -161,8 +170,7 @@ def _model(params: Params, files: VerlFiles) -> dict[str, Any]:
 
 def _actor(params: Params, longest_prompt: int) -> dict[str, Any]:
     rl, seed = params.rl, params.run.seed
-    in_loss = bool(rl.kl_coef) and rl.kl_in == "loss"
-    positive, other = rl.sapo_temperatures
+    loss = rl.loss
     return {
         "strategy": "fsdp2",
         **_prefixed("optim", _optimizer(rl)),
@@ -173,19 +181,32 @@ def _actor(params: Params, longest_prompt: int) -> dict[str, Any]:
         "ppo_epochs": rl.epochs,
         "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": max(rl.tokens_per_microbatch, longest_prompt + rl.max_tokens),
-        "policy_loss.loss_mode": LOSSES.get(rl.policy_loss, rl.policy_loss),
-        "clip_ratio_low": rl.clip_low,
-        "clip_ratio_high": rl.clip_high,
-        "clip_ratio_c": rl.dual_clip or UNBOUNDED,
-        "tau_pos": positive,
-        "tau_neg": other,
-        "loss_agg_mode": AGGREGATION[rl.aggregation],
-        "loss_scale_factor": rl.max_tokens if rl.aggregation == "sequence_sum" else None,
-        "entropy_coeff": rl.entropy_coef,
-        "use_kl_loss": in_loss,
-        "kl_loss_coef": rl.kl_coef,
-        "kl_loss_type": rl.kl_estimator,
+        "policy_loss.loss_mode": LOSSES.get(loss.type, loss.type),
+        **_bounds(loss),
+        "loss_agg_mode": AGGREGATION[loss.aggregation],
+        "loss_scale_factor": rl.max_tokens if loss.aggregation == "sequence_sum" else None,
+        "entropy_coeff": loss.entropy_coef,
+        **_kl_loss(rl),
     }
+
+
+def _bounds(loss: Loss) -> dict[str, Any]:
+    """The bounds of a loss; what verl has beside them keeps its default."""
+    if isinstance(loss, Sapo):
+        positive, other = loss.temperatures
+        return {"tau_pos": positive, "tau_neg": other}
+    if isinstance(loss, ReinforceLoss):
+        return {}
+    bounds = {"clip_ratio_low": loss.low, "clip_ratio_high": loss.high}
+    if isinstance(loss, PpoClip | Gspo):
+        return {**bounds, "clip_ratio_c": loss.dual or UNBOUNDED}
+    return {**bounds, "clip_ratio_c": loss.cap} if isinstance(loss, DppoTv | DppoKl) else bounds
+
+
+def _kl_loss(rl: Rl) -> dict[str, Any]:
+    if not isinstance(rl.kl, LossKl) or not rl.kl.coef:
+        return {"use_kl_loss": False}
+    return {"use_kl_loss": True, "kl_loss_coef": rl.kl.coef, "kl_loss_type": rl.kl.estimator}
 
 
 def _optimizer(rl: Rl) -> dict[str, Any]:
@@ -193,7 +214,7 @@ def _optimizer(rl: Rl) -> dict[str, Any]:
     return {
         "optimizer": "AdamW",
         "optimizer_impl": "torch.optim",
-        "lr": rl.lr,
+        "lr": optimizer.lr,
         "betas": [optimizer.beta1, optimizer.beta2],
         "weight_decay": optimizer.weight_decay,
         "clip_grad": optimizer.clip_norm or UNBOUNDED,
@@ -221,17 +242,17 @@ def _rollout(params: Params, longest_prompt: int) -> dict[str, Any]:
         "max_model_len": vllm.max_model_length or longest_prompt + rl.max_tokens,
         "enforce_eager": bool(vllm.eager),
         "calculate_log_probs": True,
-        "val_kwargs.n": rl.eval_samples,
-        "val_kwargs.temperature": rl.eval_temperature,
-        "val_kwargs.do_sample": rl.eval_temperature > 0,
+        "val_kwargs.n": rl.dev.samples,
+        "val_kwargs.temperature": rl.dev.temperature,
+        "val_kwargs.do_sample": rl.dev.temperature > 0,
     }
 
 
 def _algorithm(rl: Rl) -> dict[str, Any]:
-    in_reward = bool(rl.kl_coef) and rl.kl_in == "reward"
+    in_reward = isinstance(rl.kl, RewardKl) and bool(rl.kl.coef)
     return {
-        "adv_estimator": ESTIMATORS[rl.advantage],
-        "norm_adv_by_std_in_grpo": rl.advantage == "group_std",
+        "adv_estimator": ESTIMATORS[rl.advantage.type],
+        "norm_adv_by_std_in_grpo": isinstance(rl.advantage, Grpo),
         "use_kl_in_reward": in_reward,
         "kl_penalty": "kl",
         "kl_ctrl.kl_coef": rl.kl_coef,
@@ -244,7 +265,7 @@ def _correction(rl: Rl) -> dict[str, Any]:
     importance = rl.importance
     if importance is None:
         return {"rollout_is": None, "rollout_rs": None}
-    if importance.kind == "truncated":
+    if isinstance(importance, Truncated):
         return {"rollout_is": importance.level, "rollout_is_threshold": importance.high, "rollout_rs": None}
     bounds = f"{importance.low}_{importance.high}"
     return {
@@ -269,7 +290,7 @@ def _reward(files: VerlFiles) -> dict[str, Any]:
 def _trainer(params: Params, files: VerlFiles, resume: Path | None) -> dict[str, Any]:
     rl = params.rl
     return {
-        "nnodes": rl.verl.nodes,
+        "nnodes": verl_of(rl).nodes,
         "n_gpus_per_node": params.run.processes,
         "total_epochs": 1,
         "total_training_steps": rl.steps,
@@ -277,7 +298,7 @@ def _trainer(params: Params, files: VerlFiles, resume: Path | None) -> dict[str,
         "experiment_name": "rl",
         "logger": ["file"],
         "val_before_train": False,
-        "test_freq": rl.eval_every or rl.steps,
+        "test_freq": rl.dev.every or rl.steps,
         "save_freq": rl.checkpoint_every,
         "default_local_dir": str(files.checkpoints),
         "max_actor_ckpt_to_keep": CHECKPOINTS_KEPT,
@@ -290,14 +311,14 @@ def _trainer(params: Params, files: VerlFiles, resume: Path | None) -> dict[str,
 
 def _check_shares(params: Params) -> None:
     rl = params.rl
-    responses, gpus = rl.prompts_per_step * rl.group_size // rl.minibatches, params.run.processes * rl.verl.nodes
+    responses, gpus = rl.prompts_per_step * rl.group_size // rl.minibatches, params.run.processes * verl_of(rl).nodes
     if responses % gpus:
         raise UserError(
             f"rl.engine is verl, which gives every GPU as many responses: prompts_per_step x group_size / minibatches "
-            f"= {responses} must be a multiple of run.processes x rl.verl.nodes = {gpus}"
+            f"= {responses} must be a multiple of run.processes x rl.engine.nodes = {gpus}"
         )
     if gpus % params.rollout.vllm.tensor_parallel:
         raise UserError(
-            f"run.processes x rl.verl.nodes = {gpus} must be a multiple of rollout.vllm.tensor_parallel = "
+            f"run.processes x rl.engine.nodes = {gpus} must be a multiple of rollout.vllm.tensor_parallel = "
             f"{params.rollout.vllm.tensor_parallel}"
         )

@@ -22,7 +22,7 @@ from mathrl.core.progress import progress
 from mathrl.core.types import Problem
 from mathrl.data.prompt_leaks import check_prompts
 from mathrl.engines.verl_checkpoints import latest_checkpoint
-from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
+from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_of, verl_settings
 from mathrl.engines.verl_metrics import RowProblems, dev_figures, step_figures, take_graded, verl_figures
 from mathrl.engines.verl_process import VerlTraining, attention_of, merge_checkpoint
 from mathrl.engines.verl_reward import DEV
@@ -49,13 +49,13 @@ class VerlSteps:
     def figures(self, step: int, data: Mapping[str, float | None]) -> dict[str, float]:
         """The row of a step that verl has reported."""
         rl = self.params.rl
-        row = verl_figures(data, self.params.run.processes * rl.verl.nodes)
+        row = verl_figures(data, self.params.run.processes * verl_of(rl).nodes)
         train_figures, sampled = step_figures(take_graded(self.files.graded / f"step-{step}"), self.of, rl)
         self.sampled, self.trained = self.sampled + sampled, self.trained + int(train_figures["trained_tokens"])
         row |= train_figures | dev_figures(take_graded(self.files.graded / DEV))
         self.accuracy = row.get("dev/accuracy", self.accuracy)
-        if rl.lr and self.lr is not None:
-            row["lr_factor"] = self.lr / rl.lr
+        if rl.optimizer.lr and self.lr is not None:
+            row["lr_factor"] = self.lr / rl.optimizer.lr
         self.lr = row.pop("verl/actor/lr", None)
         return row
 
@@ -105,7 +105,7 @@ def train_rl_with_verl(
     settings = verl_settings(params, files, longest_prompt=longest, resume=resume, attention=attention_of(python))
     steps = VerlSteps(RowProblems(numbers, problems, prompts), params, files, recorded.get(done, {}))
     if done < rl.steps:
-        overrides = hydra_overrides(settings, rl.verl.overrides)
+        overrides = hydra_overrides(settings, verl_of(rl).overrides)
         training = VerlTraining(python, overrides, files.metrics, log)
         _follow(training, steps, done, run, JsonlSink(kept, resume_after=done))
         saved = latest_checkpoint(files.checkpoints, {rl.steps})
@@ -134,7 +134,7 @@ def _follow(training: VerlTraining, steps: VerlSteps, done: int, run: TrainingRu
             if bad > steps.params.training.most_bad_updates:
                 raise UserError(
                     f"step {step}: {' and '.join(_not_finite(row))} of verl's update is not finite, {bad} steps in a "
-                    "row: lower rl.lr, set rl.optimizer.clip_norm, look at the rewards, or raise "
+                    "row: lower rl.optimizer.lr, set rl.optimizer.clip_norm, look at the rewards, or raise "
                     "training.most_bad_updates"
                 )
             bar.advance(1, **{name: row[key] for name, key in SHOWN.items() if key in row})

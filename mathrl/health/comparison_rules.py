@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 
 from mathrl.health.rules import ACCURACY, DEV, Diagnosis, Row, Rule, accuracy, gain, mean, now
+from mathrl.params.advantage import DrGrpo, Gdpo, Grpo, Rloo
+from mathrl.params.curriculum import Shuffled
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
 
@@ -12,7 +14,7 @@ GRADERS = (
     ("verifier/second_passed", "verifier/second_accuracy", "reward.second_grader"),
     ("verifier/exact_passed", "verifier/exact_accuracy", "an exact grader"),
 )
-CENTRED = ("group_std", "group_mean", "leave_one_out", "part_std")
+CENTRED = (Grpo, DrGrpo, Rloo, Gdpo)
 ROUNDING = 1e-3
 FEW, RARE = 50, 0.1  # responses and shares that are too small to compare verdicts
 
@@ -86,7 +88,7 @@ def agreement(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 
 
 def dev_gap(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
-    if rl.curriculum.order != "shuffled" or DEV not in rows[-1] or len(rows) < health.window:
+    if not isinstance(rl.curriculum, Shuffled) or DEV not in rows[-1] or len(rows) < health.window:
         return None
     dev, rollouts = rows[-1][DEV], accuracy(rows, health)
     problems = max(1.0, rows[-1].get("dev/problems", 1.0))
@@ -102,10 +104,10 @@ def dev_gap(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 
 def centring(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value = rows[-1].get("advantage/mean")
-    if value is None or rl.advantage not in CENTRED or abs(value) <= ROUNDING:
+    if value is None or not isinstance(rl.advantage, CENTRED) or abs(value) <= ROUNDING:
         return None
     return (
-        f"the advantages of a step have the mean {value:.3g}, where {rl.advantage} makes it 0",
+        f"the advantages of a step have the mean {value:.3g}, where {rl.advantage.type} makes it 0",
         "no baseline was subtracted, or responses are compared with those of other groups",
         "look at the function that makes advantages, and at how responses are put into groups",
     )
@@ -121,8 +123,10 @@ def entropy_rise(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | Non
     return (
         f"entropy of the trained groups rose from {first:.3f} to {value:.3f} per token, "
         f"accuracy by {gain(rows, health):+.3f}",
-        "the entropy bonus outweighs the reward" if rl.entropy_coef else "updates without a signal blur the policy",
-        "lower rl.entropy_coef" if rl.entropy_coef else "look at the rewards, lower the learning rate",
+        "the entropy bonus outweighs the reward"
+        if rl.loss.entropy_coef
+        else "updates without a signal blur the policy",
+        "lower rl.loss.entropy_coef" if rl.loss.entropy_coef else "look at the rewards, lower the learning rate",
     )
 
 

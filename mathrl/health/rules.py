@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mathrl.core.statistics import sum_in_order
 from mathrl.health.mismatch import ALIGNMENT, LAG, alignment_metric
+from mathrl.params.curriculum import Shuffled
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
 
@@ -89,7 +90,7 @@ def comes_with_right(rows: Sequence[Row], health: Health, name: str) -> bool:
 
 def learning_rate(rl: Rl) -> float:
     """The highest rate of any weight."""
-    return max(rl.lr, rl.optimizer.adamw_lr(rl.lr))
+    return max(rl.optimizer.lr, rl.optimizer.adamw_lr)
 
 
 def too_fast(rl: Rl | None, health: Health) -> str | None:
@@ -120,7 +121,7 @@ def collapse(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     problems = earliest(rows, "dev/problems") or math.inf
     falls = [("on dev", max(dev), dev[-1], problems)] if len(dev) >= 2 else []
     # In another order the problems become harder by design. Dev accuracy alone is late: it is that of averaged weights.
-    if rl.curriculum.order == "shuffled" and len(rows) >= 2 * size:
+    if isinstance(rl.curriculum, Shuffled) and len(rows) >= 2 * size:
         asked = size * rl.prompts_per_step
         falls.append(("of the rollouts", max(windows(rows, health)), accuracy(rows, health), asked))
     fell = [
@@ -149,7 +150,7 @@ def kl(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
         return None
     evidence = f"KL to the reference is {value:.3g} per token, {before or 0.0:.3g} before"
     cause = fast or "the policy leaves the reference without becoming better"
-    return evidence, cause, "lower the learning rate, raise rl.kl_coef or set rl.kl_controller"
+    return evidence, cause, "lower the learning rate, raise rl.kl.coef or set rl.kl.controller"
 
 
 def mismatch(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
@@ -206,7 +207,7 @@ def entropy(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     return (
         f"entropy of the trained groups is {value:.4f} per token at accuracy {accuracy(rows, health):.3f}",
         "the policy has one response per problem left, so groups have zero variance",
-        "raise rl.clip_high, rl.temperature or rl.entropy_coef, lower the learning rate",
+        "raise rl.loss.high, rl.temperature or rl.loss.entropy_coef, lower the learning rate",
     )
 
 
@@ -223,7 +224,7 @@ def length(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     if correlation is not None and correlation > 0.2:
         return evidence, "the reward pays for length", "look at reward.parts; add the part overlong"
     cause = "the loss favours long wrong responses, or responses no longer end"
-    return evidence, cause, "set rl.aggregation token_mean, add the part overlong, look at truncated responses"
+    return evidence, cause, "set rl.loss.aggregation token_mean, add the part overlong, look at truncated responses"
 
 
 def repetition(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
@@ -273,7 +274,7 @@ def flat(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     return (
         f"accuracy has not risen in {len(rows)} steps: {values[0]:.3f} at first, {values[-1]:.3f} now",
         "no signal, or steps that are too small",
-        "look at zero_variance and grad_norm, choose problems of pass rate 0.1 to 0.9 (mix), raise rl.lr",
+        "look at zero_variance and grad_norm, choose problems of pass rate 0.1 to 0.9 (mix), raise rl.optimizer.lr",
     )
 
 
@@ -289,7 +290,7 @@ def spikes(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     return (
         f"accuracy of the rollouts jumps by {size:.3f} from step to step",
         "updates that are too large, or batches of very different problems",
-        "lower the learning rate, take more rl.prompts_per_step, set rl.curriculum.order shuffled",
+        "lower the learning rate, take more rl.prompts_per_step, set rl.curriculum shuffled",
     )
 
 
@@ -332,7 +333,7 @@ def critic(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     return (
         f"the critic explains {value:.2f} of the returns' variance",
         "it does not learn, so its values only add noise to the advantages",
-        "raise rl.critic.lr or rl.critic.warmup_steps, start it from a reward model (rl.critic.path)",
+        "raise optimizer.lr or warmup_steps of rl.advantage.critic, start it from a reward model (its path)",
     )
 
 

@@ -40,25 +40,17 @@ from mathrl.models.lora import weight_parts
 from mathrl.models.scores import prepare
 from mathrl.models.sharding import gathered, gathered_weights, own_part, own_range
 from mathrl.models.weights import with_head
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import Optimizer
 
 
 class DeepSpeedLearner(RootPasses):
     """See `mathrl.learners.learner.Learner`."""
 
     def __init__(
-        self,
-        model: Any,
-        params: Optimizer,
-        lr: float,
-        updates: int,
-        ranks: Ranks,
-        *,
-        name: str,
-        ema: float | None = None,
+        self, model: Any, params: Optimizer, updates: int, ranks: Ranks, *, name: str, ema: float | None = None
     ) -> None:
         check_supported(params, name, ema)
-        self.model, self.params, self.lr, self.planned = model, params, lr, updates
+        self.model, self.params, self.planned = model, params, updates
         self.name, self.ranks, self.stage = name, ranks, ranks.training.deepspeed.stage
         self.advice = (
             f"set training.deepspeed.stage to 3, training.deepspeed.offload_optimizer or {name}.lora, run "
@@ -66,7 +58,7 @@ class DeepSpeedLearner(RootPasses):
         )
         prepare(model)  # before its weights are divided
         trainable = [weight for weight in model.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(trainable, **optimizer_arguments(params, lr, fused=True)["AdamW"])
+        optimizer = torch.optim.AdamW(trainable, **optimizer_arguments(params, fused=True)["AdamW"])
         with memory_part("divided weights, gradients and optimizer states", self.advice):
             self.engine = make_engine(model, optimizer, self._config(), ranks)
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
@@ -86,7 +78,7 @@ class DeepSpeedLearner(RootPasses):
     def update(self, loss: float) -> None:
         factor = schedule(self.params, self.updates, self.planned)
         for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.lr * factor
+            group["lr"] = self.params.lr * factor
         if math.isfinite(loss):
             with memory_part("optimizer states", self.advice):  # allocated at the first step
                 self.engine.step()  # which skips itself if the gradient is non-finite

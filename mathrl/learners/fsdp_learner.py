@@ -26,22 +26,14 @@ from mathrl.models.lora import weight_parts
 from mathrl.models.scores import prepare
 from mathrl.models.sharding import gathered_weights
 from mathrl.models.weights import with_head
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import Optimizer
 
 
 class FsdpLearner(RootPasses):
     """See `mathrl.learners.learner.Learner`."""
 
     def __init__(
-        self,
-        model: Any,
-        params: Optimizer,
-        lr: float,
-        updates: int,
-        ranks: Ranks,
-        *,
-        name: str,
-        ema: float | None = None,
+        self, model: Any, params: Optimizer, updates: int, ranks: Ranks, *, name: str, ema: float | None = None
     ) -> None:
         self.model, self.params, self.name, self.ranks, self.ema = model, params, name, ranks, ema
         self.advice = f"run more processes, set {name}.lora, or take a smaller model (model.base)"
@@ -54,7 +46,7 @@ class FsdpLearner(RootPasses):
         self.local = LocalWeights(model, ranks)
         self.averaged = self.local.copies() if ema else None
         self.best: dict[str, Tensor] = {}
-        self.optimizer = DividedOptimizer(model, self.local, params, lr, updates)
+        self.optimizer = DividedOptimizer(model, self.local, params, updates)
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
 
     def backward(self, loss: Tensor) -> None:

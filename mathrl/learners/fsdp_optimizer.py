@@ -16,7 +16,7 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import optimizer_arguments, schedule, split_parameters
 from mathrl.learners.shards import Part
 from mathrl.models.sharding import own_part, own_range, row_range
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import Muon, Optimizer
 
 Named = tuple[str, nn.Parameter]
 
@@ -106,11 +106,11 @@ class LocalWeights:
 class DividedOptimizer:
     """The optimizers of `params` over the masters, at one schedule of rates (see `optimizer.OptimizerSet`)."""
 
-    def __init__(self, model: nn.Module, local: LocalWeights, params: Optimizer, lr: float, steps: int) -> None:
-        self.local, self.params, self.steps, self.lr = local, params, steps, lr
-        matrices = split_parameters(model, local.named)[0] if params.type == "muon" else []
+    def __init__(self, model: nn.Module, local: LocalWeights, params: Optimizer, steps: int) -> None:
+        self.local, self.params, self.steps = local, params, steps
+        matrices = split_parameters(model, local.named)[0] if isinstance(params, Muon) else []
         chosen = {id(weight) for weight in matrices}
-        self.arguments = optimizer_arguments(params, lr, fused=local.ranks.device.type == "cuda")
+        self.arguments = optimizer_arguments(params, fused=local.ranks.device.type == "cuda")
         self.stepped = {name: local.masters[name] for name, weight in local.named.items() if id(weight) not in chosen}
         self.adamw = torch.optim.AdamW(list(self.stepped.values()), **self.arguments["AdamW"])
         named = [(name, weight) for name, weight in local.named.items() if id(weight) in chosen]
@@ -123,7 +123,7 @@ class DividedOptimizer:
             group["lr"] = self.arguments["AdamW"]["lr"] * factor
         self.adamw.step()
         if self.muon is not None:
-            self.muon.step(self.lr * factor)
+            self.muon.step(self.params.lr * factor)
         self.local.round_weights()
         return factor
 

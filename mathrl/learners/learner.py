@@ -13,7 +13,7 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.fsdp_learner import FsdpLearner
 from mathrl.learners.micro_batches import Figures
 from mathrl.learners.torch_learner import TorchLearner
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import Optimizer
 
 P = ParamSpec("P")
 BACKENDS: dict[str, Callable[..., "Learner"]] = {
@@ -120,7 +120,7 @@ class Learner(Protocol):
 
 
 def make_learner(
-    model: Any, params: Optimizer, lr: float, updates: int, ranks: Ranks, *, name: str, ema: float | None = None
+    model: Any, params: Optimizer, updates: int, ranks: Ranks, *, name: str, ema: float | None = None
 ) -> Learner:
     """A learner of the backend that `training.backend` names, for `updates` updates.
 
@@ -129,4 +129,4 @@ def make_learner(
     Raises:
         UserError: DeepSpeed is not installed, or does not support what the parameters ask for.
     """
-    return BACKENDS[ranks.training.backend](model, params, lr, updates, ranks, name=name, ema=ema)
+    return BACKENDS[ranks.training.backend](model, params, updates, ranks, name=name, ema=ema)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import Muon, Optimizer
 
 
 class FlatParameters:
@@ -74,17 +74,19 @@ class OptimizerSet:
     Every rate follows one schedule.
     """
 
-    def __init__(self, model: nn.Module, flat: FlatParameters, params: Optimizer, lr: float, steps: int) -> None:
+    def __init__(self, model: nn.Module, flat: FlatParameters, params: Optimizer, steps: int) -> None:
         self.params, self.steps, self.flat = params, steps, flat
-        matrices, rest = split_parameters(model, flat.named) if params.type == "muon" else ([], [*flat.named.values()])
+        matrices, rest = (
+            split_parameters(model, flat.named) if isinstance(params, Muon) else ([], [*flat.named.values()])
+        )
         master = {id(weight): flat.masters[name] for name, weight in flat.named.items()}
         matrices, rest = [master[id(weight)] for weight in matrices], [master[id(weight)] for weight in rest]
-        arguments = optimizer_arguments(params, lr, fused=flat.weights.is_cuda)  # fused: no copies of the moments
+        arguments = optimizer_arguments(params, fused=flat.weights.is_cuda)  # fused: no copies of the moments
         adamw = torch.optim.AdamW(rest, **arguments["AdamW"])
-        self.parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, params.adamw_lr(lr))]
+        self.parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, params.adamw_lr)]
         if matrices:
             muon = torch.optim.Muon(matrices, **arguments["Muon"])
-            self.parts.append((muon, lr))
+            self.parts.append((muon, params.lr))
 
     def step(self, step: int) -> float:
         """One update with the gradients as they stand; `step` counts from 0; returns the lr's factor."""
@@ -126,20 +128,20 @@ class OptimizerSet:
             optimizer.load_state_dict(state_dict)
 
 
-def optimizer_arguments(params: Optimizer, lr: float, *, fused: bool) -> dict[str, dict[str, Any]]:
+def optimizer_arguments(params: Optimizer, *, fused: bool) -> dict[str, dict[str, Any]]:
     """The arguments of each optimizer by its name; `fused` is one kernel per step, without copies of the moments.
 
     Example: {"AdamW": {"lr": 5e-4, "betas": (0.9, 0.95), …}, "Muon": {"lr": 0.01, "weight_decay": 0.0}}
     """
     adamw: dict[str, Any] = {
-        "lr": params.adamw_lr(lr),
+        "lr": params.adamw_lr,
         "betas": (params.beta1, params.beta2),
         "eps": params.eps,
         "weight_decay": params.weight_decay,
         "foreach": not fused,
         "fused": fused,
     }
-    muon = {"Muon": {"lr": lr, "weight_decay": params.weight_decay}} if params.type == "muon" else {}
+    muon = {"Muon": {"lr": params.lr, "weight_decay": params.weight_decay}} if isinstance(params, Muon) else {}
     return {"AdamW": adamw, **muon}
 
 

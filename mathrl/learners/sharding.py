@@ -16,14 +16,14 @@ from mathrl.models.fsdp import is_divided, layer_by_layer, rank_mesh, start
 from mathrl.models.load import plain_dtype
 from mathrl.models.scores import prepare
 from mathrl.models.sharding import is_sharded, sharded_loads
+from mathrl.params.optimizer import AdamW
 from mathrl.params.run import Model
-from mathrl.params.train import Optimizer
 
 
 def _config(ranks: Ranks, dtype: torch.dtype) -> dict[str, Any]:
     settings = ranks.training.deepspeed.model_copy(update={"offload_optimizer": False})
     half, hardware = dtype == torch.bfloat16, hardware_of(ranks.device)
-    config = deepspeed_config(settings, Optimizer(type="adamw"), half=half, hardware=hardware)
+    config = deepspeed_config(settings, AdamW(lr=0.0), half=half, hardware=hardware)
     if half:  # else deepspeed.zero.Init rounds all buffers, such as the frequencies of rotary positions
         config["data_types"] = {**config["data_types"], "keep_in_fp32_modules": ["*"]}
     return config

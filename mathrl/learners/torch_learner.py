@@ -16,7 +16,7 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import Figures, own_micro_batches
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.weights import full_weights
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import Optimizer
 
 P = ParamSpec("P")
 
@@ -32,7 +32,6 @@ class TorchLearner:
         self,
         model: Any,
         params: Optimizer,
-        lr: float,
         updates: int,
         ranks: Ranks | None = None,
         *,
@@ -44,7 +43,7 @@ class TorchLearner:
         with memory_part("gradients and averaged weights", self._advice()):
             self.flat = FlatParameters(model)
             self.averaged = self.flat.weights.clone() if ema else None
-        self.optimizer = OptimizerSet(model, self.flat, params, lr, updates)
+        self.optimizer = OptimizerSet(model, self.flat, params, updates)
         self.best: Tensor | None = None
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
 
@@ -115,7 +114,7 @@ class TorchLearner:
         return self.flat.weights if self.averaged is None else self.averaged
 
     def keep_best(self) -> None:
-        with memory_part("best weights", f"set {self.name}.export to last"):
+        with memory_part("best weights", f"set {self.name}.dev.export to last"):
             self.best = self.evaluated_weights().clone()
 
     def finish(self) -> None:
@@ -163,6 +162,6 @@ def check_bad(bad: int, most: int, name: str) -> None:
     """Raises UserError: more than `most` updates were skipped."""
     if bad > most:
         raise UserError(
-            f"{name}: {bad} updates were skipped for a non-finite loss or gradient; lower {name}.lr, or raise "
-            "training.most_bad_updates"
+            f"{name}: {bad} updates were skipped for a non-finite loss or gradient; lower {name}.optimizer.lr, or "
+            "raise training.most_bad_updates"
         )

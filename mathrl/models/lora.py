@@ -18,13 +18,13 @@ from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.models.kernels import compute_dtype
 from mathrl.models.sharding import whole
-from mathrl.params.lora import Lora
+from mathrl.params.lora import Adapters
 
 ADAPTER = "adapter"
 _NAME = "default"  # peft's name of a model's only adapter
 
 
-def add_lora(network: Any, lora: Lora, seed: int) -> None:
+def add_lora(network: Any, lora: Adapters, seed: int) -> None:
     """Freeze `network` and add adapters to its linear layers, in place, without changing its outputs.
 
     An adapter adds alpha / r · B A x with A random (from `seed`) and B zero. The head of a scorer, which
@@ -50,7 +50,7 @@ def add_lora(network: Any, lora: Lora, seed: int) -> None:
     config = peft.LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft accepts a float
-        lora_dropout=lora.dropout,
+        lora_dropout=lora.input_dropout,
         target_modules=targets,
         bias="none",
     )
@@ -67,9 +67,9 @@ def has_lora(network: Any) -> bool:
     return "_lora" in network.__dict__
 
 
-def lora_of(network: Any) -> Lora:
+def lora_of(network: Any) -> Adapters:
     """The section by which the network's adapters were added."""
-    lora: Lora = network.__dict__["_lora"][0]
+    lora: Adapters = network.__dict__["_lora"][0]
     return lora
 
 

@@ -1,6 +1,6 @@
 """Section rl.curriculum: which problems a training step takes, and how many responses each gets."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -94,32 +94,62 @@ class SamplerOptions(FreeOptions):
         return {name: value for name, value in self.values().items() if name != "path"}
 
 
-class Curriculum(Section):
-    """The order in which problems are sampled for training."""
+class Shuffled(Section):
+    """Reshuffled every pass."""
 
-    order: Literal["shuffled", "as_given", "easy_to_hard", "pass_rate", "pools", "user"] = Field(
-        "shuffled",
-        description="shuffled: reshuffled every pass; as_given: order of the mixture; easy_to_hard: by measured "
-        "pass rate, else by level; pass_rate: sampled with weight p (1 - p), p the pass rate in training; pools: hard, "
-        "medium and easy problems by weight, by their running or predicted pass rate; user: a class of yours.",
-    )
+    type: Literal["shuffled"] = "shuffled"
+
+
+class AsGiven(Section):
+    """The order of the mixture."""
+
+    type: Literal["as_given"] = "as_given"
+
+
+class EasyToHard(Section):
+    """By measured pass rate, else by level."""
+
+    type: Literal["easy_to_hard"] = "easy_to_hard"
+
+
+Memory = Annotated[float, Field(ge=0, lt=1, description="Weight of the old estimate when a pass rate is updated.")]
+
+
+class PassRate(Section):
+    """Sampled with weight p (1 - p), p the pass rate in training."""
+
+    type: Literal["pass_rate"] = "pass_rate"
     floor: float = Field(
         0.02, ge=0, le=0.25, description="Added to p (1 - p), so that every problem can still be sampled."
     )
-    memory: float = Field(0.5, ge=0, lt=1, description="Weight of the old estimate when p is updated.")
-    pools: Pools = Pools()
-    adaptive: AdaptiveSamples | None = Field(
-        None, description="With order pools: more responses where they help; null: group_size for every prompt."
-    )
-    sampler: SamplerOptions | None = Field(None, description="With order user: the class that hands out the problems.")
+    memory: Memory = 0.5
 
-    @model_validator(mode="after")
-    def _fit(self) -> "Curriculum":
-        if self.adaptive is not None and self.order != "pools":
-            raise ValueError("curriculum.adaptive needs the running pass rates of curriculum.order pools: set it")
-        if (self.order == "user") != (self.sampler is not None):
-            raise ValueError(
-                "curriculum.order user and curriculum.sampler go together: set both, such as "
-                "sampler: {path: my.module.sampler}, or neither"
-            )
-        return self
+
+class PoolCurriculum(Section):
+    """Hard, medium and easy problems by weight, by their running or predicted pass rate."""
+
+    type: Literal["pools"] = "pools"
+    pools: Pools = Pools()
+    memory: Memory = 0.5
+    adaptive: AdaptiveSamples | None = Field(
+        None, description="More responses where they help; null: group_size for every prompt."
+    )
+
+
+class UserCurriculum(Section):
+    """A class of yours hands out the problems."""
+
+    type: Literal["user"] = "user"
+    sampler: SamplerOptions = Field(description="The class that hands out the problems.")
+
+
+# Those whose order of problems is known before training.
+FixedOrder = Shuffled | AsGiven | EasyToHard
+Curriculum = Annotated[
+    Shuffled | AsGiven | EasyToHard | PassRate | PoolCurriculum | UserCurriculum, Field(discriminator="type")
+]
+CURRICULUM = (
+    "Which problems a step takes. shuffled: reshuffled every pass; as_given: order of the mixture; easy_to_hard: by "
+    "measured pass rate, else by level; pass_rate: sampled with weight p (1 - p), p the pass rate in training; pools: "
+    "hard, medium and easy problems by weight; user: a class of yours."
+)

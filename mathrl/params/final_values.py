@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mathrl.core.errors import UserError
+from mathrl.params.advantage import Gae
+from mathrl.params.load import typed_keys
+from mathrl.params.optimizer import MUON_TIMES, Muon
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
 
@@ -27,9 +30,6 @@ TRAINED = {
 SAMPLING = ("difficulty", "rl", "sample", "evaluate")  # stages whose section has the maximum length of a response
 LARGE = 10.0  # billions of parameters
 TIMES = 30.0  # a rate this far above the usual one is refused
-# Muon's update of a matrix has an RMS of one over the root of its longer side, AdamW's about 0.2: rates differ by 6 at
-# a width of 896 and by 14 in its MLP (Liu et al. 2025, Muon is Scalable, arXiv:2502.16982, equation 4).
-MUON = 10.0
 PUBLISHED_WIDTH = 896  # of the smallest models that the rates were published for
 SHORTEST = 128  # tokens of a prompt or a response; GSM8K's solutions take 50 to 300, its questions 30 to 200
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
@@ -49,12 +49,16 @@ ADAPTERS = "ten times that of all weights: Schulman et al. 2025, LoRA Without Re
 RATES = {
     "sft": Rates(1e-5, 2e-6, 1e-4, "verl's SFT trainer; Tulu 3, arXiv:2411.15124, for 70B"),
     "rl": Rates(1e-6, 1e-6, 1e-5, "DeepSeekMath, arXiv:2402.03300, 7B; DAPO, arXiv:2503.14476, 32B; verl, 0.5B"),
-    "rl.critic": Rates(1e-5, 1e-5, 1e-4, "verl's PPO examples"),
+    "rl.advantage.critic": Rates(1e-5, 1e-5, 1e-4, "verl's PPO examples"),
     "dpo": Rates(5e-7, 2e-7, 5e-6, "Tulu 3, arXiv:2411.15124, 8B and 70B"),
     "reward_model": Rates(1e-5, 5e-6, 1e-4, "InstructGPT, arXiv:2203.02155, appendix C"),
 }
 # The parameters that are judged.
-JUDGED = (*(f"{section}.lr" for section in RATES), *(f"{stage}.max_tokens" for stage in SAMPLING), "prompt.max_tokens")
+JUDGED = (
+    *(f"{section}.optimizer.lr" for section in RATES),
+    *(f"{stage}.max_tokens" for stage in SAMPLING),
+    "prompt.max_tokens",
+)
 
 
 class Doubt(NamedTuple):
@@ -67,7 +71,7 @@ class Doubt(NamedTuple):
 
 
 def check_final_values(params: Params, stages: Iterable[str], typed: Iterable[str] = ()) -> list[str]:
-    """Warnings about values that were typed for this run: `typed` are a person's overrides, such as ["rl.lr=0.02"].
+    """Warnings about values that were typed for this run: `typed` are a person's overrides ["rl.optimizer.lr=0.02"].
 
     Raises:
         UserError: a value that does not suit the pretrained model, and that nobody typed for this run.
@@ -90,7 +94,7 @@ def doubts_of(params: Params, stages: Iterable[str]) -> list[Doubt]:
 
 def verdict(doubts: Iterable[Doubt], typed: Iterable[str] = ()) -> tuple[list[str], list[str]]:
     """As `judge`, of doubts that the caller has."""
-    keys = {override.partition("=")[0].strip() for override in typed}
+    keys = typed_keys(typed)
     doubts = list(doubts)
     refused = [
         f"{doubt.problem}: {doubt.advice}; to run with it all the same, type it for this run: --set "
@@ -102,9 +106,9 @@ def verdict(doubts: Iterable[Doubt], typed: Iterable[str] = ()) -> tuple[list[st
 
 
 def trained_values(params: Params, stage: str) -> str:
-    """The judged values of a stage in one line: "sft.lr 1e-05 (adamw)"; empty for a stage that has none."""
+    """The judged values of a stage in one line: "sft.optimizer.lr 1e-05 (adamw)"; empty for a stage that has none."""
     words = [
-        f"{path}.lr {section.lr:g} ({section.optimizer.type}{', LoRA' if section.lora else ''})"
+        f"{path}.optimizer.lr {section.optimizer.lr:g} ({section.optimizer.type}{', LoRA' if section.lora else ''})"
         for path, section in _sections(params, stage).items()
     ]
     if stage in SAMPLING:
@@ -144,8 +148,8 @@ def _sections(params: Params, stage: str) -> dict[str, Any]:
     if stage not in TRAINED or (stage == "sft" and not params.sft.steps):
         return {}
     sections: dict[str, Any] = {TRAINED[stage]: getattr(params, TRAINED[stage])}
-    if TRAINED[stage] == "rl" and params.rl.critic is not None:
-        sections["rl.critic"] = params.rl.critic
+    if TRAINED[stage] == "rl" and isinstance(params.rl.advantage, Gae):
+        sections["rl.advantage.critic"] = params.rl.advantage.critic
     return sections
 
 
@@ -153,13 +157,11 @@ def _rate_doubts(path: str, section: Any, model: str) -> Iterator[Doubt]:
     rates, size = RATES[path], billions(model)
     rate = rates.lora if section.lora is not None else rates.large if (size or 0) >= LARGE else rates.small
     rate *= width_factor(_of_config(model, WIDTHS))
-    optimizer = section.optimizer
-    muon = optimizer.type == "muon"
-    used = [("AdamW", f"{path}.lr", section.lr, rate)]
-    if muon:
-        used = [("AdamW", f"{path}.lr x adamw_scale", optimizer.adamw_lr(section.lr), rate)]
-        if section.lora is None:  # adapters are AdamW's
-            used.insert(0, ("Muon", f"{path}.lr", section.lr, rate * MUON))
+    key, optimizer = f"{path}.optimizer.lr", section.optimizer
+    muon = isinstance(optimizer, Muon)
+    used = [("AdamW", f"{key} x adamw_scale" if muon else key, optimizer.adamw_lr, rate)]
+    if muon and section.lora is None:  # adapters are AdamW's
+        used.insert(0, ("Muon", key, optimizer.lr, rate * MUON_TIMES))
     far = [item for item in used if item[2] >= item[3] * TIMES * (1 - 1e-9)]
     if not far:
         return
@@ -168,11 +170,11 @@ def _rate_doubts(path: str, section: Any, model: str) -> Iterator[Doubt]:
     billion = f" of {size:g} billion parameters" if size else ""
     source = ADAPTERS if section.lora is not None else rates.source
     yield Doubt(
-        f"{path}.lr",
+        key,
         f"{what} is {lr:g}, {lr / usual:,.0f} times {name}'s usual rate for {kind} of a pretrained model"
         f"{billion}, and would ruin {model}",
-        f"set {path}.lr={_rate_text(rate)}{f' with {path}.optimizer.type=adamw' * muon} ({source})",
-        f"{section.lr:g}",
+        f"set {f'{path}.optimizer.type=adamw and ' * muon}{key}={_rate_text(rate)} ({source})",
+        f"{optimizer.lr:g}",
     )
 
 

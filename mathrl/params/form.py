@@ -3,26 +3,33 @@
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
+from mathrl.params.options import FreeOptions
 from mathrl.params.schema import Params
 from mathrl.params.section import Section, fillable
+from mathrl.params.unions import Tags, unions_of
 
 
 @cache
 def form(section: type[Section]) -> type[BaseModel]:
     """The section with every field optional and empty; bounds, choices and help texts are kept.
 
-    Inner sections become forms too; anything else (lists, choices between types) is sent whole.
+    Inner sections and the types of a union become forms too; anything else (lists, null or a section) is sent whole.
     """
     fields: dict[str, Any] = {}
     for name, info in section.model_fields.items():
-        kind: Any = info.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
+        kind, tags = info.annotation, unions_of(section).get(name)
+        if isinstance(kind, type) and issubclass(kind, Section) and not issubclass(kind, FreeOptions):
             kind = form(kind)
+        elif tags is not None:
+            kind = _choice(tags)
+        elif name == "type":  # a member of a union: what tells it apart is sent
+            fields[name] = (kind, info)
+            continue
         default = info.get_default(call_default_factory=True, validated_data={})
         help_text = [part for part in (field_help(info), _default_text(default)) if part]
         copied: Any = Field(None, title=name, description=" ".join(help_text))
@@ -33,6 +40,12 @@ def form(section: type[Section]) -> type[BaseModel]:
         __doc__=section.__doc__,
         **fields,
     )
+
+
+def _choice(tags: Tags) -> Any:
+    """The forms of a union's members as a union."""
+    kinds = tuple(form(member) for member in dict.fromkeys(tags.members.values()))
+    return Annotated[Union[kinds], Field(discriminator=tags.field)] if len(kinds) > 1 else kinds[0]  # noqa: UP007
 
 
 def section_form(name: str) -> type[BaseModel]:
@@ -46,7 +59,7 @@ def section_form(name: str) -> type[BaseModel]:
 
 
 def form_overrides(sections: Mapping[str, BaseModel | None]) -> list[str]:
-    """The values set in the forms as dotted overrides: {"rl": RlForm(lr=2e-4)} → ["rl.lr=0.0002"]."""
+    """The values set in the forms as dotted overrides: {"rl": RlForm(steps=8)} → ["rl.steps=8"]."""
     overrides: list[str] = []
     for name, values in sections.items():
         if values is not None:

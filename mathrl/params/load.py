@@ -3,8 +3,8 @@
 import copy
 import io
 import sys
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +13,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from mathrl.core.errors import UserError
+from mathrl.params.curriculum import UserCurriculum
 from mathrl.params.engines import engine_problem
-from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters, tagged_at
+from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters
+from mathrl.params.old_names import OldNames, is_old, new_key
+from mathrl.params.paths import choose_type, merge, name_types, place_at, written_at
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
 from mathrl.params.tool_problems import tool_problems
@@ -25,6 +28,20 @@ MOST_PATHS = 4  # in a suggestion
 S = TypeVar("S", bound=Section)
 
 
+def put_section(values: dict[str, Any], name: str, section: Any, old: OldNames) -> None:
+    """Merge a section of a file over `values`; what has an old name goes where it is now."""
+    if not isinstance(section, Mapping):
+        values[name] = section
+        return
+    kept, renamed = old.split(name, section)
+    values[name] = merge(values[name], kept)
+    for key, value in renamed.items():
+        if written_at({name: kept}, new_key(key).split(".")) is None:  # else both names are written
+            old.place(values, key, value)
+    old.settle(values)
+    name_types(values)
+
+
 def validated(kind: type[S], values: Mapping[str, Any], where: str) -> S:
     """The section `kind` with these values, which come from `where`.
 
@@ -32,20 +49,26 @@ def validated(kind: type[S], values: Mapping[str, Any], where: str) -> S:
         UserError: values do not fit; every error is in the message, with its field.
     """
     try:
-        return kind.model_validate(values)
+        return kind.modelvalidate(values)
     except ValidationError as error:
         wrong = (f"{'.'.join(map(str, path)) or kind.__name__}: {text}" for _, path, text in messages(error, kind))
         raise UserError(f"{where}: {'; '.join(wrong)}") from None
 
 
 def without_removed(section: str, recorded: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A record's section without the parameters that no longer exist, so that older records open; a notice names them.
+    """A record's section under the names of now, without what no longer exists, so that older records open; a notice
+    names both.
 
-    Example: ("rl", {"lr": 0.1, "rollout_ahead": 0}, "rl-77aa-1") -> {"lr": 0.1}.
+    Example: ("rl", {"lr": 0.1, "rollout_ahead": 0}, "rl-77aa-1") -> {"optimizer": {"lr": 0.1, …}}.
     """
-    kept = copy.deepcopy(dict(recorded))
+    values: dict[str, Any] = {name: {} for name in SECTIONS}
+    old = OldNames()
+    put_section(values, section, copy.deepcopy(dict(recorded)), old)
+    old.waiting.clear()  # they had no effect
+    old.report()
+    kept: dict[str, Any] = values[section]
     try:
-        SECTIONS[section].model_validate(kept)
+        SECTIONS[section].modelvalidate(kept)
     except ValidationError as error:
         unknown = [path for kind, path, _ in messages(error, SECTIONS[section]) if kind == "extra_forbidden"]
         for *above, last in unknown:
@@ -77,26 +100,20 @@ class _StageParams(Params):
         return super().__getattr__(name)  # type: ignore[misc]
 
 
-def merge(below: Any, above: Any) -> Any:
-    """`above` over `below`: mappings are merged by key; all else, and a mapping with another `type`, is replaced."""
-    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
-        return above
-    if "type" in above and "type" in below and above["type"] != below["type"]:
-        return dict(above)
-    return {**below, **{key: merge(below[key], value) if key in below else value for key, value in above.items()}}
-
-
-def apply_override(values: dict[str, Any], override: str) -> str:
+def apply_override(
+    values: dict[str, Any], override: str, typed: set[str] | None = None, old: OldNames | None = None
+) -> str:
     """Set `section.key[.key|.index…]=value` in place; the value is YAML 1.2 (2e-4 is a number).
 
     `section.key+=[…]` appends to a list. Another `type` of a section that has several (model.base.type=pretrained)
-    drops the fields that only the old one has.
+    drops the fields that only the old one has; `typed` collects the keys of overrides, which keep their values then.
 
     Returns the section's name.
 
     Raises:
         UserError: no "=", an unknown section, an index outside its list, or no list to append to.
     """
+    typed, old = set() if typed is None else typed, OldNames() if old is None else old
     path, equals, text = override.partition("=")
     appended = path.rstrip().endswith("+")
     keys = path.strip().removesuffix("+").strip().split(".")
@@ -107,7 +124,47 @@ def apply_override(values: dict[str, Any], override: str) -> str:
             f"override {override!r}: unknown section {keys[0]!r}{did_you_mean(keys[0], SECTIONS)}; "
             f"sections: {', '.join(SECTIONS)}"
         )
-    value = parse_yaml(text, f"override {override!r}")
+    value, key = parse_yaml(text, f"override {override!r}"), ".".join(keys)
+    if is_old(key, value):
+        typed.add(new_key(key))
+        section, *below = keys
+        nested = reduce(lambda part, name: {name: part}, reversed(below), value)
+        for name, part in old.split(section, nested)[1].items() or [(key, value)]:
+            old.place(values, name, part)
+        return section
+    place = place_at(values, keys[:-1])
+    if place is not None and place.tags is not None and place.tags.field == keys[-1] and not appended:
+        choose_type(values, keys[:-1], value, typed)
+        return keys[0]
+    _set_at(values, keys, value, override, appended)
+    typed.add(key)
+    return keys[0]
+
+
+def typed_keys(overrides: Iterable[str]) -> set[str]:
+    """The parameters that overrides name, those within a mapping too; an old name counts for what it is now.
+
+    >>> sorted(typed_keys(["rl.lr=0.02", "sft.optimizer={type: muon, lr: 0.02}"]))
+    ['rl.optimizer.lr', 'sft.optimizer', 'sft.optimizer.lr', 'sft.optimizer.type']
+    """
+    keys: set[str] = set()
+    for override in overrides:
+        key, _, text = override.partition("=")
+        key = key.strip()
+        keys.add(new_key(key))
+        if "{" in text:
+            value = parse_yaml(text, f"override {override!r}")
+            keys |= {new_key(inner) for inner in _inner_keys(value, key)}
+    return keys
+
+
+def _inner_keys(value: Any, above: str) -> Iterator[str]:
+    for name, part in value.items() if isinstance(value, Mapping) else ():
+        yield f"{above}.{name}"
+        yield from _inner_keys(part, f"{above}.{name}")
+
+
+def _set_at(values: dict[str, Any], keys: list[str], value: Any, override: str, appended: bool) -> None:
     here: Any = values
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
@@ -122,7 +179,9 @@ def apply_override(values: dict[str, Any], override: str) -> str:
         elif isinstance(here, dict):
             slot = key
             if not last and not isinstance(here.get(key), dict | list):
-                here[key] = {}  # the schema refuses an unknown key, with its path
+                # A bare name of a type becomes its mapping; of an unknown key the schema refuses the path.
+                union = place_at(values, keys[: depth + 1]) if isinstance(here.get(key), str) else None
+                here[key] = {union.tags.field: here[key]} if union is not None and union.tags is not None else {}
         else:
             raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is a single value, without keys")
         if not last:
@@ -136,18 +195,20 @@ def apply_override(values: dict[str, Any], override: str) -> str:
             here[slot] = [*whole, *value]
         else:
             here[slot] = value
-            _drop_old_fields(here, keys)
-    return keys[0]
 
 
 def _with_section(name: str, value: str, equals: str) -> str:
     """What to write instead of a parameter without its section.
 
     >>> _with_section("learning_rate", "1e-6", "=")
-    ': rl.lr=1e-6 or sft.lr=1e-6 or dpo.lr=1e-6 or reward_model.lr=1e-6'
+    ': rl.optimizer.lr=1e-6 or sft.optimizer.lr=1e-6 or dpo.optimizer.lr=1e-6 or reward_model.optimizer.lr=1e-6'
     """
     paths = _paths_of(name) if equals else []
-    return ": " + " or ".join(f"{path}={value}" for path in paths[:MOST_PATHS]) if paths else ", such as rl.lr=2e-4"
+    return (
+        ": " + " or ".join(f"{path}={value}" for path in paths[:MOST_PATHS])
+        if paths
+        else ", such as rl.optimizer.lr=2e-4"
+    )
 
 
 def _paths_of(name: str) -> list[str]:
@@ -158,15 +219,6 @@ def _paths_of(name: str) -> list[str]:
     return sorted(
         paths, key=lambda path: (path.startswith("health."), path.count("."), places.get(path.split(".")[0], 2))
     )
-
-
-def _drop_old_fields(section: Any, keys: list[str]) -> None:
-    """Where the last key chooses the type of the section, drop the fields that this type does not have."""
-    tagged = tagged_at(Params, keys[:-1])
-    if tagged is not None and keys[-1] == tagged[0] and (kind := tagged[1].get(str(section[keys[-1]]))) is not None:
-        fields = {info.alias or name for name, info in kind.model_fields.items()}
-        for name in set(section) - fields:
-            del section[name]
 
 
 def dump_yaml(value: Any) -> str:
@@ -205,7 +257,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 def validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
     try:
-        params = Params.model_validate(values)
+        params = Params.modelvalidate(values)
     except ValidationError as error:
         lines = []
         for kind, (section, *rest), message in messages(error, Params):
@@ -216,7 +268,8 @@ def validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
             lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")
         raise UserError("; ".join(lines)) from None
     problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]
-    problems += [f"{origin['rl']}: {line}" for line in sampler_problems(params.rl.curriculum.sampler)]
+    if isinstance(params.rl.curriculum, UserCurriculum):
+        problems += [f"{origin['rl']}: {line}" for line in sampler_problems(params.rl.curriculum.sampler)]
     shared = params.rollout.engine == "vllm" and params.rollout.vllm.tensor_parallel > 1
     if params.rl.asynchronous is not None and shared:
         problems.append(

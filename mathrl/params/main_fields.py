@@ -9,32 +9,34 @@ from typing import Annotated, Any
 from pydantic.fields import FieldInfo
 
 from mathrl.params.form import field_help
+from mathrl.params.loss import LossKl
 from mathrl.params.run import FreshModel, PretrainedModel
-from mathrl.params.schema import SECTIONS, Params
+from mathrl.params.schema import Params
 
 SEED, BASE = "run.seed", "model.base"
-RL = ("rl.lr", "rl.steps", "rl.group_size", "rl.kl_coef", "rl.clip_low", "rl.clip_high")
+RL = ("rl.optimizer.lr", "rl.steps", "rl.group_size", "rl.kl.coef", "rl.loss.low", "rl.loss.high")
 # By flow; any other has the seed alone.
 MAIN = {
     "pipeline": (BASE, *RL, SEED),
     "rl": (BASE, *RL, SEED),
-    "sft": (BASE, "sft.lr", "sft.steps", SEED),
+    "sft": (BASE, "sft.optimizer.lr", "sft.steps", SEED),
     "evaluate": (BASE, "evaluate.samples", "evaluate.temperature", "evaluate.max_tokens", SEED),
     "sweep": ("sweep.trials", "sweep.seeds", "sweep.workers"),
     "recipe": (),
     "controls": (),
 }
+NAMES = {BASE: "base_model", "rl.kl.coef": "kl_coef", "rl.loss.low": "clip_low", "rl.loss.high": "clip_high"}
 FRESH = "fresh"
 # Help for people who do not know the method; the help of section rl, below in the form, says it exactly.
 HELP = {
-    "rl.lr": "Peak learning rate: how far each step moves the weights. Too high: the accuracy collapses; too low: "
-    "nothing changes.",
+    "rl.optimizer.lr": "Peak learning rate: how far each step moves the weights. Too high: the accuracy collapses; too "
+    "low: nothing changes.",
     "rl.steps": "Number of training steps; each samples responses and learns from them once.",
     "rl.group_size": "Responses sampled per problem; the model learns from the difference between good and bad ones.",
-    "rl.kl_coef": "How strongly the model is held near its start; 0: not at all.",
-    "rl.clip_low": "How much less likely one update may make a token: 0.2 is by a fifth at most.",
-    "rl.clip_high": "How much more likely one update may make a token: 0.28 is by 28 % at most.",
-    "sft.lr": "Peak learning rate: how far each step moves the weights.",
+    "rl.kl.coef": "How strongly the model is held near its start; 0: not at all.",
+    "rl.loss.low": "How much less likely one update may make a token: 0.2 is by a fifth at most.",
+    "rl.loss.high": "How much more likely one update may make a token: 0.28 is by 28 % at most.",
+    "sft.optimizer.lr": "Peak learning rate: how far each step moves the weights.",
     "sft.steps": "Number of training steps on worked examples; 0: keep the base model.",
     "evaluate.samples": "Responses per problem; more make the figures more certain and take longer.",
     "evaluate.temperature": "How varied the responses are; 0: always the most likely one.",
@@ -45,7 +47,7 @@ HELP = {
 
 @dataclass(frozen=True)
 class MainField:
-    """A field of a form: MainField("rl.lr", Annotated[float, Ge(0), Le(1)], "rl.lr: Peak …", present=0.01)."""
+    """A field of a form: MainField("rl.steps", Annotated[int, Ge(1)], "rl.steps: Number …", present=50)."""
 
     key: str
     kind: Any
@@ -54,7 +56,7 @@ class MainField:
 
     @property
     def name(self) -> str:
-        return "base_model" if self.key == BASE else self.key.rpartition(".")[2]
+        return NAMES.get(self.key, self.key.rpartition(".")[2])
 
     def override(self, value: Any) -> str:
         """The dotted override by which the parameter gets this value."""
@@ -84,8 +86,25 @@ def _field(key: str, params: Params) -> MainField:
     if key == BASE:
         about = "model.base: hub id or local folder of a pretrained model; fresh: a small one with random weights."
         return MainField(key, str, about, base_name(params.model.base))
-    section, *path = key.split(".")
-    info: FieldInfo = SECTIONS[section].model_fields[path[-1]]
-    present = reduce(getattr, path, getattr(params, section))
+    present = present_value(params, key)
+    if present is None:
+        return MainField(key, str, "", None)
+    info = _field_info(params, key)
     kind = type(present) if isinstance(present, float | int) else info.annotation
     return MainField(key, Annotated[kind, *info.metadata], f"{key}: {HELP.get(key) or field_help(info)}", present)
+
+
+def present_value(params: Params, key: str) -> Any:
+    """The value of a parameter; a KL that is null has coefficient 0, and what a union's type lacks is None."""
+    if key == "rl.kl.coef" and params.rl.kl is None:
+        return 0.0
+    value: Any = params
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _field_info(params: Params, key: str) -> FieldInfo:
+    *above, last = key.split(".")
+    section = LossKl if key == "rl.kl.coef" else type(reduce(getattr, above, params))
+    return section.model_fields[last]

@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import Field, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
 from mathrl.params.section import SECRET, Section
+from mathrl.params.unions import Tags, annotation, tags_of
 
 # Former parameters: what to write instead.
 REPLACED = {
-    "muon_lr": "lr beside it for the matrices that Muon trains, and optimizer.adamw_scale (AdamW's rate / lr) for the "
-    "rest: muon_lr 0.01 with lr 5e-4 is lr 0.01 with adamw_scale 0.05",
+    "muon_lr": "lr for the matrices that Muon trains, and adamw_scale (AdamW's rate / lr) for the rest, both in "
+    "optimizer: muon_lr 0.01 with lr 5e-4 is lr 0.01 with adamw_scale 0.05",
     **dict.fromkeys(
         ("prefetch", "rollout_ahead"),
         "asynchronous: {staleness: 1, pace: fixed} to sample one step ahead, with the same bits as prefetch: true; "
@@ -24,25 +24,28 @@ REPLACED = {
     ),
 }
 # Ways to change the distribution that is sampled, which the log-probs of a loss would have to follow.
-UNSUPPORTED = dict.fromkeys(
+UNSUPPORTED = {
+    "dropout": "sampling has no dropout, so the update would train another policy than the one that sampled; "
+    "regularise with rl.kl or a smaller lr (lora.dropout is of sft, dpo and reward_model)"
+} | dict.fromkeys(
     ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     "responses are sampled from softmax(logits / temperature) as a whole, the distribution whose log-probs are "
     "trained on; leave it out (evaluate alone has a top_p)",
 )
 # Names in other programs (transformers, TRL, verl): what mathrl calls it; with a section where it is another one's.
 MEANINGS = {
-    **dict.fromkeys(("learning_rate", "rate", "actor_lr"), "lr"),
+    **dict.fromkeys(("learning_rate", "rate", "actor_lr", "lr"), "optimizer.lr"),
     **dict.fromkeys(("num_generations", "rollout_n", "n", "num_samples", "responses_per_prompt"), "group_size"),
-    **dict.fromkeys(("beta", "kl", "kl_beta", "kl_loss_coef", "kl_weight", "kl_penalty"), "kl_coef"),
+    **dict.fromkeys(("beta", "kl_beta", "kl_loss_coef", "kl_weight", "kl_penalty"), "kl.coef"),
     **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "prompts_per_step"),
     **dict.fromkeys(("max_new_tokens", "max_completion_length", "max_response_length", "max_length"), "max_tokens"),
     **dict.fromkeys(("max_steps", "num_steps", "total_steps", "total_training_steps", "iterations"), "steps"),
-    **dict.fromkeys(("epsilon", "eps", "cliprange", "clip_ratio", "clip_ratio_low", "clip_eps"), "clip_low"),
-    **dict.fromkeys(("epsilon_high", "clip_ratio_high"), "clip_high"),
+    **dict.fromkeys(("epsilon", "eps", "cliprange", "clip_ratio", "clip_ratio_low", "clip_eps"), "loss.low"),
+    **dict.fromkeys(("epsilon_high", "clip_ratio_high"), "loss.high"),
     **dict.fromkeys(("num_iterations", "ppo_epochs", "num_train_epochs"), "epochs"),
-    **dict.fromkeys(("entropy_coeff", "ent_coef"), "entropy_coef"),
-    **dict.fromkeys(("loss_type", "loss"), "policy_loss"),
-    **dict.fromkeys(("eval_steps", "test_freq"), "eval_every"),
+    **dict.fromkeys(("entropy_coeff", "ent_coef"), "loss.entropy_coef"),
+    **dict.fromkeys(("loss_type", "policy_loss_type"), "loss.type"),
+    **dict.fromkeys(("eval_steps", "test_freq"), "dev.every"),
     **dict.fromkeys(("save_steps", "save_freq"), "checkpoint_every"),
     **dict.fromkeys(("num_gpus", "n_gpus", "gpus", "nproc_per_node", "world_size"), "run.processes"),
     **dict.fromkeys(("max_prompt_length", "max_prompt_tokens"), "prompt.max_tokens"),
@@ -63,10 +66,12 @@ def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location,
     Example: ("extra_forbidden", ("rl", "lrr"), "unknown parameter (did you mean lr?)").
     """
     for item in error.errors():
-        path, choices = _resolve(kind, item["loc"])
+        path, choices, union = _resolve(kind, item["loc"])
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"unknown parameter{unknown_hint(str(path[-1]), choices)}"
+            key = str(path[-1])
+            others = union.having(key) if union is not None else []
+            text = _of_other_types(others) if others else f"unknown parameter{unknown_hint(key, choices)}"
         elif item["type"] == "union_tag_invalid":
             tag, field = str(item["ctx"]["tag"]), item["ctx"]["discriminator"].strip("'")
             path = [*path, field]
@@ -77,6 +82,16 @@ def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location,
         elif item["type"] != SECRET and item["type"] != "missing":
             text += _found(item["input"], text, _section_at(kind, item["loc"]))
         yield item["type"], path, text
+
+
+def _of_other_types(tags: Sequence[str]) -> str:
+    """
+    >>> _of_other_types(["reinforce", "remax", "gae"]), _of_other_types(["gae"])
+    ('unknown parameter (only types reinforce, remax and gae have it)', 'unknown parameter (only type gae has it)')
+    """
+    if len(tags) == 1:
+        return f"unknown parameter (only type {tags[0]} has it)"
+    return f"unknown parameter (only types {', '.join(tags[:-1])} and {tags[-1]} have it)"
 
 
 def _found(value: Any, text: str, section: type[Section] | None) -> str:
@@ -102,110 +117,78 @@ def _short(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _resolve(kind: Any, location: Location) -> tuple[list[int | str], list[str]]:
-    """The location without tags, and the valid names at its end: keys of a section, or tags of a union."""
+def _resolve(kind: Any, location: Location) -> tuple[list[int | str], list[str], Tags | None]:
+    """The location without tags, the valid names at its end (keys of a section, or tags of a union), and the union
+    whose member lacks the key there."""
     path: list[int | str] = []
+    union: Tags | None = None
     for position, part in enumerate(location):
-        members = _tagged(kind)
-        if part in members:
-            kind = members[str(part)]
+        tags = tags_of(kind)
+        if tags is not None and part in tags.members:
+            kind, union = tags.members[str(part)], tags
             continue
         last = position == len(location) - 1
-        section = _section(kind)
+        section = section_of(kind)
         path.append(part)
         if section is not None:
             fields = {info.alias or name: info for name, info in section.model_fields.items()}
             if last and part not in fields:
-                return path, list(fields)
-            kind = _annotation(fields[str(part)]) if part in fields else None
+                return path, list(fields), union
+            kind = annotation(fields[str(part)]) if part in fields else None
         else:
-            kind = _item(kind)
-    return path, list(_tagged(kind))
+            kind = item_of(kind)
+        union = None
+    tags = tags_of(kind)
+    return path, list(tags.members) if tags else [], None
 
 
-def tagged_at(kind: Any, path: Location) -> tuple[str, dict[str, Any]] | None:
-    """The discriminator and the members by tag of the union at a path; None where there is no such union.
+def tagged_at(kind: Any, path: Location) -> Tags | None:
+    """The union at a path as a user writes it; None where there is none.
 
-    Example: (Params, ["model", "base"]) -> ("type", {"fresh": FreshModel, "pretrained": PretrainedModel}).
+    Example: (Params, ["model", "base"]) -> Tags("type", {"fresh": FreshModel, "pretrained": PretrainedModel}).
     """
-    there = _kind_at(kind, path)
-    tag, members = _discriminator(there), _tagged(there)
-    return (tag, members) if tag and members else None
+    return tags_of(_kind_at(kind, path))
 
 
 def _section_at(kind: Any, location: Location) -> type[Section] | None:
     there = _kind_at(kind, location)
-    return None if _tagged(there) else _section(there)
+    return None if tags_of(there) else section_of(there)
 
 
 def _kind_at(kind: Any, location: Location) -> Any:
-    """The type at a location, which may contain the tags of unions; a path below a union without one ends in None."""
+    """The type at a location, which may contain the tags of unions; below a union without one that of the first member
+    with the field."""
     for part in location:
-        members, section = _tagged(kind), _section(kind)
-        if part in members:
-            kind = members[str(part)]
-        elif section is not None:
+        tags, section = tags_of(kind), section_of(kind)
+        if tags is not None and part in tags.members:
+            kind = tags.members[str(part)]
+            continue
+        if tags is not None:
+            section = next((tags.members[tag] for tag in tags.having(str(part))), None)
+        if section is not None:
             fields = {info.alias or name: info for name, info in section.model_fields.items()}
-            kind = _annotation(fields[str(part)]) if part in fields else None
+            kind = annotation(fields[str(part)]) if part in fields else None
         else:
-            kind = _item(kind)
+            kind = item_of(kind)
     return kind
 
 
-def _discriminator(kind: Any) -> str | None:
-    """The field that tells the members of a union apart."""
-    if get_origin(kind) is Annotated:
-        inner, *metadata = get_args(kind)
-        tag = next((item.discriminator for item in metadata if getattr(item, "discriminator", None)), None)
-        return tag if isinstance(tag, str) else _discriminator(inner)
-    if get_origin(kind) in (Union, UnionType):
-        members = [member for member in get_args(kind) if member is not type(None)]
-        return _discriminator(members[0]) if len(members) == 1 else None
-    return None
-
-
-def _tagged(kind: Any) -> dict[str, Any]:
-    """The members of a discriminated union by tag; an inner union's members by its own tag."""
-    if get_origin(kind) is Annotated:
-        inner, *metadata = get_args(kind)
-        tag = next((item.discriminator for item in metadata if getattr(item, "discriminator", None)), None)
-        if tag is None or get_origin(inner) not in (Union, UnionType):
-            return _tagged(inner)
-        return {value: member for member in get_args(inner) for value in _tags(member, tag)}
-    if get_origin(kind) in (Union, UnionType):
-        members = [member for member in get_args(kind) if member is not type(None)]
-        return _tagged(members[0]) if len(members) == 1 else {}
-    return {}
-
-
-def _tags(member: Any, field: str) -> list[str]:
-    if get_origin(member) is Annotated:
-        return list(dict.fromkeys(tag for inner in get_args(get_args(member)[0]) for tag in _tags(inner, field)))
-    kind = member.model_fields[field].annotation
-    return [str(value) for value in get_args(kind)] if get_origin(kind) is Literal else []
-
-
-def _section(kind: Any) -> type[Section] | None:
+def section_of(kind: Any) -> type[Section] | None:
+    """The section that a type is, alone or beside None."""
     if isinstance(kind, type) and issubclass(kind, Section):
         return kind
     if get_origin(kind) in (Union, UnionType):
-        sections = [member for member in get_args(kind) if _section(member)]
-        return _section(sections[0]) if len(sections) == 1 else None
+        sections = [member for member in get_args(kind) if section_of(member)]
+        return section_of(sections[0]) if len(sections) == 1 else None
     return None
 
 
-def _annotation(info: FieldInfo) -> Any:
-    """The type of a field with its discriminator, which pydantic stores separately."""
-    tag = info.discriminator
-    return info.annotation if tag is None else Annotated[info.annotation, Field(discriminator=tag)]
-
-
-def _item(kind: Any) -> Any:
-    """The type of what a list or mapping holds."""
+def item_of(kind: Any) -> Any:
+    """The type of what a list or mapping holds; None where it holds nothing."""
     if get_origin(kind) is Annotated:
-        return _item(get_args(kind)[0])
+        return item_of(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return next((item for member in get_args(kind) if (item := _item(member)) is not None), None)
+        return next((item for member in get_args(kind) if (item := item_of(member)) is not None), None)
     if get_origin(kind) in (tuple, dict):
         return get_args(kind)[get_origin(kind) is dict]
     return None
@@ -222,15 +205,21 @@ def unknown_hint(key: str, names: Iterable[str]) -> str:
 
 
 def parameters(kind: Any, above: str = "") -> Iterator[str]:
-    """The dotted paths of all parameters of a section or of all sections, without those in lists and unions.
+    """The dotted paths of all parameters of a section or of all sections, without those in lists; of a union those of
+    all members.
 
-    Example: parameters(Params) -> run.seed, run.device, …, rl.critic.lr, …
+    Example: parameters(Params) -> run.seed, run.device, …, rl.optimizer, rl.optimizer.type, rl.optimizer.lr, …
     """
-    section = _section(kind)
-    for name, info in (section.model_fields if section else {}).items():
-        path = f"{above}{info.alias or name}"
-        yield path
-        yield from parameters(_annotation(info), f"{path}.")
+    yield from dict.fromkeys(_parameters(kind, above))
+
+
+def _parameters(kind: Any, above: str) -> Iterator[str]:
+    tags, section = tags_of(kind), section_of(kind)
+    for member in dict.fromkeys(tags.members.values()) if tags else [section] if section else []:
+        for name, info in getattr(member, "model_fields", {}).items():
+            path = f"{above}{info.alias or name}"
+            yield path
+            yield from _parameters(annotation(info), f"{path}.")
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

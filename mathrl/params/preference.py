@@ -5,8 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from mathrl.params.lora import Lora
+from mathrl.params.optimizer import OPTIMIZER, AdamW, Optimizer
 from mathrl.params.section import Section
-from mathrl.params.train import LEARNING_RATE, Optimizer, TokensPerMicrobatch
+from mathrl.params.train import TokensPerMicrobatch
 
 
 class Sample(Section):
@@ -47,8 +48,7 @@ class Dpo(Section):
     length_normalised: bool = Field(
         False, description="Divide log-ratios by the response length (mean per token instead of sum)."
     )
-    lr: float = Field(2e-4, ge=0, le=1, description=LEARNING_RATE)
-    optimizer: Optimizer = Optimizer(type="adamw")
+    optimizer: Optimizer = Field(AdamW(lr=2e-4), description=OPTIMIZER)
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out to measure dev/judged_right.")
     tokens_per_microbatch: TokensPerMicrobatch = 8192
@@ -61,8 +61,7 @@ class RewardModel(Section):
 
     steps: int = Field(100, ge=1, description="Optimizer steps.")
     batch: int = Field(64, ge=1, description="Pairs, or responses with labelled steps, per optimizer step.")
-    lr: float = Field(1e-3, ge=0, le=1, description=LEARNING_RATE)
-    optimizer: Optimizer = Optimizer(type="adamw")
+    optimizer: Optimizer = Field(AdamW(lr=1e-3), description=OPTIMIZER)
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA) and the head; null: train all weights.")
     labels: Literal["soft", "hard"] = Field(
         "soft", description="Label of a step: soft: share of correct continuations; hard: whether any was correct."

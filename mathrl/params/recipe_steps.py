@@ -17,8 +17,8 @@ START = "Step whose model this step starts from, or base."
 class _Step(Section):
     set: Names = Field(
         (),
-        description="Dotted overrides of params/ for this step; they win over the recipe's. rl.lr={times: 0.5} is half "
-        "of what params/, the preset and the overrides before it say.",
+        description="Dotted overrides of params/ for this step; they win over the recipe's. "
+        "rl.optimizer.lr={times: 0.5} is half of what params/, the preset and the overrides before it say.",
     )
     set_fresh: Names = Field(
         (), description="Further overrides for a model of random weights alone (model.base.type fresh)."
@@ -81,7 +81,7 @@ class RlStep(OnProblems):
     process_reward_model: str | None = Field(
         None, description="Process reward model step that scores every reasoning step."
     )
-    critic: str | None = Field(None, description="Step whose model initialises the critic (rl.critic.path).")
+    critic: str | None = Field(None, description="Step whose model initialises the critic (rl.advantage.critic.path).")
     reference: str | None = Field(None, description="Step whose model is the KL's reference; null: the start.")
     teacher: str | None = Field(None, description="Step whose model is the teacher of on-policy distillation.")
 

@@ -16,6 +16,7 @@ from mathrl.params.section import Section
 from mathrl.params.sweep import Sweep
 from mathrl.params.train import Controls, Rl, Sft
 from mathrl.params.training import Training
+from mathrl.params.training_engine import Verl
 
 # Stages by name, with the sections that each reads: its parameter dependencies in dvc.yaml (a test compares them) and
 # the form of its flow. First the pipeline, in the order in which its stages run.
@@ -94,7 +95,7 @@ def trains(stage: str, params: Params) -> bool:
 
 def hands_over(stage: str, params: Params) -> bool:
     """Whether the stage trains in processes that it does not start as its ranks: verl has its own, on Ray."""
-    return stage == "rl" and params.rl.engine == "verl"
+    return stage == "rl" and isinstance(params.rl.engine, Verl)
 
 
 def sections_read(stages: Iterable[str]) -> list[str]:

@@ -5,6 +5,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+from mathrl.params.unions import unions_of, usual_tag
+
 SECRET = "secret"  # the type of an error whose input must not be shown
 # The first of several kinds is what Prefect's form begins with: one without fields, which looks folded.
 AS_IT_IS = {"title": "as it is", "type": "object", "properties": {}, "additionalProperties": False}
@@ -42,15 +44,40 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _over_defaults(cls, values: Any) -> Any:
-        """A partly written section keeps the rest of the field's default, not of the section's class."""
+        """What is written in part keeps the rest of the field's default, not of the section's class.
+
+        Of a union a bare name is short for that type, and without a type it is the default's.
+        """
         if not isinstance(values, dict):
             return values
-        merged = dict(values)
-        for name, info in cls.model_fields.items():
-            part = values.get(name)
-            if isinstance(info.default, Section) and isinstance(part, dict):
-                merged[name] = {key: getattr(info.default, key) for key in info.default.model_fields_set} | part
+        merged, unions = dict(values), unions_of(cls)
+        for name in cls.model_fields.keys() & values.keys():
+            part, default = values[name], cls.model_fields[name].default
+            if name in unions:
+                field = unions[name].field
+                part = {field: part} if isinstance(part, str) else part
+                if isinstance(part, dict):
+                    tag = part.get(field, usual_tag(cls, name))
+                    part = {field: tag} | _kept(default, field, tag) | part
+                merged[name] = part
+            elif isinstance(default, Section) and isinstance(part, dict):
+                merged[name] = default.written() | part
         return merged
+
+    def written(self) -> dict[str, Any]:
+        """The fields that were set, with their values."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+    def beside(self, tag: str) -> dict[str, Any]:
+        """What a member of type `tag` takes from this default of a union, which is of another type."""
+        return {}
+
+
+def _kept(default: Any, field: str, tag: str) -> dict[str, Any]:
+    """What a union's member of type `tag` keeps of the default."""
+    if not isinstance(default, Section):
+        return {}
+    return default.written() if getattr(default, field) == tag else default.beside(tag)
 
 
 def is_url(url: str) -> str:

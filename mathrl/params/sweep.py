@@ -69,7 +69,8 @@ class Sweep(Section):
     study: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name of the study and of its folder.")
     space: dict[str, Axis] = Field(
         default_factory=dict,
-        description="Search space by key, such as rl.lr: {kind: log, low: 1e-5, high: 1e-3}; null removes a key.",
+        description="Search space by key, such as rl.optimizer.lr: {kind: log, low: 1e-5, high: 1e-3}; null removes a "
+        "key.",
     )
     set: tuple[str, ...] = Field((), description="Dotted overrides of params/ for every trial.")
     trials: int | None = Field(12, ge=1, description="Total number of trials, including the first; null: no limit.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mathrl.params.advantage import Process
 from mathrl.params.schema import Params
 
 
@@ -10,8 +11,8 @@ def tool_problems(params: Params) -> Iterator[str]:
     rollout = params.rollout
     if rollout.tool.kind == "none":
         return
-    if params.rl.advantage == "process":
-        yield "rollout.tool: rl.advantage process has no rewards for steps with tool calls yet; set it to group_std"
+    if isinstance(params.rl.advantage, Process):
+        yield "rollout.tool: rl.advantage process has no rewards for steps with tool calls yet; set it to grpo"
     if params.reward.judge.continuations:
         yield (
             "rollout.tool: reward.judge.continuations continues the starts of responses, whose sessions are gone; set "

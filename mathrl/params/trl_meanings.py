@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 
+from mathrl.params.loss import Cispo
 from mathrl.params.meaning import MATHRL, UNUSED, Meaning
 from mathrl.params.schema import Params
 
 
 def _adamw_meanings(stage: str) -> tuple[Meaning, ...]:
     optimizer = f"{stage}.optimizer"
-    no_muon = f"its trainer has no Muon; set {stage}.lr for AdamW too"
+    no_muon = "its trainer has no Muon"
     return (
-        Meaning(f"{stage}.lr", "`learning_rate`"),
         Meaning(f"{optimizer}.type", "`optim` adamw_torch", ("adamw",), no_muon),
-        Meaning(f"{optimizer}.adamw_scale", f"{UNUSED}: only Muon uses it"),
+        Meaning(f"{optimizer}.lr", "`learning_rate`"),
         Meaning(f"{optimizer}.beta1", "`adam_beta1`"),
         Meaning(f"{optimizer}.beta2", "`adam_beta2`"),
         Meaning(f"{optimizer}.eps", "`adam_epsilon`"),
@@ -46,68 +46,57 @@ TRL_RL = (
     Meaning("rl.temperature", "`temperature`"),
     Meaning("rl.max_tokens", "`max_completion_length`"),
     Meaning(
-        "rl.advantage",
-        "`scale_rewards`: group for group_std, none for group_mean",
-        ("group_std", "group_mean"),
+        "rl.advantage.type",
+        "`scale_rewards`: group for grpo, none for dr_grpo",
+        ("grpo", "dr_grpo"),
         "GRPOTrainer has no other advantage",
     ),
-    Meaning("rl.std_ddof", "TRL's constant", (1,), "it divides by the unbiased standard deviation"),
-    Meaning("rl.std_eps", "TRL's constant", (1e-4,), "it adds 0.0001 to the standard deviation"),
-    Meaning("rl.k", f"{UNUSED}: advantages of sets are refused"),
-    Meaning("rl.step_returns", f"{UNUSED}: advantage process is refused"),
-    Meaning("rl.part_weights", f"{UNUSED}: advantage part_std is refused"),
-    Meaning("rl.whiten", "refused", (False,), "it does not whiten advantages"),
-    Meaning("rl.gamma", f"{UNUSED}: advantages of groups use no discount"),
-    Meaning("rl.gae_lambda", f"{UNUSED}: advantages of groups use no critic"),
-    Meaning("rl.critic", "refused", (None,), "it has no critic"),
+    Meaning("rl.advantage.ddof", "TRL's constant", (1,), "it divides by the unbiased standard deviation"),
+    Meaning("rl.advantage.eps", "TRL's constant", (1e-4,), "it adds 0.0001 to the standard deviation"),
+    Meaning("rl.advantage.whiten", "refused", (False,), "it does not whiten advantages"),
     Meaning(
-        "rl.policy_loss",
+        "rl.loss.type",
         "`loss_type` and `importance_sampling_level`",
         ("clip", "gspo", "cispo", "sapo"),
         "it has no other loss",
     ),
-    Meaning("rl.clip_low", "`epsilon`; cispo has no lower bound, so only 1 there"),
-    Meaning("rl.clip_high", "`epsilon_high`; for cispo 1 + clip_high"),
-    Meaning("rl.dual_clip", "`delta`"),
-    Meaning("rl.sapo_temperatures", "`sapo_temperature_pos`, `sapo_temperature_neg`"),
-    Meaning("rl.log_ratio_penalty", "refused", (0,), "its loss has no such term"),
-    Meaning("rl.aggregation", "`loss_type`: dapo for token_mean, grpo for sequence_mean, dr_grpo for sequence_sum"),
-    Meaning("rl.kl_coef", "`beta`"),
-    Meaning("rl.kl_probe", "refused", (0,), "it measures the KL only where it is in the loss"),
-    Meaning("rl.kl_in", "TRL's constant", ("loss",), "its KL is a term of the loss"),
-    Meaning("rl.kl_estimator", "TRL's constant", ("k3",), "its estimator is k3"),
-    Meaning("rl.kl_controller", "refused", (None,), "its coefficient of the KL is fixed"),
-    Meaning("rl.entropy_coef", "`entropy_coef`, a mean over the tokens of each micro-batch"),
+    Meaning("rl.loss.low", "`epsilon`; cispo has no lower bound, so only 1 there"),
+    Meaning("rl.loss.high", "`epsilon_high`; for cispo 1 + high"),
+    Meaning("rl.loss.dual", "`delta`"),
+    Meaning("rl.loss.temperatures", "`sapo_temperature_pos`, `sapo_temperature_neg`"),
+    Meaning("rl.loss.log_ratio_penalty", "refused", (0,), "its loss has no such term"),
+    Meaning(
+        "rl.loss.aggregation", "`loss_type`: dapo for token_mean, grpo for sequence_mean, dr_grpo for sequence_sum"
+    ),
+    Meaning("rl.kl.coef", "`beta`"),
+    Meaning("rl.kl.type", "TRL's constant", ("loss",), "its KL is a term of the loss, and measured only there"),
+    Meaning("rl.kl.estimator", "TRL's constant", ("k3",), "its estimator is k3"),
+    Meaning("rl.kl.controller", "refused", (None,), "its coefficient of the KL is fixed"),
+    Meaning("rl.loss.entropy_coef", "`entropy_coef`, a mean over the tokens of each micro-batch"),
     Meaning("rl.importance", f"{UNUSED} with `when: other_engine`: the trained model samples"),
-    Meaning("rl.drop_ratio", "refused", (None,), "it skips no update"),
+    Meaning("rl.loss.drop_ratio", "refused", (None,), "it skips no update"),
     Meaning("rl.epochs", "`num_iterations`"),
     Meaning("rl.minibatches", "`steps_per_generation`: that many times `gradient_accumulation_steps`"),
     Meaning("rl.tokens_per_microbatch", "`per_device_train_batch_size`: the responses of full length that fit"),
-    Meaning("rl.skip_zero_variance", f"{UNUSED}: every group goes through the model, with the same gradient"),
+    Meaning("rl.loss.skip_zero_variance", f"{UNUSED}: every group goes through the model, with the same gradient"),
     Meaning("rl.truncated", "`mask_truncated_completions`"),
-    Meaning("rl.dynamic_sampling", "refused", (0,), "it samples once per step"),
-    Meaning("rl.prompts_per_round", f"{UNUSED} without dynamic sampling"),
+    Meaning("rl.dynamic_sampling", "refused", (None,), "it samples once per step"),
     Meaning("rl.asynchronous", "refused", (None,), "it samples after the update"),
     Meaning(
-        "rl.curriculum.order",
+        "rl.curriculum.type",
         "mathrl's order, row by row (`shuffle_dataset` false)",
         ("shuffled", "as_given", "easy_to_hard"),
         "its order of problems is fixed before training",
     ),
-    Meaning("rl.curriculum.floor", f"{UNUSED}: only order pass_rate uses it"),
-    Meaning("rl.curriculum.memory", f"{UNUSED}: only order pass_rate uses it"),
-    Meaning("rl.curriculum.pools", f"{UNUSED}: order pools is refused"),
-    Meaning("rl.curriculum.adaptive", "refused", (None,), "each of its prompts has group_size responses"),
-    Meaning("rl.curriculum.sampler", f"{UNUSED}: order user is refused"),
     Meaning("rl.keep_rollouts.which", "refused", ("none",), "its rollouts are not kept"),
     Meaning("rl.keep_rollouts.share", f"{UNUSED}: no rollouts are kept"),
     Meaning("rl.ema", "refused", (None,), "it keeps no moving average of the weights"),
     Meaning("rl.gradient_checkpointing", "`gradient_checkpointing`"),
     Meaning("rl.min_pass_at_8", MATHRL),
-    Meaning("rl.eval_every", MATHRL),
-    Meaning("rl.eval_samples", MATHRL),
-    Meaning("rl.eval_temperature", MATHRL),
-    Meaning("rl.export", MATHRL, ("last",), "the weights that it ends with are exported"),
+    Meaning("rl.dev.every", MATHRL),
+    Meaning("rl.dev.samples", MATHRL),
+    Meaning("rl.dev.temperature", MATHRL),
+    Meaning("rl.dev.export", MATHRL, ("last",), "the weights that it ends with are exported"),
     Meaning("rl.checkpoint_every", "TRL's own checkpoints, at the steps that mathrl names"),
     *_MACHINE,
     Meaning("reward.judge.continuations", "refused", (0,), "it has no rewards of steps"),
@@ -145,8 +134,8 @@ def trl_combinations(params: Params) -> Iterator[str]:
     rl = params.rl
     if rl.importance is not None and rl.importance.when == "always":
         yield "rl.importance=null (the trained model samples, and it corrects no mismatch of log-probs)"
-    if rl.policy_loss == "cispo" and rl.clip_low != 1:
-        yield "rl.clip_low=1 (its cispo has no lower bound)"
+    if isinstance(rl.loss, Cispo) and rl.loss.low != 1:
+        yield "rl.loss.low=1 (its cispo has no lower bound)"
     fixed: Mapping[str, str] = {"cispo": "token_mean", "gspo": "sequence_mean", "sapo": "sequence_mean"}
-    if rl.aggregation != fixed.get(rl.policy_loss, rl.aggregation):
-        yield f"rl.aggregation={fixed[rl.policy_loss]} (its {rl.policy_loss} averages so)"
+    if rl.loss.aggregation != fixed.get(rl.loss.type, rl.loss.aggregation):
+        yield f"rl.loss.aggregation={fixed[rl.loss.type]} (its {rl.loss.type} averages so)"

@@ -26,14 +26,13 @@ def function_problems(reward: Reward) -> Iterator[str]:
                     yield f"{place}.{number}.options.{problem}"
 
 
-def sampler_problems(sampler: SamplerOptions | None) -> Iterator[str]:
+def sampler_problems(sampler: SamplerOptions) -> Iterator[str]:
     """The errors in the class of rl.curriculum.sampler, with its path in the section rl."""
-    if sampler is not None:
-        problem, definitions = _definitions(sampler.path)
-        classes = [node for node in definitions if isinstance(node, ast.ClassDef)]
-        problem = problem or next((_wrong_class(node, sampler.keywords()) for node in classes), "")
-        if problem:
-            yield f"curriculum.sampler.{problem}"
+    problem, definitions = _definitions(sampler.path)
+    classes = [node for node in definitions if isinstance(node, ast.ClassDef)]
+    problem = problem or next((_wrong_class(node, sampler.keywords()) for node in classes), "")
+    if problem:
+        yield f"curriculum.sampler.{problem}"
 
 
 def _definitions(path: str) -> tuple[str, list[ast.AST]]:

@@ -1,8 +1,9 @@
 """What the FSDP backend holds in a process, and what it gathers meanwhile. P parameters, N processes."""
 
 from mathrl.models.model_shape import ModelShape
+from mathrl.params.advantage import Critic
 from mathrl.params.schema import Params
-from mathrl.params.train import Critic, Rl, Sft
+from mathrl.params.train import Rl, Sft
 from mathrl.planning.memory_states import Parts, adam_share, bytes_of, trainable
 
 

@@ -5,7 +5,7 @@ vLLM takes its share of the memory when it opens, and frees most of it when it s
 
 from mathrl.models.model_shape import ModelShape
 from mathrl.models.sharding import BUCKET
-from mathrl.params.lora import Lora
+from mathrl.params.lora import Adapters
 from mathrl.params.schema import Params
 from mathrl.planning.fsdp_memory import gathered_in_a_pass
 from mathrl.planning.gpu_update import gpu_scoring
@@ -70,7 +70,7 @@ def add_rl_phases(
         plan.phases["dev evaluation"] = awake | {"policy: trained weights set aside": aside}
 
 
-def export_parts(shape: ModelShape, params: Params, lora: Lora | None) -> Parts:
+def export_parts(shape: ModelShape, params: Params, lora: Adapters | None) -> Parts:
     """What the export makes: a bucket of a sharded model's weights, a copy of DeepSpeed's, or merged adapters."""
     size = bytes_of(params)
     if divides_weights(params):

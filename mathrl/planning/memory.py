@@ -13,8 +13,9 @@ from mathrl.models.head import MOST_LOGITS
 from mathrl.models.model_shape import ModelShape
 from mathrl.models.packing import LONG
 from mathrl.models.sharding import BUCKET
+from mathrl.params.advantage import Critic
 from mathrl.params.schema import Params
-from mathrl.params.train import Critic, Rl, Sft
+from mathrl.params.train import Rl, Sft
 from mathrl.planning.fsdp_memory import fully_sharded
 from mathrl.planning.gpu_phases import (
     add_rl_phases,
@@ -152,7 +153,7 @@ def _add_gpu_update(
             recomputed=section.gradient_checkpointing,
             trains_head=section.lora is None,
             gradient_bytes=4.0 if params.training.backend == "torch" else 2.0,
-            tables=2.5 if stage == "rl" and params.rl.entropy_coef else 2.0,
+            tables=2.5 if stage == "rl" and params.rl.loss.entropy_coef else 2.0,
         )
     else:
         passes = _passes(shape, params, stage, tokens, length)
@@ -194,10 +195,10 @@ def _add_further_weights(plan: MemoryPlan, shape: ModelShape, params: Params, de
     kept = 4.0 * trainable(shape, rl.lora) / (1 if rl.lora else weight_shards(params))
     if rl.ema:
         plan.standing["policy: EMA of the weights"] = kept
-    if rl.export == "best":
+    if rl.dev.export == "best":
         place = plan.standing if params.training.backend == "torch" else plan.host
         place["policy: best weights"] = kept
-    if (rl.kl_coef or rl.kl_probe) and rl.lora is None:
+    if rl.needs_reference and rl.lora is None:
         shards = params.run.processes if divides_weights(params) else 1
         plan.standing["reference"] = _frozen_copy(shape, params, device) / shards
 

@@ -43,7 +43,7 @@ def saving_overrides(params: Params, stage: Stage) -> list[list[str]]:
         changes.append([[deepspeed, "training.deepspeed.stage=3"]])
     if section.lora is None:
         critic = stage == "rl" and params.rl.critic is not None
-        changes.append([[f"{stage}.lora={{}}"], *([["rl.critic.lora={}"]] if critic else [])])
+        changes.append([[f"{stage}.lora={{}}"], *([["rl.advantage.critic.lora={}"]] if critic else [])])
     changes.append([[deepspeed, "training.deepspeed.offload_optimizer=true"]])
     changes.append([[deepspeed, "training.deepspeed.stage=3", "training.deepspeed.offload_parameters=true"]])
     return [change for part in changes for change in (*part, *shares)]

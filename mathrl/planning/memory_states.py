@@ -8,9 +8,9 @@ from typing import Literal
 
 from mathrl.learners.deepspeed_config import LIVE
 from mathrl.models.model_shape import ModelShape
-from mathrl.params.lora import Lora
+from mathrl.params.lora import Adapters
+from mathrl.params.optimizer import Optimizer
 from mathrl.params.schema import Params
-from mathrl.params.train import Optimizer
 
 GIB = 1 << 30
 Parts = dict[str, float]  # bytes by part
@@ -58,7 +58,7 @@ def frozen(shape: ModelShape, rounded: float) -> float:
     return 4.0 * (shape.parameters - (shape.matrices if rounded else 0)) + rounded
 
 
-def trained(shape: ModelShape, optimizer: Optimizer, lora: Lora | None, name: str) -> Parts:
+def trained(shape: ModelShape, optimizer: Optimizer, lora: Adapters | None, name: str) -> Parts:
     """Float32 weights, gradients and optimizer states: 16 bytes per parameter with AdamW, 12 with Muon."""
     count = trainable(shape, lora)
     adam = adam_share(shape, optimizer, lora)
@@ -69,7 +69,7 @@ def trained(shape: ModelShape, optimizer: Optimizer, lora: Lora | None, name: st
     }
 
 
-def half(shape: ModelShape, lora: Lora | None, name: str) -> Parts:
+def half(shape: ModelShape, lora: Adapters | None, name: str) -> Parts:
     """The weights of a bfloat16 model on a GPU, and the float32 masters of those that are trained."""
     count = trainable(shape, lora)
     return {
@@ -83,7 +83,7 @@ def bytes_of(params: Params) -> float:
     return 2.0 if params.model.precision == "bfloat16" else 4.0
 
 
-def divided(shape: ModelShape, lora: Lora | None, params: Params, name: str) -> tuple[Parts, Parts]:
+def divided(shape: ModelShape, lora: Adapters | None, params: Params, name: str) -> tuple[Parts, Parts]:
     """ZeRO over N processes: bytes on the device, and bytes that offload moves to the host.
 
     Stage 1 divides AdamW's moments and the float32 master weights (DeepSpeed keeps these beside float32 weights
@@ -106,7 +106,7 @@ def divided(shape: ModelShape, lora: Lora | None, params: Params, name: str) -> 
     return device, host
 
 
-def gradients_until_step(shape: ModelShape, lora: Lora | None, params: Params) -> float:
+def gradients_until_step(shape: ModelShape, lora: Adapters | None, params: Params) -> float:
     """Bytes of gradients on the GPU from the backward pass to the end of the step, although offload keeps others.
 
     DeepSpeed 0.19.8 adds up the gradients of bfloat16 weights in a float32 buffer on the device
@@ -127,7 +127,7 @@ def fetched(shape: ModelShape, params: Params) -> float:
     return bytes_of(params) * min(shape.parameters, LIVE + layer)
 
 
-def trainable(shape: ModelShape, lora: Lora | None) -> float:
+def trainable(shape: ModelShape, lora: Adapters | None) -> float:
     """Parameters with a gradient: all, or those of adapters beside every linear layer of the blocks."""
     if lora is None:
         return float(shape.parameters)
@@ -138,7 +138,7 @@ def trainable(shape: ModelShape, lora: Lora | None) -> float:
     return shape.layers * lora.r * sum(inputs + outputs for inputs, outputs in sides) * chosen
 
 
-def adam_share(shape: ModelShape, optimizer: Optimizer, lora: Lora | None) -> float:
+def adam_share(shape: ModelShape, optimizer: Optimizer, lora: Adapters | None) -> float:
     """The number of trained parameters with AdamW's two moments; Muon keeps one for a matrix."""
     count = trainable(shape, lora)
     return count if optimizer.type == "adamw" or lora else count - shape.matrices

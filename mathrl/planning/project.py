@@ -103,8 +103,7 @@ def project_sections(
             "tokens_per_step": sizes.sft_tokens,
             "tokens_per_microbatch": sizes.microbatch,
             "terse_share": 0.0,
-            "lr": _learning_rate("sft", shape),
-            "optimizer": {"type": "adamw", "warmup_steps": 5, "schedule": "cosine"},
+            "optimizer": {**_adamw("sft", shape), "warmup_steps": 5, "schedule": "cosine"},
             "gradient_checkpointing": checkpointing,
         },
         "difficulty": {"samples": 8, "temperature": 1.0, "max_problems": sizes.measured, "max_tokens": response},
@@ -114,13 +113,12 @@ def project_sections(
             "steps": rl_steps,
             "prompts_per_step": sizes.prompts,
             "group_size": sizes.group,
-            "lr": rl_rate,
-            "optimizer": {"type": "adamw", "beta2": 0.999, "warmup_steps": 5, "schedule": "constant"},
+            "optimizer": {**_adamw("rl", shape), "beta2": 0.999, "warmup_steps": 5, "schedule": "constant"},
             "temperature": 1.0,
             "max_tokens": response,
             "tokens_per_microbatch": sizes.microbatch,
             "gradient_checkpointing": checkpointing,
-            "eval_every": EVAL_EVERY,
+            "dev": {"every": EVAL_EVERY},
             "checkpoint_every": 10,
         },
         "evaluate": {
@@ -132,14 +130,18 @@ def project_sections(
             "extraction": "lenient",
         },
         "sample": {"max_tokens": response},
-        "dpo": {"lr": _learning_rate("dpo", shape), "tokens_per_microbatch": sizes.microbatch},
-        "reward_model": {"lr": _learning_rate("reward_model", shape), "tokens_per_microbatch": sizes.microbatch},
+        "dpo": {"optimizer": _adamw("dpo", shape), "tokens_per_microbatch": sizes.microbatch},
+        "reward_model": {"optimizer": _adamw("reward_model", shape), "tokens_per_microbatch": sizes.microbatch},
         "sweep": _sweep(name, rl_rate, device),
         # SFT's own loss has no terse part to leave out, and no form such as <think> is the model's.
         "controls": {"more_sft": bool(sft_share), "forced_prefix": None, "worked_only": False},
         "health": {"action": "warn", "lr": 1e-5, "kl": 0.3, "patience": 50},
         "register": {"name": name, "alias": "candidate"},
     }
+
+
+def _adamw(stage: str, shape: ModelShape) -> dict[str, Any]:
+    return {"type": "adamw", "lr": _learning_rate(stage, shape)}
 
 
 def _learning_rate(stage: str, shape: ModelShape) -> float:
@@ -155,8 +157,8 @@ def _sweep(name: str, rl_rate: float, device: str) -> dict[str, Any]:
     return {
         "study": re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_") or "project",
         "space": {
-            "rl.lr": {"kind": "log", "low": float(f"{rl_rate / 5:.1g}"), "high": float(f"{5 * rl_rate:.1g}")},
-            "rl.kl_coef": {"kind": "zero_or_log", "low": 1e-4, "high": 1e-2},
+            "rl.optimizer.lr": {"kind": "log", "low": float(f"{rl_rate / 5:.1g}"), "high": float(f"{5 * rl_rate:.1g}")},
+            "rl.kl.coef": {"kind": "zero_or_log", "low": 1e-4, "high": 1e-2},
         },
         "set": ["run.processes=1"] if device == "cpu" else [],
         "workers": 2 if device == "cpu" else 1,

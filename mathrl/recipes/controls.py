@@ -26,6 +26,7 @@ from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS
 from mathrl.core.statistics import sum_in_order
+from mathrl.params.advantage import Distillation, Process
 from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import (
     Claim,
@@ -134,7 +135,7 @@ def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> 
     reward, rl = run.params.reward, run.rl
     if unknown := [name for name in only if name not in CONTROLS]:
         raise UserError(f"no control {', '.join(unknown)}; controls: {', '.join(CONTROLS)}")
-    if run.params.rl.advantage in ("process", "distillation") or reward.judge.continuations:
+    if isinstance(run.params.rl.advantage, Process | Distillation) or reward.judge.continuations:
         raise UserError(
             f"{run.name}: its rewards are of reasoning steps or of a teacher's tokens, which have no counterpart "
             "without truth; controls are for runs whose rewards are of responses"

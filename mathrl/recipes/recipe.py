@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
+from mathrl.params.advantage import Distillation, Gae, Process
 from mathrl.params.final_values import judge, trained_values
 from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, apply_override, parse_yaml, read_yaml
@@ -102,7 +103,7 @@ def _is_fresh(layers: Layers, overrides: Iterable[str]) -> bool:
 
 
 def _absolute(override: str, layers: Layers, before: Names) -> str:
-    """rl.lr={times: 0.5} as a number: so many times the value that it has so far.
+    """rl.optimizer.lr={times: 0.5} as a number: so many times the value that it has so far.
 
     Any other override is returned as it is, as is one of a parameter that is no number: the schema refuses it.
     """
@@ -204,18 +205,18 @@ def _conflicts(recipe: Recipe, name: str, step: Any, params: Params, layers: Lay
     if step.stage == "rl":
         if step.reward_model and step.process_reward_model:
             yield f"steps.{name}: name a reward_model or a process_reward_model, not both"
-        process, labelled = params.rl.advantage == "process", bool(params.reward.judge.continuations)
+        process, labelled = isinstance(params.rl.advantage, Process), bool(params.reward.judge.continuations)
         if process != (step.process_reward_model is not None or labelled):
             yield (
                 f"steps.{name}: rl.advantage process and rewards of steps go together: name a "
                 "process_reward_model or set reward.judge.continuations, and set rl.advantage=process"
             )
-        if (params.rl.advantage == "distillation") != (step.teacher is not None):
+        if isinstance(params.rl.advantage, Distillation) != (step.teacher is not None):
             yield f"steps.{name}: a teacher and rl.advantage=distillation go together: set both or neither"
         if step.reference and not params.rl.kl_coef:
-            yield f"steps.{name}.reference: it has no effect unless rl.kl_coef is above 0"
-        if step.critic and params.rl.critic is None:
-            yield f"steps.{name}.critic: set rl.advantage=gae and rl.critic as well"
+            yield f"steps.{name}.reference: it has no effect unless rl.kl.coef is above 0"
+        if step.critic and not isinstance(params.rl.advantage, Gae):
+            yield f"steps.{name}.critic: set rl.advantage=gae as well"
 
 
 def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
@@ -256,7 +257,7 @@ def recipe_warnings(recipe: Recipe, folder: Path = FOLDER, preset: str | None = 
 
 
 def recipe_values(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None) -> dict[str, str]:
-    """The rates and lengths of each step that has some: {"rl": "rl.lr 1e-06 (adamw), rl.max_tokens 512, …"}."""
+    """The rates and lengths of each step that has some: {"rl": "rl.optimizer.lr 1e-06 (adamw), rl.max_tokens 512"}."""
     layers = read_layers(folder, preset)
     values = {
         name: trained_values(step_params(recipe, name, layers), step.stage) for name, step in recipe.steps.items()

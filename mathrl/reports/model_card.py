@@ -32,7 +32,7 @@ def model_card(title: str, reference: str, digest: str, material: Material) -> s
 
 
 def default_texts() -> dict[str, str]:
-    """Every parameter's default as MLflow shows it: {"rl.lr": "1e-06", …}."""
+    """Every parameter's default as MLflow shows it: {"rl.steps": "60", …}."""
     return flatten({name: kind.model_construct().model_dump(mode="json") for name, kind in SECTIONS.items()})
 
 

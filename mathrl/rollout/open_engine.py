@@ -12,7 +12,7 @@ from mathrl.models.device import Device, hardware_of
 from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.sharding import is_sharded
-from mathrl.params.lora import Lora
+from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.rollout.engine import RolloutEngine, canary_tolerance, dtype_name
@@ -57,7 +57,7 @@ def training_engine(
     model: Model,
     rollout: Rollout,
     ahead: bool,
-    lora: Lora | None = None,
+    lora: Adapters | None = None,
 ) -> RolloutEngine:
     """The engine that samples for the trainer of `network`, whose weights are those of the folder at first.
 
@@ -98,7 +98,7 @@ def _engine(
     return ServerEngine(tokenizer, ends, rollout, dtype, canary_tolerance(rollout, model, dtype), pool, network)
 
 
-def _pool(folder: Path | str, model: Model, rollout: Rollout, lora: Lora | None = None) -> ServerPool:
+def _pool(folder: Path | str, model: Model, rollout: Rollout, lora: Adapters | None = None) -> ServerPool:
     """The servers that the section names, or those that rank 0 starts and watches for every rank."""
     if not rollout.servers.start:
         return ServerPool(rollout.servers)

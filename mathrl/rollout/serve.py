@@ -7,7 +7,7 @@ from typing import Any
 
 from mathrl.core.hardware import Hardware
 from mathrl.models.device import hardware_of
-from mathrl.params.lora import Lora
+from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.rollout.vllm_arguments import adapter_arguments, command_line, engine_arguments, transfer_arguments
@@ -20,7 +20,7 @@ SERVER = {"worker_extension_cls": "mathrl.rollout.vllm_worker.WeightReader", "di
 
 
 def serve_command(
-    folder: Path | str, model: Model, rollout: Rollout, host: str, port: int, lora: Lora | None = None
+    folder: Path | str, model: Model, rollout: Rollout, host: str, port: int, lora: Adapters | None = None
 ) -> list[str]:
     """vLLM's OpenAI-compatible server of a model folder or hub id; see `serve_environment`.
 
@@ -48,7 +48,7 @@ def serve_command(
 
 
 def server_arguments(
-    folder: str, model: Model, rollout: Rollout, hardware: Hardware, lora: Lora | None = None
+    folder: str, model: Model, rollout: Rollout, hardware: Hardware, lora: Adapters | None = None
 ) -> dict[str, Any]:
     """The fields of vLLM's `EngineArgs`, and one of its server, for a server on this hardware."""
     engine = engine_arguments(folder, model, rollout, hardware)

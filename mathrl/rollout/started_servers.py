@@ -21,7 +21,7 @@ from mathrl.core.environment import Variable, world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.hashing import digest
-from mathrl.params.lora import Lora
+from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.rollout.serve import serve_command, serve_environment
@@ -79,7 +79,7 @@ class StartedServers:
             port.close()
 
 
-def start_servers(folder: Path | str, model: Model, rollout: Rollout, lora: Lora | None = None) -> StartedServers:
+def start_servers(folder: Path | str, model: Model, rollout: Rollout, lora: Adapters | None = None) -> StartedServers:
     """The servers of a model folder, each in a process of its own; those that run already, if they can take it.
 
     They can take a model of the same shape: weights are sent to them before they are used. With `lora` they take such

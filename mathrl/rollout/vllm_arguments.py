@@ -6,7 +6,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hardware import Hardware
-from mathrl.params.lora import Lora
+from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel
 from mathrl.rollout.engine import dtype_name
@@ -48,10 +48,10 @@ def engine_arguments(folder: str, model: Model, rollout: Rollout, hardware: Hard
     }
 
 
-def adapter_arguments(lora: Lora | None) -> dict[str, Any]:
+def adapter_arguments(lora: Adapters | None) -> dict[str, Any]:
     """The fields of `EngineArgs` by which vLLM takes one adapter of this section's rank; none if it cannot.
 
-    >>> adapter_arguments(Lora(r=12)), adapter_arguments(Lora(r=1024)), adapter_arguments(None)
+    >>> adapter_arguments(Adapters(r=12)), adapter_arguments(Adapters(r=1024)), adapter_arguments(None)
     ({'enable_lora': True, 'max_lora_rank': 16, 'max_loras': 1}, {}, {})
     """
     ranks = [rank for rank in ADAPTER_RANKS if lora is not None and rank >= lora.r]

@@ -92,10 +92,10 @@ def work(
     few_shot = few_shot_examples(params.prompt, examples)
     health = HealthMonitor(params.health, rl, run.health)
     inputs = _Inputs(start, problems, read_problems(dev), few_shot, health, others)
-    train = {"mathrl": _train, "trl": _train_with_trl, "verl": _train_with_verl}[rl.engine]
+    train = {"mathrl": _train, "trl": _train_with_trl, "verl": _train_with_verl}[rl.engine.type]
     network, tokenizer, result = train(run, inputs)
     measured = result.dev_accuracy is not None
-    accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.eval_temperature})" if measured else "not measured"
+    accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.dev.temperature})" if measured else "not measured"
     card = (
         f"# RL model of mathrl\n\nTrained from {start} on {len(problems):,} problems: "
         f"{result.steps} steps of {rl.prompts_per_step} prompts x {rl.group_size} responses, "
@@ -138,7 +138,8 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     run.check_lengths(inputs.problems, lambda: tokenizer, inputs.few_shot)
     check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
     if "critic" in others and rl.critic is not None:
-        rl = rl.model_copy(update={"critic": rl.critic.model_copy(update={"path": str(others["critic"])})})
+        critic = rl.critic.model_copy(update={"path": str(others["critic"])})
+        rl = rl.model_copy(update={"advantage": rl.advantage.model_copy(update={"critic": critic})})
     inputs.health.watch.rl = rl
     frozen = {
         name: load_network(others[name], params.model, training).requires_grad_(False)

@@ -53,7 +53,7 @@ def work(
         if rank() == 0:
             _hand_on(run, start, data, model, report, base)
         return
-    train = _trainer(params.sft.engine)
+    train = _trainer(params.sft.engine.type)
     health = HealthMonitor(params.health, None, run.health)
     training = open_training(run, health)
     # torch: not before the inputs have been checked.

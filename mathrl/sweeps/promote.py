@@ -77,7 +77,10 @@ def edited(text: str, changes: Mapping[str, Any], where: str) -> str:
         parent: Any = document
         for part in above:
             slot = _slot(parent, part, f"{where}: {key}")
-            parent = parent.setdefault(slot, {}) if isinstance(parent, dict) else parent[slot]
+            if isinstance(parent, dict) and not isinstance(parent.get(slot), dict | list):
+                named = parent.get(slot)  # a bare name of a type
+                parent[slot] = {"type": named} if isinstance(named, str) else {}
+            parent = parent[slot]
         slot = _slot(parent, last, f"{where}: {key}")
         old = parent[slot] if isinstance(parent, list) or slot in parent else None
         if old != value or isinstance(old, bool) != isinstance(value, bool):

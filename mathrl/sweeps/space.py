@@ -22,7 +22,7 @@ from mathrl.params.sweep import Axis, Categorical, Integer, Sweep, ZeroOrLog
 Space = Mapping[str, Axis]
 DIGITS = 3
 # Trials that differ in these have no comparable scores.
-NOT_VARIED = ("run.seed", "rl.steps", "rl.eval_every", "rl.eval_samples", "rl.eval_temperature", "rl.max_tokens")
+NOT_VARIED = ("run.seed", "rl.steps", "rl.dev.every", "rl.dev.samples", "rl.dev.temperature", "rl.max_tokens")
 
 
 def check_space(sweep: Sweep, folder: Path = FOLDER) -> dict[str, Any]:
@@ -33,7 +33,9 @@ def check_space(sweep: Sweep, folder: Path = FOLDER) -> dict[str, Any]:
     """
     where = f"{folder}/sweep.yaml: space"
     if not sweep.space:
-        raise UserError(f"{where}: nothing is varied; write for example rl.lr: {{kind: log, low: 1e-5, high: 1e-3}}")
+        raise UserError(
+            f"{where}: nothing is varied; write for example rl.optimizer.lr: {{kind: log, low: 1e-5, high: 1e-3}}"
+        )
     base = load_params(folder, overrides=sweep.set).model_dump(mode="json", by_alias=True)
     present: dict[str, Any] = {}
     wrong: list[str] = []
@@ -142,8 +144,8 @@ def values_of(space: Space, drawn: Mapping[str, Any], present: Mapping[str, Any]
 
 
 def override(key: str, value: Any) -> str:
-    """>>> override("rl.lr", 3e-05)
-    'rl.lr=3e-05'
+    """>>> override("rl.optimizer.lr", 3e-05)
+    'rl.optimizer.lr=3e-05'
     """
     return f"{key}={dump_yaml(value).removesuffix('...' + chr(10)).strip()}"
 
@@ -154,5 +156,5 @@ def overrides(sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
 
 
 def trial_params(sweep: Sweep, values: Mapping[str, Any], folder: Path = FOLDER) -> Params:
-    """Raises UserError: values that are valid alone are not valid together (clip_low above 1, a multiple missed)."""
+    """Raises UserError: values that are valid alone are not valid together (a multiple missed)."""
     return load_params(folder, overrides=overrides(sweep, values))

@@ -90,10 +90,10 @@ def _pruner(sweep: Sweep, rl: Rl) -> optuna.pruners.BasePruner:
     if sweep.pruner == "median":
         return optuna.pruners.MedianPruner(sweep.startup_trials, sweep.warmup_steps)
     if sweep.pruner == "hyperband":
-        first = max(1, rl.eval_every, sweep.warmup_steps)
+        first = max(1, rl.dev.every, sweep.warmup_steps)
         return optuna.pruners.HyperbandPruner(first, max(first, rl.steps * sweep.seeds))
     if sweep.pruner == "forecast" and Path(sweep.dev).exists():  # `_facts` reports one that is missing
-        responses = len(read_problems(Path(sweep.dev))) * rl.eval_samples
+        responses = len(read_problems(Path(sweep.dev))) * rl.dev.samples
         return ForecastPruner(rl.steps, responses, sweep.startup_trials, sweep.warmup_steps)
     return optuna.pruners.NopPruner()
 

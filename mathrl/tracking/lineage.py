@@ -3,7 +3,7 @@
 Only MLflow is read: the tags that `upload` wrote. A run's inputs are its tags `input.<path>`; the run that made
 an input has the same digest under `output.<path>`. Example, one step of the way back:
 
-    Step(run="4f2c…", stage="rl", commit="a4cec49…", dirty=False, params={"rl.lr": "0.0005", …},
+    Step(run="4f2c…", stage="rl", commit="a4cec49…", dirty=False, params={"rl.steps": "60", …},
          inputs={"models/sft": "9be1…"}, outputs={"models/rl": "77aa…"}, depth=1)
 """
 

@@ -23,17 +23,26 @@ MODELS = ("base", "sft", "rl")
 
 
 def parent_params(record: RunRecord) -> dict[str, Any]:
-    """What the list of runs has columns for: {"model": "fresh", "data": "chain", "rl.lr": 0.01, …}."""
+    """What the list of runs has columns for: {"model": "fresh", "data": "chain", "rl.optimizer.lr": 0.01, …}."""
     sections = record.pipeline_params
     flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    main = {key: value for key in MAIN if (value := _value(sections, key)) is not None}
     base = sections.get("model", {}).get("base")
     sources = sections.get("curate", {}).get("sources")
     shown = {"preset": record.preset} if record.preset else {}
     shown |= {"model": base.get("path", base.get("type"))} if base else {}
     shown |= {"data": ", ".join(dict.fromkeys(str(source.get("name")) for source in sources))} if sources else {}
-    shown |= {key: flat[key] for key in MAIN if key in flat}
+    shown |= main
     shown |= {key: value for key, value in flat.items() if record.sweep and key.startswith("sweep.")}
     return shown | {"changed": ", ".join(change_words(record.changed)) or "nothing"} | record.changed
+
+
+def _value(sections: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key of recorded sections; None where there is none."""
+    value: Any = sections
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def log_parent_params(

@@ -28,6 +28,8 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import adapters_off
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
+from mathrl.params.advantage import Distillation, Gae
+from mathrl.params.loss import LossKl, Masked, RewardKl
 from mathrl.params.train import Rl
 from mathrl.trainers.advantages import gae_advantages, outcome_advantages
 from mathrl.trainers.rollouts import RolloutGroup
@@ -145,10 +147,11 @@ def make_batch(
     figures: dict[str, float] = {}
     importance = params.importance
     if importance is not None and importance.when == "always":
+        low = importance.low if isinstance(importance, Masked) else 0.0
         sampler_N = old_logprobs(groups)
         old_N = group_logprobs(model, "policy", groups, params, ranks)
         importance_N, trusted_N = importance_weights(
-            old_N, sampler_N, lengths_S, importance.kind, importance.level, importance.low, importance.high
+            old_N, sampler_N, lengths_S, importance.type, importance.level, low, importance.high
         )
         kept = spread(kept, lengths_S) & trusted_N
         figures["importance/mean"] = float(importance_N.mean())
@@ -159,26 +162,26 @@ def make_batch(
     if reference is not None:
         with adapters_off(reference):
             reference_N = group_logprobs(reference, "reference", groups, params, ranks)
-        if params.kl_in == "reward":
+        if isinstance(params.kl, RewardKl):
             gap_N = old_logprobs(groups, old_N) - reference_N
             penalty_N = kl_coef * gap_N
             figures["kl"] = float(gap_N.mean())
-    if params.advantage == "distillation":
+    if isinstance(params.advantage, Distillation):
         teacher_N = group_logprobs(teacher, "teacher", groups, params, ranks)
         advantages = distillation_advantages(teacher_N, old_logprobs(groups, old_N))
         figures["distillation/reverse_kl"] = -float(advantages.mean())
-    elif params.advantage == "gae":
+    elif isinstance(params.advantage, Gae):
         budget, packed = TokenBudget(ranks, params.tokens_per_microbatch, "rl"), [group.group for group in groups]
         values_N = score_tokens(budget, "critic's values", lambda micro: token_scores(critic, micro), critic, packed)
-        advantages, returns_N = gae_advantages(groups, lengths_S, values_N, penalty_N, params)
+        advantages, returns_N = gae_advantages(groups, lengths_S, values_N, penalty_N, params.advantage)
     else:
-        advantages = outcome_advantages(groups, lengths_S, penalty_N, params)
+        advantages = outcome_advantages(groups, lengths_S, penalty_N, params.advantage)
         if len(advantages) == len(lengths_S):
             figures["advantage/mean"] = float(advantages.mean())
-    if params.kl_in != "loss":
+    if not isinstance(params.kl, LossKl):
         reference_N = None
     batch = Batch(groups, lengths_S, old_N, advantages, kept, importance_N, reference_N, values_N, returns_N)
-    if params.whiten:
+    if params.advantage.whiten:
         batch = replace(batch, advantages=whiten(batch.advantages_N, batch.kept_N))
     return batch, figures
 

@@ -12,6 +12,7 @@ from itertools import islice
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Graded, Problem
 from mathrl.learners.distributed import Ranks
+from mathrl.params.advantage import Remax
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
@@ -72,7 +73,8 @@ class Collector:
 
     def sample(self, seed: int) -> RolloutShare:
         """Take the problems of a round, sample and grade this rank's share of them."""
-        over = self.params.prompts_per_round if self.params.dynamic_sampling else None
+        dynamic = self.params.dynamic_sampling
+        over = dynamic.prompts_per_round if dynamic is not None else None
         taken = self.order.take(over or self.params.prompts_per_step)
         counts = self.order.sample_counts(taken, self.params.group_size)
         rank, world = self.ranks.rank, self.ranks.world
@@ -104,6 +106,7 @@ class Collector:
         `sampler_idle` a judge and greedy baselines may use the sampler.
         """
         params = self.params
+        most_rounds = params.dynamic_sampling.rounds if params.dynamic_sampling is not None else 1
         groups: list[RolloutGroup] = []
         counters: list[Mapping[str, float]] = []
         seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
@@ -120,12 +123,12 @@ class Collector:
                 counters += rank_counters
             rounds += 1
             differing = [group for group in groups if 0 < sum(group.correct) < len(group.correct)]
-            if rounds >= params.dynamic_sampling or len(differing) >= params.prompts_per_step:
+            if rounds >= most_rounds or len(differing) >= params.prompts_per_step:
                 break
         for group in groups:
             self.order.observe(group.problem, sum(group.correct), len(group.correct))
         trained = groups
-        if params.dynamic_sampling:
+        if params.dynamic_sampling is not None:
             differing_ids = {id(group) for group in differing}
             uniform = [group for group in groups if id(group) not in differing_ids]
             trained = (differing + uniform)[: params.prompts_per_step]
@@ -135,11 +138,12 @@ class Collector:
         self, groups: list[RolloutGroup], seconds: dict[str, float], sampler_idle: SamplerIdle
     ) -> list[RolloutGroup]:
         """The groups as the judge has them, with greedy baselines where the advantage needs them."""
-        if self.judge is None and self.params.advantage != "greedy":
+        greedy = isinstance(self.params.advantage, Remax)
+        if self.judge is None and not greedy:
             return groups
         with sampler_idle():
             groups = self.judge(groups) if self.judge is not None else groups
-            return self._with_greedy_baselines(groups, seconds) if self.params.advantage == "greedy" else groups
+            return self._with_greedy_baselines(groups, seconds) if greedy else groups
 
     def _with_greedy_baselines(self, groups: list[RolloutGroup], seconds: dict[str, float]) -> list[RolloutGroup]:
         """ReMax (arXiv:2310.10505): one more, greedy response per prompt, whose reward is the baseline."""

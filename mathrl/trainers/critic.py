@@ -22,8 +22,9 @@ from mathrl.models.load import load_model, precision_of, resolve_folder
 from mathrl.models.lora import add_lora
 from mathrl.models.scores import load_scorer, make_scorer, token_scores
 from mathrl.models.transformers_import import AutoConfig
+from mathrl.params.advantage import Critic
 from mathrl.params.run import Model
-from mathrl.params.train import Critic, Rl
+from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
 
 
@@ -42,7 +43,7 @@ def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: in
             scorer = make_scorer(policy)
     if params.lora is not None:
         add_lora(scorer, params.lora, derive_seed(seed, "critic"))
-    return make_learner(scorer, params.optimizer, params.lr, updates, ranks, name="rl.critic")
+    return make_learner(scorer, params.optimizer, updates, ranks, name="rl.advantage.critic")
 
 
 def _from_folder(path: str, policy: Any, ranks: Ranks) -> Any:

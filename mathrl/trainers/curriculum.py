@@ -8,7 +8,15 @@ import torch
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.params.curriculum import Curriculum
+from mathrl.params.curriculum import (
+    AsGiven,
+    Curriculum,
+    EasyToHard,
+    FixedOrder,
+    PassRate,
+    PoolCurriculum,
+    UserCurriculum,
+)
 from mathrl.trainers.demonstrations import Stream
 from mathrl.trainers.pools import PoolOrder
 from mathrl.trainers.user_order import UserOrder
@@ -53,9 +61,9 @@ def make_order(
     Raises:
         UserError: the user's class cannot be made, or easy_to_hard has nothing to sort by.
     """
-    if params.order == "pools":
+    if isinstance(params, PoolCurriculum):
         return PoolOrder(params, problems, usable, seed)
-    if params.sampler is not None:
+    if isinstance(params, UserCurriculum):
         return UserOrder(params.sampler, problems, usable, seed)
     return ProblemOrder(params, problems, usable, planned, seed)
 
@@ -71,7 +79,7 @@ class ProblemOrder:
     """
 
     def __init__(
-        self, params: Curriculum, problems: Sequence[Problem], usable: Sequence[int], planned: int, seed: int
+        self, params: FixedOrder | PassRate, problems: Sequence[Problem], usable: Sequence[int], planned: int, seed: int
     ) -> None:
         """`planned` is the number of problems that the run is expected to take.
 
@@ -84,32 +92,32 @@ class ProblemOrder:
         self.pass_rates = [_pass_rate(problems[index]) for index in self.usable]
         self.place = {index: place for place, index in enumerate(self.usable)}
         self.sorted: list[int] = []
-        if params.order == "easy_to_hard":
+        if isinstance(params, EasyToHard):
             difficulty = _difficulties([problems[index] for index in self.usable])
             taken = [self.stream.take() for _ in range(planned)]
             self.sorted = sorted(taken, key=lambda place: difficulty[place])
 
     def take(self, count: int) -> list[int]:
         """The next problems, as numbers in the training set."""
-        if self.params.order == "pass_rate":
-            places = self._weighted_sample(count)
+        if isinstance(self.params, PassRate):
+            places = self._weighted_sample(count, self.params.floor)
         else:
             places = [self._at(self.cursor + offset) for offset in range(count)]
         self.cursor += count
         return [self.usable[place] for place in places]
 
     def _at(self, cursor: int) -> int:
-        if self.params.order == "as_given":
+        if isinstance(self.params, AsGiven):
             return cursor % len(self.usable)
         if cursor < len(self.sorted):
             return self.sorted[cursor]
         self.stream.cursor = cursor
         return self.stream.take()
 
-    def _weighted_sample(self, count: int) -> list[int]:
+    def _weighted_sample(self, count: int, floor: float) -> list[int]:
         """Without repetition as long as there are enough problems: the largest u^(1/w), u uniform, w the weight."""
         p = torch.tensor(self.pass_rates, dtype=torch.float64)
-        weights = p * (1 - p) + self.params.floor
+        weights = p * (1 - p) + floor
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "curriculum", self.cursor))
         places: list[int] = []
         while len(places) < count:
@@ -122,7 +130,8 @@ class ProblemOrder:
 
     def observe(self, problem: int, correct: int, samples: int) -> None:
         """Move the problem's estimate towards the pass rate of its rollouts."""
-        place, memory = self.place[problem], self.params.memory
+        place = self.place[problem]
+        memory = self.params.memory if isinstance(self.params, PassRate) else PassRate().memory
         self.pass_rates[place] = memory * self.pass_rates[place] + (1 - memory) * (correct / samples)
 
     def metrics(self) -> dict[str, float]:
@@ -147,8 +156,8 @@ def _difficulties(problems: Sequence[Problem]) -> list[float]:
     without_level = next((problem.id for problem in problems if problem.level is None), None)
     if without_level is not None:
         raise UserError(
-            f"rl.curriculum.order is easy_to_hard, but problem {unmeasured!r} has no measured pass rate and "
+            f"rl.curriculum is easy_to_hard, but problem {unmeasured!r} has no measured pass rate and "
             f"problem {without_level!r} no level: run the difficulty stage on all problems, or set "
-            "rl.curriculum.order to shuffled"
+            "rl.curriculum to shuffled"
         )
     return [float(problem.level or 0) for problem in problems]

@@ -36,7 +36,7 @@ def dev_figures(
     sampler: Sampler, dev: Sequence[Problem], reward: RewardFunction, params: Rl, ranks: Ranks, seed: int
 ) -> dict[str, float]:
     """Accuracy and length on the dev problems, each rank sampling its share with the weights that `sampler` has."""
-    sampling = Sampling(params.eval_samples, params.eval_temperature, params.max_tokens)
+    sampling = Sampling(params.dev.samples, params.dev.temperature, params.max_tokens)
     share = list(dev[ranks.rank :: ranks.world])
     graded = sampler.sample(share, sampling, reward, derive_seed(seed, "dev", ranks.rank))
     reward.counters()  # resets them: the counters of a step are those of its rollouts
@@ -45,7 +45,7 @@ def dev_figures(
     if not rows:
         return {}
     return {
-        "dev/problems": len(rows) / params.eval_samples,
+        "dev/problems": len(rows) / params.dev.samples,
         "dev/accuracy": sum(correct for correct, _ in rows) / len(rows),
         "dev/response_length": sum(length for _, length in rows) / len(rows),
     }

@@ -20,6 +20,8 @@ from mathrl.models.dropout import disable_dropout
 from mathrl.models.linear import keep_rounded_only
 from mathrl.models.lora import add_lora
 from mathrl.models.sharding import is_sharded, sharded_copy
+from mathrl.params.advantage import Distillation, Process
+from mathrl.params.loss import LossKl, RewardKl
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
@@ -94,8 +96,9 @@ class RlSetup:
             yield
 
     def adapt_kl_coef(self, row: Mapping[str, float], responses: int) -> dict[str, float]:
-        """The step's coefficient of the KL, for the metrics; the next step's follows the KL (rl.kl_controller)."""
-        controller, used = self.collector.params.kl_controller, self.state.kl_coef
+        """The step's coefficient of the KL, for the metrics; the next step's follows the KL (rl.kl.controller)."""
+        kl, used = self.collector.params.kl, self.state.kl_coef
+        controller = kl.controller if isinstance(kl, LossKl | RewardKl) else None
         if controller is not None and "kl" in row:
             self.state.kl_coef = adapted_kl_coef(
                 self.state.kl_coef, row["kl"], responses, controller.target, controller.horizon
@@ -116,8 +119,8 @@ class RlSetup:
             )
 
     def keep_dev_accuracy(self, row: Mapping[str, float]) -> None:
-        """Keep the dev accuracy of the row and, where rl.export is best, the weights if they are the best so far."""
-        state, export, accuracy = self.state, self.collector.params.export, row.get("dev/accuracy")
+        """Keep the dev accuracy of the row and, with `dev.export: best`, the weights if they are the best so far."""
+        state, export, accuracy = self.state, self.collector.params.dev.export, row.get("dev/accuracy")
         if accuracy is None or not (export == "last" or state.dev_accuracy is None or accuracy > state.dev_accuracy):
             return
         state.dev_accuracy, state.exported_step = accuracy, state.step
@@ -172,9 +175,7 @@ def open_rl(
     if params.critic is not None:
         critic = make_critic(params.critic, model, helpers.critic, params.steps * updates_per_step, run.seed, ranks)
         policy_steps -= params.critic.warmup_steps
-    policy = make_learner(
-        model, params.optimizer, params.lr, policy_steps * updates_per_step, ranks, name="rl", ema=params.ema
-    )
+    policy = make_learner(model, params.optimizer, policy_steps * updates_per_step, ranks, name="rl", ema=params.ema)
     share_gradients([policy] if critic is None else [policy, critic])
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
@@ -213,13 +214,13 @@ def open_rl(
 
 def _reference(model: Any, params: Rl, reference: Any, ranks: Ranks) -> Any:
     """The model of the KL, or None where nothing needs one."""
-    if not (params.kl_coef or params.kl_probe):
+    if not params.needs_reference:
         return None
     if reference is not None:
         return reference
     if params.lora:  # adapters are switched off for it, so it needs no copy
         return model
-    with memory_part("reference's weights", "set rl.lora, or rl.kl_coef and rl.kl_probe to 0"):
+    with memory_part("reference's weights", "set rl.lora, or rl.kl to null"):
         if not is_sharded(model):
             return copy.deepcopy(model).requires_grad_(False)
         with sharded_like(model, ranks):
@@ -228,12 +229,13 @@ def _reference(model: Any, params: Rl, reference: Any, ranks: Ranks) -> Any:
 
 def check_helpers(params: Rl, helpers: Helpers) -> None:
     """Raises UserError: the advantage needs a model that was not given, or a model has no use."""
-    if params.advantage == "distillation" and helpers.teacher is None:
+    distillation = isinstance(params.advantage, Distillation)
+    if distillation and helpers.teacher is None:
         raise UserError("rl.advantage is distillation, but there is no teacher; give the run a teacher model")
-    if params.advantage != "distillation" and helpers.teacher is not None:
+    if not distillation and helpers.teacher is not None:
         raise UserError(
-            f"a teacher is given, but rl.advantage is {params.advantage}: set it to distillation, or "
+            f"a teacher is given, but rl.advantage is {params.advantage.type}: set it to distillation, or "
             "leave the teacher out"
         )
-    if params.advantage == "process" and helpers.judge is None:
+    if isinstance(params.advantage, Process) and helpers.judge is None:
         raise UserError("rl.advantage is process, but there are no step rewards; give the run a process reward model")

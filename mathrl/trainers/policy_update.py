@@ -23,6 +23,7 @@ from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of
 from mathrl.models.device import to_device
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import response_logprobs
+from mathrl.params.loss import Cispo, DppoKl, DppoTv, Gmpo, Gspo, Loss, LossKl, PpoClip, Sapo
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
 
@@ -84,9 +85,9 @@ class StepFigures:
                 "ratio/mean": sum_in_order(update.ratio for update in self.updates) / tokens,
                 "ratio/max": max(update.ratio_max for update in self.updates),
             }
-            if params.kl_coef and params.kl_in == "loss":
+            if isinstance(params.kl, LossKl) and params.kl.coef:
                 metrics["kl"] = sum_in_order(update.kl for update in self.updates) / tokens
-        if params.drop_ratio is not None:
+        if params.loss.drop_ratio is not None:
             metrics["dropped_minibatches"] = float(self.dropped)
         if count > 1:
             # Mean number of updates between sampling and training.
@@ -121,7 +122,7 @@ def update_gradient(policy: Learner, params: Rl, batch: Batch, kl_coef: float) -
     gradient: they get no forward pass where nothing but the surrogate is in the loss; the denominators count
     them all the same.
     """
-    weights_S = token_weights(batch.counted_S, params.aggregation, params.max_tokens)
+    weights_S = token_weights(batch.counted_S, params.loss.aggregation, params.max_tokens)
     batch = replace(batch, weights_S=weights_S)
     budget = TokenBudget(policy.ranks, params.tokens_per_microbatch, "rl")
     figures = reduce_figures(_gradient(budget, policy, params, batch, kl_coef), policy.ranks)
@@ -144,12 +145,26 @@ def _gradient(budget: TokenBudget, policy: Learner, params: Rl, batch: Batch, kl
 
 def trained_groups(batch: Batch, params: Rl) -> list[int]:
     """The numbers of the groups that get a forward pass."""
-    beside = params.entropy_coef or params.log_ratio_penalty  # terms of the loss that need no advantage
-    if not params.skip_zero_variance or batch.reference_N is not None or beside:
+    beside = params.loss.entropy_coef or params.loss.log_ratio_penalty  # terms of the loss that need no advantage
+    if not params.loss.skip_zero_variance or batch.reference_N is not None or beside:
         return list(range(len(batch.groups)))
     alike = len(batch.advantages) == len(batch.kept)
     moving = (batch.advantages != 0) & batch.kept if alike else (batch.advantages_N != 0) & batch.kept_N
     return [number for number, (start, end) in enumerate(pairwise(batch.ends_of(moving))) if moving[start:end].any()]
+
+
+def ratio_bounds(loss: Loss) -> Clip:
+    """The bounds of the ratio that a loss has; the others are those of a loss that does not use them."""
+    match loss:
+        case PpoClip() | Gspo():
+            return Clip(loss.low, loss.high, loss.dual)
+        case DppoTv() | DppoKl():
+            return Clip(loss.low, loss.high, loss.cap)
+        case Cispo() | Gmpo():
+            return Clip(loss.low, loss.high)
+        case Sapo():
+            return Clip(0.0, 0.0, temperatures=loss.temperatures)
+    return Clip(0.0, 0.0)
 
 
 def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tuple[Tensor, Figures]:
@@ -163,18 +178,19 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         to_device(tensor, logprobs_N.device)
         for tensor in (part.lengths_S, part.old_N, part.advantages_N, part.kept_N, weights_N, kept)
     )
-    clip = Clip(params.clip_low, params.clip_high, params.dual_clip, params.sapo_temperatures)
-    loss_N, clipped_N = policy_loss(params.policy_loss, logprobs_N, old_N, advantages_N, lengths_S, clip, kept_N)
+    terms = params.loss
+    loss_N, clipped_N = policy_loss(terms.type, logprobs_N, old_N, advantages_N, lengths_S, ratio_bounds(terms), kept_N)
     if part.importance_N is not None:
         loss_N = loss_N * to_device(part.importance_N, loss_N.device)
     kl_N = torch.zeros_like(old_N)
     if part.reference_N is not None:
-        kl_N = kl_estimate(logprobs_N, to_device(part.reference_N, loss_N.device), params.kl_estimator)
+        assert isinstance(params.kl, LossKl)
+        kl_N = kl_estimate(logprobs_N, to_device(part.reference_N, loss_N.device), params.kl.estimator)
         loss_N = loss_N + kl_coef * kl_N
-    if params.log_ratio_penalty:
-        loss_N = loss_N + params.log_ratio_penalty * squared_log_ratio(logprobs_N, old_N)
-    if params.entropy_coef:
-        loss_N = loss_N - params.entropy_coef * entropies_N
+    if terms.log_ratio_penalty:
+        loss_N = loss_N + terms.log_ratio_penalty * squared_log_ratio(logprobs_N, old_N)
+    if terms.entropy_coef:
+        loss_N = loss_N - terms.entropy_coef * entropies_N
     loss = (weights_N * loss_N)[kept].sum()
     now_N = logprobs_N.detach()
     ratio_N = log_ratio(now_N, old_N).exp()[kept]

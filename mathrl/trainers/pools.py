@@ -11,7 +11,7 @@ import numpy as np
 
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.params.curriculum import Curriculum
+from mathrl.params.curriculum import PoolCurriculum
 from mathrl.trainers.pass_rate_model import Array, Calibration, features, measured_rates, predict
 from mathrl.trainers.sample_counts import sample_counts
 
@@ -28,7 +28,7 @@ class PoolOrder:
     retired, the retired ones follow, the next to return first; after that, problems are taken again.
     """
 
-    def __init__(self, params: Curriculum, problems: Sequence[Problem], usable: Sequence[int], seed: int) -> None:
+    def __init__(self, params: PoolCurriculum, problems: Sequence[Problem], usable: Sequence[int], seed: int) -> None:
         self.params, self.seed, self.usable = params, seed, list(usable)
         self.place = {index: place for place, index in enumerate(self.usable)}
         chosen, size = [problems[index] for index in self.usable], len(self.usable)

@@ -23,6 +23,7 @@ from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.health.mismatch import check_mismatch
 from mathrl.learners.preemption import Stopped, StopRequest
+from mathrl.params.loss import KlProbe
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rewards.counters import merged_counters
@@ -65,7 +66,7 @@ def train_rl(
 ) -> RlResult:
     """Train `model`, which `sampler`'s engine samples from, in place; resumes from `run.state`.
 
-    The model ends with the averaged weights where `params.ema` is set, with `export: best` those of the best step.
+    The model ends with the averaged weights where `params.ema` is set, with `dev.export: best` those of the best step.
 
     Raises:
         UserError: no prompt fits, a teacher or judge is missing, too many updates are non-finite, or health ends it.
@@ -100,7 +101,7 @@ def train_rl(
                 batch, figures = make_batch(
                     rollouts.groups, step_params, ranks, model, reference, setup.teacher, values_of, state.kl_coef
                 )
-                if params.kl_probe and not params.kl_coef:
+                if isinstance(params.kl, KlProbe):
                     figures["kl"] = probe_kl(rollouts.groups, setup.reference, params, ranks)
             scored_at = time.perf_counter()
 
@@ -116,7 +117,7 @@ def train_rl(
                 if state.step < critic_only_steps:
                     continue
                 update = update_gradient(policy, params, part, state.kl_coef)
-                dropped = params.drop_ratio is not None and update.mean_ratio > params.drop_ratio
+                dropped = params.loss.drop_ratio is not None and update.mean_ratio > params.loss.drop_ratio
                 policy.drop() if dropped else policy.update(update.loss)
                 policy_figures.add(update, 0.0 if dropped else policy.norm, dropped)
                 state.trained_tokens += int(update.trained)
@@ -150,7 +151,7 @@ def train_rl(
             row |= setup.adapt_kl_coef(row, len(batch.lengths_S))
             last = state.step == params.steps
             with stream.paused(updating=True) if stream is not None else nullcontext():
-                if dev and (last or (params.eval_every and state.step % params.eval_every == 0)):
+                if dev and (last or (params.dev.every and state.step % params.dev.every == 0)):
                     evaluated_from = time.perf_counter()
                     row |= evaluate_dev(collector, dev, policy, sync, run.seed)
                     row["time/eval"] = time.perf_counter() - evaluated_from
@@ -170,5 +171,5 @@ def train_rl(
             if stopping and not last:
                 raise Stopped
     setup.finish()
-    exported_step = state.exported_step if params.export == "best" and state.exported_step else state.step
+    exported_step = state.exported_step if params.dev.export == "best" and state.exported_step else state.step
     return RlResult(state.step, state.sampled_tokens, state.trained_tokens, state.dev_accuracy, exported_step)

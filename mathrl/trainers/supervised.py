@@ -111,7 +111,7 @@ def train_supervised(
         Stopped: after a signal, once the checkpoint is written.
     """
     name, ranks = objective.name, run.ranks
-    learner = make_learner(model, params.optimizer, params.lr, params.steps, ranks, name=name)
+    learner = make_learner(model, params.optimizer, params.steps, ranks, name=name)
     budget = TokenBudget(ranks, params.tokens_per_microbatch, name)
     stream = Stream(len(objective.items), derive_seed(run.seed, f"{name} order"))
     checkpoints = CheckpointFolder(run.state / "checkpoints")

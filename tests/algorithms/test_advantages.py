@@ -17,7 +17,7 @@ from mathrl.algorithms.advantages import (
     whiten,
 )
 
-KINDS = ("group_std", "group_mean", "leave_one_out")
+KINDS = ("grpo", "dr_grpo", "rloo")
 numbers = st.floats(-3, 3, allow_nan=False, width=32)
 
 
@@ -25,27 +25,27 @@ def test_group_std_by_hand() -> None:
     # Rewards 1, 0, 0, 0: mean 1/4, unbiased variance (9/16 + 3/16) / 3 = 1/4, so std 1/2.
     rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
     expected = torch.tensor([[1.5, -0.5, -0.5, -0.5]])
-    assert torch.allclose(group_advantages(rewards, "group_std", eps=0.0), expected)
+    assert torch.allclose(group_advantages(rewards, "grpo", eps=0.0), expected)
     # Biased: variance 3/16.
     biased = expected / 2 / math.sqrt(3 / 16)
-    assert torch.allclose(group_advantages(rewards, "group_std", ddof=0, eps=0.0), biased)
+    assert torch.allclose(group_advantages(rewards, "grpo", ddof=0, eps=0.0), biased)
     assert not torch.allclose(biased, expected)
     # eps is added to the standard deviation.
-    assert torch.allclose(group_advantages(rewards, "group_std", eps=0.5), expected / 2)
+    assert torch.allclose(group_advantages(rewards, "grpo", eps=0.5), expected / 2)
 
 
 def test_the_defaults_are_ddof_1_and_eps_1e_6() -> None:
     rewards = torch.tensor([[0.0, 3e-6]], dtype=torch.float64)
     std = 3e-6 / math.sqrt(2)
-    assert group_advantages(rewards, "group_std")[0, 1].item() == pytest.approx(1.5e-6 / (std + 1e-6), rel=1e-9)
+    assert group_advantages(rewards, "grpo")[0, 1].item() == pytest.approx(1.5e-6 / (std + 1e-6), rel=1e-9)
 
 
 def test_group_mean_and_leave_one_out_by_hand() -> None:
     rewards = torch.tensor([[0.9, 0.1, 0.5], [1.0, 0.0, 0.0]])
     others = torch.tensor([[0.9 - 0.3, 0.1 - 0.7, 0.5 - 0.5], [1.0, -0.5, -0.5]])
-    assert torch.allclose(group_advantages(rewards, "leave_one_out"), others)
+    assert torch.allclose(group_advantages(rewards, "rloo"), others)
     mean = torch.tensor([[0.4, -0.4, 0.0], [2 / 3, -1 / 3, -1 / 3]])
-    assert torch.allclose(group_advantages(rewards, "group_mean"), mean)
+    assert torch.allclose(group_advantages(rewards, "dr_grpo"), mean)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +64,7 @@ def test_uniform_groups_and_groups_of_one_get_exactly_zero(kind: str) -> None:
 def test_rewards_of_another_shape_are_refused() -> None:
     for rewards in (torch.zeros(3), torch.zeros(3, 0), torch.zeros(1, 2, 2)):
         with pytest.raises(ValueError, match="groups, responses"):
-            group_advantages(rewards, "group_mean")
+            group_advantages(rewards, "dr_grpo")
 
 
 @given(rewards=st.lists(numbers, min_size=3, max_size=9), data=st.data())

@@ -19,14 +19,15 @@ from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.params.optimizer import Muon
 from mathrl.params.run import FreshModel
-from mathrl.params.train import Optimizer, Rl
+from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.rollouts import RolloutGroup
 
 torch.set_num_threads(1)
-KINDS = ("group_std", "group_mean", "leave_one_out")
+KINDS = ("grpo", "dr_grpo", "rloo")
 LOSSES = ("clip", "gspo", "cispo", "reinforce")
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum")
 numbers = st.floats(-3, 3, allow_nan=False, width=32)
@@ -84,11 +85,11 @@ def test_advantages_of_a_group(rewards: list[float], shift: float, data: st.Data
             shifted = group_advantages(values + shift, kind)  # type: ignore[arg-type]
             assert torch.allclose(shifted, found, atol=1e-6)
     size = len(rewards)
-    centred, left_out = (group_advantages(values, kind) for kind in ("group_mean", "leave_one_out"))  # type: ignore[arg-type]
+    centred, left_out = (group_advantages(values, kind) for kind in ("dr_grpo", "rloo"))  # type: ignore[arg-type]
     assert torch.allclose(left_out, centred * size / (size - 1), atol=1e-9)
     if float(values.std()) > 1e-3:
-        scaled = group_advantages(values * 5, "group_std", eps=0.0)
-        assert torch.allclose(scaled, group_advantages(values, "group_std", eps=0.0), atol=1e-9)
+        scaled = group_advantages(values * 5, "grpo", eps=0.0)
+        assert torch.allclose(scaled, group_advantages(values, "grpo", eps=0.0), atol=1e-9)
 
 
 @given(sizes=lengths, seed=seeds)
@@ -109,7 +110,7 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_what_counts(sizes: 
 def test_process_supervision_with_one_step_at_the_end_is_outcome_supervision(sizes: list[int], seed: int) -> None:
     lengths_S, rewards = torch.tensor(sizes), noise(len(sizes), seed)
     found = process_advantages(rewards, torch.arange(len(sizes)), lengths_S - 1, lengths_S)
-    assert torch.allclose(found, spread(group_advantages(rewards[None], "group_std")[0], lengths_S))
+    assert torch.allclose(found, spread(group_advantages(rewards[None], "grpo")[0], lengths_S))
     # Steps normalised together sum to 0; a token after the last step has none to come.
     steps = torch.cat([rewards, noise(len(sizes), seed + 1)])
     places = torch.cat([torch.zeros(len(sizes), dtype=torch.long), lengths_S - 2])
@@ -219,7 +220,7 @@ def test_expected_values_and_gradients_of_the_estimators(one: list[float], data:
 
 BASE = FreshModel(hidden_size=16, intermediate_size=24, layers=1, heads=2, kv_heads=1, alphabet="arithmetic")
 MODEL = fresh_network(BASE, character_tokenizer(BASE), seed=3).eval()
-LEARNER = TorchLearner(MODEL, Optimizer(), 1e-3, 10)
+LEARNER = TorchLearner(MODEL, Muon(lr=1e-3), 10)
 
 
 def backend(rank: int = 0, world: int = 1) -> Any:
@@ -274,13 +275,16 @@ def made(groups: Sequence[RolloutGroup], params: Rl) -> Batch:
 
 settings_of_loss = st.fixed_dictionaries(
     {
-        "aggregation": st.sampled_from(AGGREGATIONS),
-        "policy_loss": st.sampled_from(LOSSES),
-        "advantage": st.sampled_from(KINDS),
+        "loss": st.fixed_dictionaries(
+            {
+                "aggregation": st.sampled_from(AGGREGATIONS),
+                "type": st.sampled_from(LOSSES),
+                "entropy_coef": st.sampled_from([0.0, 0.01]),
+            }
+        ),
+        "advantage": st.fixed_dictionaries({"type": st.sampled_from(KINDS), "whiten": st.booleans()}),
         "truncated": st.sampled_from(["keep", "mask"]),
-        "entropy_coef": st.sampled_from([0.0, 0.01]),
         "max_tokens": st.just(10),
-        "whiten": st.booleans(),
     }
 )
 
@@ -292,7 +296,8 @@ def test_the_gradient_is_of_the_batch_and_not_of_how_it_is_cut(
 ) -> None:
     params, groups = Rl(**options), random_groups(seed, 5, 3)
     whole, loss = gradient(made(groups, params), params)
-    cut = params.model_copy(update={"tokens_per_microbatch": budget, "skip_zero_variance": False})
+    loss_of_all = params.loss.model_copy(update={"skip_zero_variance": False})
+    cut = params.model_copy(update={"tokens_per_microbatch": budget, "loss": loss_of_all})
     order = data.draw(st.permutations(range(5)))
     turned = [groups[i] for i in order]
     shuffled, shuffled_loss = gradient(made(turned, cut), cut, world)
@@ -315,7 +320,7 @@ def test_a_process_alone_has_another_gradient() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_without_a_difference_have_no_gradient(kind: str) -> None:
     uniform = random_groups(1, 1, 4)
-    params = Rl(advantage=kind, skip_zero_variance=False, max_tokens=10)  # type: ignore[arg-type]
+    params = Rl(advantage=kind, loss={"skip_zero_variance": False}, max_tokens=10)  # type: ignore[arg-type]
     found, loss = gradient(made(uniform, params), params)
     assert loss == 0 and not found.any()
     # They count in the denominators: beside them the others weigh less.
@@ -328,7 +333,7 @@ def test_groups_without_a_difference_have_no_gradient(kind: str) -> None:
 
 def test_masked_responses_change_nothing_but_by_their_absence() -> None:
     """A truncated response that is masked: its advantage counts in its group, its tokens nowhere."""
-    params = Rl(truncated="mask", max_tokens=10, aggregation="token_mean")
+    params = Rl(truncated="mask", max_tokens=10, loss={"aggregation": "token_mean"})
     (group,) = random_groups(7, 2, 3)[1:]
     masked = RolloutGroup(**{**vars_of(group), "truncated": (False, False, True)})
     batch = made([masked], params)

@@ -59,7 +59,7 @@ def test_max_at_k_is_what_a_response_adds_to_its_sets(rewards: list[float], k: i
     def gain(i: int, one: tuple[int, ...]) -> float:
         return k * (max(rewards[j] for j in one) - max(rewards[j] for j in one if j != i))
 
-    found = set_advantages(torch.tensor([rewards], dtype=torch.float64), "max_at_k", k)
+    found = set_advantages(torch.tensor([rewards], dtype=torch.float64), "pkpo", k)
     expected = torch.tensor(by_sets(rewards, k, gain), dtype=torch.float64)
     torch.testing.assert_close(found[0], expected, atol=1e-9, rtol=1e-9)
 
@@ -79,7 +79,7 @@ def expected_gradient(probability: float, size: int, advantages: Callable[[Tenso
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_max_at_k_follows_the_gradient_of_pass_at_k(p: float, k: int) -> None:
     exact = k * (1 - p) ** (k - 1)
-    found = expected_gradient(p, 5, lambda rewards: set_advantages(rewards, "max_at_k", k))
+    found = expected_gradient(p, 5, lambda rewards: set_advantages(rewards, "pkpo", k))
     assert found == pytest.approx(exact, abs=1e-5)
     assert found != pytest.approx((k + 1) * (1 - p) ** k, abs=1e-3)
 
@@ -90,7 +90,7 @@ def test_max_rl_follows_the_first_terms_of_the_log_likelihoods_gradient(p: float
     terms = [(1 - p) ** (k - 1) for k in range(1, size)]  # 1/k times the gradient of pass@k
     found = expected_gradient(p, size, lambda rewards: set_advantages(rewards, "max_rl", 2))
     assert found == pytest.approx(sum(terms), abs=1e-5)
-    assert expected_gradient(p, size, lambda r: group_advantages(r, "leave_one_out")) == pytest.approx(1.0, abs=1e-5)
+    assert expected_gradient(p, size, lambda r: group_advantages(r, "rloo")) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_rare_success_weighs_more_in_max_rl_than_a_frequent_one() -> None:
@@ -99,7 +99,7 @@ def test_a_rare_success_weighs_more_in_max_rl_than_a_frequent_one() -> None:
     assert rare_A == 7 and frequent_A == pytest.approx(1 / 7)
 
 
-@pytest.mark.parametrize("kind", ["max_rl", "pass_at_k", "max_at_k"])
+@pytest.mark.parametrize("kind", ["max_rl", "pass_at_k", "pkpo"])
 def test_equal_rewards_have_no_advantage_and_order_does_not_matter(kind: Any) -> None:
     assert (set_advantages(torch.full((2, 16), 0.7), kind, 4) == 0).all()
     rewards = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
@@ -112,21 +112,21 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^max_rl divides .* at least 0$"):
         set_advantages(torch.tensor([[-1.0, 1.0]]), "max_rl", 2)
     with pytest.raises(ValueError, match="between 2 and the group size 2"):
-        set_advantages(torch.tensor([[0.0, 1.0]]), "max_at_k", 3)
+        set_advantages(torch.tensor([[0.0, 1.0]]), "pkpo", 3)
     with pytest.raises(ValueError, match="groups, responses"):
-        set_advantages(torch.tensor([0.0, 1.0]), "max_at_k", 2)
+        set_advantages(torch.tensor([0.0, 1.0]), "pkpo", 2)
 
 
 def test_parts_are_normalised_apart() -> None:
     """Accuracy (0 or 1) and a small length penalty: their sum hides the penalty, their own advantages do not."""
     accuracy, length = torch.tensor([[1.0, 1.0, 0.0, 0.0]]), torch.tensor([[0.0, -0.01, 0.0, -0.01]])
     found = part_advantages(torch.stack([accuracy, length]), [1.0, 1.0])
-    expected = group_advantages(accuracy, "group_std") + group_advantages(length, "group_std")
+    expected = group_advantages(accuracy, "grpo") + group_advantages(length, "grpo")
     torch.testing.assert_close(found, expected)
-    summed = group_advantages(accuracy + length, "group_std")
+    summed = group_advantages(accuracy + length, "grpo")
     assert found[0, 0] - found[0, 1] > 50 * (summed[0, 0] - summed[0, 1])
     torch.testing.assert_close(
-        part_advantages(torch.stack([accuracy, length]), [2.0, 0.0]), 2 * group_advantages(accuracy, "group_std")
+        part_advantages(torch.stack([accuracy, length]), [2.0, 0.0]), 2 * group_advantages(accuracy, "grpo")
     )
     assert (part_advantages(torch.ones(2, 1, 4), [1.0, 1.0]) == 0).all()
 

@@ -25,7 +25,7 @@ def gradients(kind: Any, gaps: list[float], old: list[float], advantages: list[f
     return gradient
 
 
-@pytest.mark.parametrize("kind", ["sapo", "geo_mean", "dppo_tv", "dppo_kl"])
+@pytest.mark.parametrize("kind", ["sapo", "gmpo", "dppo_tv", "dppo_kl"])
 def test_on_policy_the_gradient_is_that_of_reinforce(kind: Any) -> None:
     old, advantages = [0.5, 0.1, 0.9], [1.5, 1.5, 1.5]
     torch.testing.assert_close(gradients(kind, [0.0] * 3, old, advantages, Clip(0.2, 0.2)), -torch.tensor(advantages))
@@ -49,11 +49,11 @@ def test_the_geometric_mean_and_its_clip_by_hand() -> None:
     """Log-ratios 0.9 (bound 0.4), -0.1, 0.1 with A = 1: mean 0.4 / 3; the clipped token has no gradient."""
     gaps, old = [0.9, -0.1, 0.1], [0.3, 0.3, 0.3]
     mean = math.exp((0.4 - 0.1 + 0.1) / 3)
-    found = gradients("geo_mean", gaps, old, [1.0] * 3, Clip(0.4, 0.4))
+    found = gradients("gmpo", gaps, old, [1.0] * 3, Clip(0.4, 0.4))
     torch.testing.assert_close(found, torch.tensor([0.0, -mean, -mean]))
     # With A < 0 the high ratio is the pessimistic one and stays.
     mean = math.exp((0.9 - 0.1 + 0.1) / 3)
-    torch.testing.assert_close(gradients("geo_mean", gaps, old, [-1.0] * 3, Clip(0.4, 0.4)), torch.full((3,), mean))
+    torch.testing.assert_close(gradients("gmpo", gaps, old, [-1.0] * 3, Clip(0.4, 0.4)), torch.full((3,), mean))
 
 
 def test_the_geometric_mean_has_the_gradient_of_the_objective_written_for_whole_responses() -> None:
@@ -63,7 +63,7 @@ def test_the_geometric_mean_has_the_gradient_of_the_objective_written_for_whole_
     kept_N = torch.tensor([True, False, True, True, True])
     ours_N, whole_N = (start_N.clone().requires_grad_() for _ in range(2))
     clip = Clip(0.3, 0.2)
-    loss_N, _ = policy_loss("geo_mean", ours_N, old_N, spread(advantages_S, LENGTHS), LENGTHS, clip, kept_N)
+    loss_N, _ = policy_loss("gmpo", ours_N, old_N, spread(advantages_S, LENGTHS), LENGTHS, clip, kept_N)
     counts_S = torch.tensor([2, 2])
     weights_S = token_weights(counts_S, "sequence_mean", 9)
     (spread(weights_S, LENGTHS) * loss_N)[kept_N].sum().backward()
@@ -110,7 +110,7 @@ def test_the_geometric_means_bounds_differ_and_only_kept_tokens_count() -> None:
     arguments = torch.zeros(3), -torch.ones(3), torch.tensor([3])
     loss, clipped = geometric_mean_loss(gaps, *arguments, (0.4, 0.1))
     assert loss.tolist() == pytest.approx([math.exp(-0.2 / 3)] * 3) and clipped.tolist() == [True, False, False]
-    loss, _ = policy_loss("geo_mean", gaps, *arguments, Clip(0.4, 0.1), kept)
+    loss, _ = policy_loss("gmpo", gaps, *arguments, Clip(0.4, 0.1), kept)
     assert loss[:2].tolist() == pytest.approx([math.exp(-0.35)] * 2)
 
 

@@ -73,9 +73,9 @@ def test_an_unknown_command_is_answered_by_the_nearest() -> None:
     [
         (["run", "rll"], "no stage 'rll' (did you mean rl?)"),
         (["run", "rl", "--set", "rl.learning_rate=1"], "learning_rate: unknown parameter (did you mean lr?)"),
-        (["run", "rl", "--set", "rl.lr=5"], "rl.lr"),
-        (["run", "rl", "--set", "rl.lr=fast"], "rl.lr"),
-        (["run", "rl", "--set", "rl.lr"], "write section.key=value"),
+        (["run", "rl", "--set", "rl.optimizer.lr=5"], "rl.optimizer.lr"),
+        (["run", "rl", "--set", "rl.optimizer.lr=fast"], "rl.optimizer.lr"),
+        (["run", "rl", "--set", "rl.optimizer.lr"], "write section.key=value"),
         (["run", "rl", "--preset", "gsm8"], "did you mean gsm8k?"),
         (["run", "rl", "--controls"], "--controls needs the whole pipeline"),
         (["runs", "--prune", "nothing"], "no run 'nothing'"),
@@ -137,8 +137,8 @@ for read in (lambda: load_tokenizer("no/such-model"), lambda: benchmark_problems
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("run rl --set lr=0.1", "rl.lr=0.1 or sft.lr=0.1"),
-        ("run rl --set learning_rate=0.1", "rl.lr=0.1 or sft.lr=0.1"),
+        ("run rl --set lr=0.1", "rl.optimizer.lr=0.1 or sft.optimizer.lr=0.1"),
+        ("run rl --set learning_rate=0.1", "rl.optimizer.lr=0.1 or sft.optimizer.lr=0.1"),
         ("evaluate --model tests --benchmark gsm8kk", "did you mean gsm8k?"),
         ("evaluate --model tests/modells --benchmark gsm8k", "(did you mean tests/models?)"),
         ("health rll", "(did you mean rl?)"),
@@ -196,9 +196,9 @@ def test_a_dry_run_prints_what_differs_and_with_verbose_all(
     assert "steps" in written["rl"] and "gamma" not in written["rl"] and "evaluate" not in written
     _print_parameters("rl", params, None)
     assert parse_yaml(capsys.readouterr().out, "printed").keys() == {*SECTIONS}
-    _print_parameters("rl", load_params(ROOT / "params", overrides=["rl.lr=0.02"]), params)
+    _print_parameters("rl", load_params(ROOT / "params", overrides=["rl.optimizer.lr=0.02"]), params)
     (_, line, _) = capsys.readouterr().out.splitlines()
-    assert line.split() == ["rl.lr:", "0.02", "(params/:", "0.01)"]
+    assert line.split() == ["rl.optimizer.lr:", "0.02", "(params/:", "0.01)"]
 
 
 def test_the_doctor_names_a_server_that_does_not_answer() -> None:

@@ -27,7 +27,7 @@ from tasks.workspace import prepare, prepare_recipe
 
 ROOT = Path(__file__).parents[2]
 QWEN = ["model.base.type=pretrained", "model.base.path=Qwen/Qwen2.5-0.5B"]
-RATES = [*QWEN, "sft.steps=0", "rl.lr=0.003", "rl.optimizer.type=adamw"]
+RATES = [*QWEN, "sft.steps=0", "rl.optimizer.lr=0.003", "rl.optimizer.type=adamw"]
 LENGTHS = ["prompt.max_tokens=512", "difficulty.max_tokens=512", "rl.max_tokens=512"]
 
 
@@ -39,11 +39,11 @@ def at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dry_run_warns_once_of_a_typed_rate_and_names_what_a_preset_replaces(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run("rl", presets=["dapo", "gsm8k"], overrides=[*QWEN, "rl.lr=0.02"], dry_run=True)
+    run("rl", presets=["dapo", "gsm8k"], overrides=[*QWEN, "rl.optimizer.lr=0.02"], dry_run=True)
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len([line for line in warned if "rl.lr is 0.02, 20,000 times AdamW's usual rate" in line]) == 1
+    assert len([line for line in warned if "rl.optimizer.lr is 0.02, 20,000 times AdamW's usual rate" in line]) == 1
     assert any("presets: gsm8k replaces values of dapo: curate.sources" in line for line in warned)
-    run("rl", presets=["gsm8k"], overrides=[*QWEN, "rl.lr=2e-6"], dry_run=True)
+    run("rl", presets=["gsm8k"], overrides=[*QWEN, "rl.optimizer.lr=2e-6"], dry_run=True)
     assert "usual rate" not in capsys.readouterr().out
 
 
@@ -51,9 +51,12 @@ def test_a_recipes_dry_run_has_the_presets_values(capsys: pytest.CaptureFixture[
     print_steps("sft-rl", "gsm8k", QWEN)
     printed = capsys.readouterr().out
     assert "over params/ with preset gsm8k" in printed
-    assert "  with sft.lr 1e-05 (adamw)" in printed and "  with rl.lr 1e-06 (adamw), rl.max_tokens 400" in printed
-    print_steps("rft", "qwen2.5-0.5b-gsm8k", ["sft.lr=0.01"])
-    assert "warning: rft: sft.lr is 0.01, 1,000 times AdamW's" in capsys.readouterr().out
+    assert (
+        "  with sft.optimizer.lr 1e-05 (adamw)" in printed
+        and "  with rl.optimizer.lr 1e-06 (adamw), rl.max_tokens 400" in printed
+    )
+    print_steps("rft", "qwen2.5-0.5b-gsm8k", ["sft.optimizer.lr=0.01"])
+    assert "warning: rft: sft.optimizer.lr is 0.01, 1,000 times AdamW's" in capsys.readouterr().out
 
 
 def test_the_command_in_the_header_of_rl_from_base_works(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,11 +64,11 @@ def test_the_command_in_the_header_of_rl_from_base_works(capsys: pytest.CaptureF
     (command,) = [line.removeprefix("#").split() for line in text.splitlines() if "mathrl recipe rl-from-base" in line]
     settings = [word for before, word in pairwise(command) if before == "--set"]
     print_steps(command[2], command[command.index("--preset") + 1], settings)
-    assert "  with rl.lr 1e-06 (adamw), rl.max_tokens 1024" in capsys.readouterr().out
+    assert "  with rl.optimizer.lr 1e-06 (adamw), rl.max_tokens 1024" in capsys.readouterr().out
 
 
 def test_the_flow_refuses_before_it_makes_a_worktree() -> None:
-    with pytest.raises(UserError, match=r"rl\.lr is 0\.01, 1,000 times Muon's"):
+    with pytest.raises(UserError, match=r"rl\.optimizer\.lr is 0\.01, 1,000 times Muon's"):
         prepare("rl", None, QWEN)
     with pytest.raises(UserError, match=r"steps\.rl: rl\.max_tokens is 64, too short"):
         prepare_recipe("sft-rl", None, QWEN)
@@ -89,14 +92,14 @@ def test_the_stage_takes_what_was_typed_for_its_run_alone(
     shutil.copytree(ROOT / "params", tmp_path / "params")
     monkeypatch.chdir(tmp_path)
     settings = [*RATES, *LENGTHS]
-    assert "rl.lr is 0.003, 3,000 times" in stage(tmp_path, capsys, overrides=settings)
-    (tmp_path / WORKTREE_NOTE).write_text(json.dumps({"overrides": ["preset gsm8k", "rl.lr=0.003"]}))
+    assert "rl.optimizer.lr is 0.003, 3,000 times" in stage(tmp_path, capsys, overrides=settings)
+    (tmp_path / WORKTREE_NOTE).write_text(json.dumps({"overrides": ["preset gsm8k", "rl.optimizer.lr=0.003"]}))
     assert "it starts" in stage(tmp_path, capsys, overrides=settings)
     assert "rl.max_tokens is 8" in stage(tmp_path, capsys, overrides=[*settings, "rl.max_tokens=8"])
     # The overrides of a step's command are the recipe's too: what was typed stands in the recipe's file.
-    assert "rl.lr is 0.003" in stage(tmp_path, capsys, "deepseek-r1/rl_1", settings)
+    assert "rl.optimizer.lr is 0.003" in stage(tmp_path, capsys, "deepseek-r1/rl_1", settings)
     file = tmp_path / "params" / "recipes" / "deepseek-r1.yaml"
-    file.write_text(dump_yaml(read_yaml(file) | {"overrides": ["rl.lr=0.003"]}))
+    file.write_text(dump_yaml(read_yaml(file) | {"overrides": ["rl.optimizer.lr=0.003"]}))
     assert "it starts" in stage(tmp_path, capsys, "deepseek-r1/rl_1", settings)
 
 
@@ -109,7 +112,7 @@ def test_a_reproduction_takes_the_rate_that_somebody_typed_for_the_run(
     monkeypatch.chdir(tmp_path)
     assert "it starts" in stage(tmp_path, capsys)
     (tmp_path / WORKTREE_NOTE).unlink()
-    assert "rl.lr is 0.003, 3,000 times" in stage(tmp_path, capsys)
+    assert "rl.optimizer.lr is 0.003, 3,000 times" in stage(tmp_path, capsys)
 
 
 @pytest.fixture
@@ -133,7 +136,7 @@ def own_project(folder: Path, solution: int, *settings: str) -> None:
     written = [
         f"model.base={{type: pretrained, path: {folder / 'start'}}}",
         f"curate.sources=[{source}, solution_key: working}}]",
-        *("curate.test_share=0.2", "curate.decontaminate=null", "sft.steps=0", "rl.lr=1e-6"),
+        *("curate.test_share=0.2", "curate.decontaminate=null", "sft.steps=0", "rl.optimizer.lr=1e-6"),
         *("rl.optimizer.type=adamw", "prompt.max_tokens=512", "difficulty.max_tokens=256", "rl.max_tokens=256"),
         *("evaluate.max_tokens=256", *settings),
     ]

@@ -92,17 +92,17 @@ def test_a_project_of_own_rows_and_an_own_model(
     assert sizes == {"test": 50, "dev": 12, "sft": 59, "rl": 177} and len(curated.rejected) == 2
     assert params.prompt.template == "boxed" and params.sft.steps > 0 and params.rl.max_tokens <= 256 - 64
     # The published 1e-6 of a width of 896, here for a width of 32.
-    assert params.rl.lr == 3e-5 and params.sft.lr == 3e-4
+    assert params.rl.optimizer.lr == 3e-5 and params.sft.optimizer.lr == 3e-4
     # Nothing of the demo's is left that trains or samples: recipes and sweeps start from the project's own values.
     assert params.dpo.lr == 1e-5 and params.reward_model.lr == 3e-4
     assert params.controls.forced_prefix is None and params.controls.more_sft
     assert params.sample.max_tokens == params.evaluate.max_tokens == params.rl.max_tokens
-    assert (params.sweep.study, params.sweep.space["rl.lr"].low, params.sweep.space["rl.lr"].high) == (
-        "sums",
-        6e-6,
-        2e-4,
-    )
-    assert set(check_space(params.sweep, Path("sums/params"))) == {"rl.lr", "rl.kl_coef"}
+    assert (
+        params.sweep.study,
+        params.sweep.space["rl.optimizer.lr"].low,
+        params.sweep.space["rl.optimizer.lr"].high,
+    ) == ("sums", 6e-6, 2e-4)
+    assert set(check_space(params.sweep, Path("sums/params"))) == {"rl.optimizer.lr", "rl.kl.coef"}
     assert params.model.base.type == "pretrained"
     assert load_model(params.model.base.path, params.model, "cpu").config.model_type == "gpt_neox"
     with pytest.raises(UserError, match="sums: exists and is not empty"):
@@ -225,7 +225,8 @@ def test_a_plan_says_whether_rl_would_start_and_a_command_that_helps(
 ) -> None:
     model = str(folder / "neox")
     params = load_params(
-        ROOT / "params", overrides=["model.base={type: pretrained, path: " + model + "}", "sft.steps=0", "rl.lr=1e-5"]
+        ROOT / "params",
+        overrides=["model.base={type: pretrained, path: " + model + "}", "sft.steps=0", "rl.optimizer.lr=1e-5"],
     )
     monkeypatch.setattr(plan, "main_checkout", lambda: tmp_path)
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
@@ -268,7 +269,9 @@ def test_the_speed_that_difficulty_measured_is_taken_before_an_evaluations(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
-    params = load_params(ROOT / "params", overrides=["model.base={type: pretrained, path: mine}", "rl.lr=1e-5"])
+    params = load_params(
+        ROOT / "params", overrides=["model.base={type: pretrained, path: mine}", "rl.optimizer.lr=1e-5"]
+    )
     assert speed_of_difficulty(params) is None
     record = open_record("difficulty", "77")
     record.update(
@@ -278,5 +281,7 @@ def test_the_speed_that_difficulty_measured_is_taken_before_an_evaluations(
         summary={"tokens_per_second": 22_000.0, "response_tokens": 88.0, "pass_at_1": 0.5},
     )
     assert speed_of_difficulty(params) == Speed("mine", 22_000.0, 88.0, 2)
-    other = load_params(ROOT / "params", overrides=["model.base={type: pretrained, path: other}", "rl.lr=1e-5"])
+    other = load_params(
+        ROOT / "params", overrides=["model.base={type: pretrained, path: other}", "rl.optimizer.lr=1e-5"]
+    )
     assert speed_of_difficulty(other) is None

@@ -39,7 +39,7 @@ def written(target: str, machines: Machines, given: Params, **values: Any) -> st
         "verl_python": "/shared/verl/bin/python",
         "name": "mathrl-x",
         "command": "mathrl launch …",
-        "settings": "--set rl.lr=1",
+        "settings": "--set rl.optimizer.lr=1",
         "file": "job file",
     }
     values = {**described, "folder": "/shared/my work/runs/x", "slurm": not machines.image, **values}
@@ -176,8 +176,8 @@ def test_a_warned_job_ends_its_ranks_and_goes_back_into_the_queue(tmp_path: Path
 
 def verl_params(*overrides: str) -> Params:
     verl = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant",
-            "rl.optimizer.warmup_steps=0", "rl.lr=1e-6", "rl.verl.ray_address=auto",
-            "rl.verl.nodes=2", "run.processes=8")  # fmt: skip
+            "rl.optimizer.warmup_steps=0", "rl.optimizer.lr=1e-6", "rl.engine.ray_address=auto",
+            "rl.engine.nodes=2", "run.processes=8")  # fmt: skip
     return params(*verl, *overrides)
 
 
@@ -269,7 +269,7 @@ def test_a_pod_of_one_machine_commits_what_the_ranks_made_and_marks_what_is_up_t
 
 def test_the_command_prepares_the_worktree_in_which_the_job_runs(tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout", replaced=())
-    words = ("--nodes", "2", "--sampler-nodes", "1", "--set", "rl.lr=0.002")
+    words = ("--nodes", "2", "--sampler-nodes", "1", "--set", "rl.optimizer.lr=0.002")
     done = checkout.mathrl("launch", "rl", "--slurm", *words)
     file, where, submit = done.stdout.splitlines()
     (folder,) = (checkout.folder / "runs").iterdir()
@@ -277,7 +277,7 @@ def test_the_command_prepares_the_worktree_in_which_the_job_runs(tmp_path: Path)
     assert f"\ncd {folder}\n" in Path(file).read_text() and Path(file).parent == checkout.home / "launch"
     given = load_params(folder / "params")
     weights = checkout.home / "state" / "weights"
-    assert given.rl.lr == 0.002 and given.rollout.engine == "vllm_server"
+    assert given.rl.optimizer.lr == 0.002 and given.rollout.engine == "vllm_server"
     assert given.rollout.servers.folder == str(weights) and weights.is_dir()
     assert given.rollout.servers.weights == "auto", "NCCL where the nodes have GPUs"
 

@@ -122,7 +122,7 @@ def test_the_sentence() -> None:
 def test_a_record_gives_the_steps_the_responses_and_the_curve(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "data/dev.jsonl", [{}] * 64)
     rows = [{"step": step, "dev/accuracy": accuracy} for step, accuracy in curve(256, 3)]
-    settings = {"rl": {"steps": 100, "eval_samples": 4}}
+    settings = {"rl": {"steps": 100, "dev": {"samples": 4}}}
     record = RunRecord(
         tmp_path / "r", stage="rl", params=settings, workspace=str(tmp_path), inputs={"data/dev.jsonl": "x"}
     )

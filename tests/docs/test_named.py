@@ -137,16 +137,20 @@ def test_files_and_make_targets_that_are_named_exist(page: str) -> None:
 
 def test_the_checks_see_what_is_wrong() -> None:
     page = (
-        "x\n\n```sh\nA=1 mathrl run rl --set rl.lr=1e-3 && mathrl sweep show  # why\n```\n\n"
+        "x\n\n```sh\nA=1 mathrl run rl --set rl.optimizer.lr=1e-3 && mathrl sweep show  # why\n```\n\n"
         "    mathrl plan \\\n      --gpus 2\n\nand `mathrl lineage --dataset`\n"
     )
     assert [words for block in blocks(page) for words in commands(block)] == [
-        ["run", "rl", "--set", "rl.lr=1e-3"],
+        ["run", "rl", "--set", "rl.optimizer.lr=1e-3"],
         ["sweep", "show"],
         ["plan", "--gpus", "2"],
     ]
     assert spoken(page) == [["lineage", "--dataset"]]
-    assert exists("rl.critic.optimizer.adamw_scale") and exists("curate.sources.0.path") and exists("mix.components")
+    assert (
+        exists("rl.advantage.critic.optimizer.adamw_scale")
+        and exists("curate.sources.0.path")
+        and exists("mix.components")
+    )
     assert exists("register.name") and not exists("rl.learning_rate") and not exists("sft.optimizer.lr")
     with pytest.raises(AssertionError):
         resolve(["runn", "rl"])

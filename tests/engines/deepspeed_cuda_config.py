@@ -19,7 +19,7 @@ from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.deepspeed_internals import make_engine
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import optimizer_arguments
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import AdamW
 from mathrl.params.training import DeepSpeed, Training
 from tests.trainers import small
 
@@ -54,7 +54,7 @@ def presets() -> Iterator[tuple[str, dict[str, Any]]]:
 def main() -> None:
     torch.set_num_threads(1)
     ranks = Ranks(torch.device("cpu"), Training(backend="deepspeed"))
-    optimizer, tried = Optimizer(type="adamw", warmup_steps=0), []
+    optimizer, tried = AdamW(lr=0.01, warmup_steps=0), []
     for name, settings in SETTINGS.items():
         config = deepspeed_config(settings, optimizer, half=True, hardware=GPU)
         tried.append({**copy.deepcopy(config), "gradient_clipping": None})

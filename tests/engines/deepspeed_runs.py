@@ -23,9 +23,11 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.models.sharding import gathered
+from mathrl.params.advantage import Critic, Gae
 from mathrl.params.lora import Lora
+from mathrl.params.optimizer import AdamW
 from mathrl.params.preference import Dpo, RewardModel
-from mathrl.params.train import Critic, Optimizer, Rl, Sft
+from mathrl.params.train import Rl, Sft
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
@@ -36,15 +38,20 @@ from tests.trainers import small
 
 BEFORE_FORKS = ("deepspeed",)
 # With an eps of 1e-3, AdamW's first steps do not turn a rounding error of 1e-8 into a full step.
-ADAM = Optimizer(type="adamw", warmup_steps=3, eps=1e-3)
-SFT = Sft(
-    steps=10, tokens_per_step=120, tokens_per_microbatch=32, lr=1e-2, optimizer=ADAM, eval_every=5, checkpoint_every=2
-)
-RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, lr=5e-3, optimizer=ADAM, eval_every=2,
-        eval_samples=2, checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
-PPO = RL.model_copy(update={"advantage": "gae", "critic": Critic(optimizer=ADAM), "kl_coef": 0.1, "minibatches": 2})
-DROP = RL.model_copy(
-    update={"minibatches": 2, "epochs": 2, "drop_ratio": 1.00001, "export": "best", "eval_every": 1, "lr": 0.03}
+ADAM = AdamW(lr=1e-2, warmup_steps=3, eps=1e-3)
+SFT = Sft(steps=10, tokens_per_step=120, tokens_per_microbatch=32, optimizer=ADAM, eval_every=5, checkpoint_every=2)
+SLOW = ADAM.model_copy(update={"lr": 5e-3})
+RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, optimizer=SLOW, dev={"every": 2, "samples": 2},
+        checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
+CRITIC = Critic(optimizer=ADAM.model_copy(update={"lr": 1e-3}))
+PPO = small.changed(RL, advantage=Gae(critic=CRITIC), kl={"coef": 0.1}, minibatches=2)
+DROP = small.changed(
+    RL,
+    minibatches=2,
+    epochs=2,
+    loss={"drop_ratio": 1.00001},
+    dev={"export": "best", "every": 1},
+    optimizer={"lr": 0.03},
 )
 PROBE = [Group((5, 6, 7), ((8, 9, 10, 11), (12, 13))), Group((20,), ((9, 3),))]
 MODES = {
@@ -120,14 +127,14 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
 
 def dpo(training: Training, state: Path) -> Any:
     model = small.policy()[0]
-    params = Dpo(steps=4, pairs_per_step=5, lr=1e-2, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
+    params = Dpo(steps=4, pairs_per_step=5, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
     train_dpo(model, pairs(11)[2:], pairs(11)[:2], params, small.training_run(state, training=training))
     return model
 
 
 def reward_model(training: Training, state: Path) -> Any:
     scorer = make_scorer(small.policy()[0])
-    params = RewardModel(steps=4, batch=5, lr=1e-2, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
+    params = RewardModel(steps=4, batch=5, tokens_per_microbatch=32, eval_every=2, optimizer=ADAM)
     train_reward_model(scorer, pairs(11)[2:], pairs(11)[:2], params, 1, small.training_run(state, training=training))
     return scorer
 

@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
     with torch.no_grad():
         for weight in network.parameters():
             weight.mul_(scale)
-    policy = make_learner(network, STEPS.optimizer, STEPS.lr, 1, ranks, name="rl")
+    policy = make_learner(network, STEPS.optimizer, 1, ranks, name="rl")
     figures = WeightSync(engine, policy, ranks, PROMPTS, 1.0, 8)()
     sent = engine.pool.weights
     # A server that is lost now waits for the next sync: this rank alone cannot gather the weights.

@@ -21,8 +21,9 @@ from mathrl.learners.distributed import Ranks
 from tests.engines import deepspeed_runs
 from tests.engines.deepspeed_runs import MODES, RL, rl, sft, weights
 from tests.forked_ranks import in_ranks
+from tests.trainers import small
 
-BEST = RL.model_copy(update={"steps": 3, "export": "best", "eval_every": 1, "checkpoint_every": 2})
+BEST = small.changed(RL, steps=3, dev={"export": "best", "every": 1}, checkpoint_every=2)
 # What runs, the update before which it is looked at and stopped, and whether small weights stay whole under ZeRO 3.
 RUNS: dict[str, tuple[Callable[[Path], Any], int, bool]] = {
     "sft, zero 1": (partial(sft, MODES["zero 1"]), 6, False),

@@ -27,11 +27,14 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.models.sharding import gathered, own_part, sharded_copy
+from mathrl.params.advantage import Critic, Gae
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.lora import Lora
+from mathrl.params.loss import Truncated
+from mathrl.params.optimizer import AdamW
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Model, Prompt
-from mathrl.params.train import Critic, Importance, Optimizer, Rl
+from mathrl.params.train import Rl
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
@@ -40,6 +43,7 @@ from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingRun
 from tests.engines.deepspeed_runs import PROBE, cut_and_resumed
 from tests.engines.tiny_rl import Letters
+from tests.trainers import small
 from tests.trainers.small import PROBLEMS
 
 MODEL = Model(
@@ -47,10 +51,11 @@ MODEL = Model(
     precision="float32",
 )
 HALF = MODEL.model_copy(update={"precision": "bfloat16"})
-ADAM = Optimizer(type="adamw", warmup_steps=0, eps=1e-3)
-RL = Rl(steps=2, prompts_per_step=4, group_size=4, max_tokens=8, lr=1e-2, optimizer=ADAM, ema=None, eval_every=1,
-        eval_samples=1, export="best", kl_coef=0.1, advantage="gae", critic=Critic(optimizer=ADAM),
-        importance=Importance(), tokens_per_microbatch=64)  # fmt: skip
+ADAM = AdamW(lr=1e-2, warmup_steps=0, eps=1e-3)
+CRITIC = Critic(optimizer=ADAM.model_copy(update={"lr": 1e-3}))
+RL = Rl(steps=2, prompts_per_step=4, group_size=4, max_tokens=8, optimizer=ADAM, ema=None,
+        dev={"every": 1, "samples": 1, "export": "best"}, kl={"coef": 0.1}, advantage=Gae(critic=CRITIC),
+        importance=Truncated(), tokens_per_microbatch=64)  # fmt: skip
 ZERO = Training(backend="deepspeed", deepspeed=DeepSpeed(stage=3))
 OFFLOADED = Training(backend="deepspeed", deepspeed=DeepSpeed(stage=3, offload_optimizer=True, offload_parameters=True))
 LARGEST = 96 * 64  # elements of a matrix of the MLP
@@ -143,7 +148,7 @@ def count(folder: Path, where: Path, ranks: Ranks) -> dict[str, int]:
     with whole.during("copies"), sharded_like(policy, ranks):
         reference, critic = sharded_copy(policy).requires_grad_(False), make_scorer(policy)
     frozen = FrozenModel(reference, ranks)
-    learner, valuer = (make_learner(network, ADAM, 1e-2, 2, ranks, name="rl") for network in (policy, critic))
+    learner, valuer = (make_learner(network, ADAM, 2, ranks, name="rl") for network in (policy, critic))
     with whole.during("scoring"), torch.no_grad(), frozen.scoring(), learner.scoring(), valuer.scoring():
         logprobs = [response_logprobs(network, PROBE)[0] for network in (policy, reference)]
         token_scores(critic, PROBE)
@@ -182,7 +187,7 @@ def main(out: Path) -> None:
             network = load_to_train(load_model, folder, MODEL, setup)
         results[name] = train(network, folder, out, name, params, training)
 
-    adapted = RL.model_copy(update={"advantage": "group_std", "critic": None, "lora": Lora(r=4, keep_adapter=True)})
+    adapted = small.changed(RL, advantage="grpo", lora={"r": 4, "keep_adapter": True})
     run("whole", RL, whole=True)
     run("sharded", RL)
     run("offloaded", RL, OFFLOADED)
@@ -193,7 +198,7 @@ def main(out: Path) -> None:
     cut_and_resumed(partial(run, "resumed", RL, often), 1)
     half = load_to_train(load_model, folder, HALF, ranks)
     add_lora(half, Lora(r=4), seed=0)
-    make_learner(half, ADAM, 1e-2, 2, ranks, name="rl").finish()  # adapters have the type that DeepSpeed asks for
+    make_learner(half, ADAM, 2, ranks, name="rl").finish()  # adapters have the type that DeepSpeed asks for
     policy = load_to_train(load_model, folder, MODEL, ranks)
     with sharded_like(policy, ranks):
         scorer = make_scorer(policy)

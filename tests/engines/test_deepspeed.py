@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from mathrl.core.errors import UserError
 from mathrl.learners.deepspeed_learner import check_supported
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import AdamW, Muon
 from tests.marks import needs_deepspeed
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
@@ -141,5 +141,5 @@ def test_a_full_disk_is_reported_and_leaves_no_checkpoint(out: Path, results: di
 
 def test_unsupported_settings_are_refused_with_what_to_set() -> None:
     with pytest.raises(UserError, match=r"set rl\.optimizer\.type to adamw and rl\.ema to null"):
-        check_supported(Optimizer(type="muon"), "rl", 0.9)
-    check_supported(Optimizer(type="adamw"), "rl", None)
+        check_supported(Muon(lr=0.01), "rl", 0.9)
+    check_supported(AdamW(lr=0.01), "rl", None)

@@ -19,7 +19,7 @@ MODEL = Model(
     base=FreshModel(hidden_size=64, intermediate_size=96, layers=2, heads=2, kv_heads=1, max_positions=128),
     precision="float32",
 )
-STEPS = short_rl(steps=2, eval_every=1, importance=None, ema=Rl().ema, skip_zero_variance=True)
+STEPS = short_rl(steps=2, dev={"every": 1}, importance=None, ema=Rl().ema, loss={"skip_zero_variance": True})
 
 
 class Letters(RewardFunction):

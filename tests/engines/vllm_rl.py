@@ -28,9 +28,11 @@ from mathrl.models.torch_state import torch_settings
 from mathrl.models.weights import full_weights, with_head
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.lora import Lora
+from mathrl.params.loss import LossKl, Truncated
+from mathrl.params.optimizer import AdamW
 from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import Model, Prompt
-from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.params.train import Rl
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
@@ -45,13 +47,7 @@ torch.set_num_threads(1)
 ROLLOUT = Rollout(engine="vllm", max_sequences=32, vllm=Vllm(sleep=True))  # sleep has no effect on a CPU
 # With an eps of 1e-3, AdamW's first steps do not turn a rounding error of 1e-8 into a full step.
 ZERO_STEPS = STEPS.model_copy(
-    update={
-        "ema": None,
-        "steps": 3,
-        "optimizer": Optimizer(type="adamw", warmup_steps=0, eps=1e-3),
-        "lr": 3e-2,
-        "importance": Importance(),
-    }
+    update={"ema": None, "steps": 3, "optimizer": AdamW(lr=3e-2, warmup_steps=0, eps=1e-3), "importance": Truncated()}
 )
 ZERO = Training(backend="deepspeed", deepspeed=DeepSpeed(stage=3))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40))]
@@ -170,7 +166,7 @@ def on_two_processes(where: Path) -> None:
         for name, training in (("torch", Training()), ("zero 3", ZERO)):
             results[f"{kind}, {name}"] = trial.train(ZERO_STEPS, training)
         if kind == "tied":
-            adapted = ZERO_STEPS.model_copy(update={"lora": Lora(r=4), "kl_coef": 0.1, "steps": 2})
+            adapted = ZERO_STEPS.model_copy(update={"lora": Lora(r=4), "kl": LossKl(coef=0.1), "steps": 2})
             results["lora"] = trial.train(adapted, ZERO)
             vllm_engine.with_head = without(lambda name: name == "lm_head.weight")
             results["zero 3, without head"] = trial.error_of(ZERO_STEPS, ZERO)
@@ -208,7 +204,7 @@ def in_one_process(where: Path) -> None:
         all(len({tuple(each.tokens) for each in row}) > 1 for row in first),
     ]
     results["lora"] = tied.train(STEPS.model_copy(update={"lora": Lora(r=4)}))
-    results["importance"] = tied.train(STEPS.model_copy(update={"importance": Importance(when="other_engine")}))
+    results["importance"] = tied.train(STEPS.model_copy(update={"importance": Truncated(when="other_engine")}))
     results["ahead"] = tied.train(STEPS.model_copy(update={"steps": 3, "asynchronous": Asynchronous(pace="fixed")}))
     for name, left_out in {
         "head": lambda name: name == "lm_head.weight",

@@ -13,7 +13,8 @@ from mathrl.core.out_of_memory import OutOfMemory
 from mathrl.learners.distributed import Ranks
 from mathrl.models.allocator import M_MMAP_THRESHOLD
 from mathrl.models.packing import Group
-from mathrl.params.train import Optimizer, Rl, Sft
+from mathrl.params.optimizer import AdamW
+from mathrl.params.train import Rl, Sft
 from mathrl.params.training import Training
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.rollouts import RolloutGroup
@@ -24,12 +25,11 @@ PARAMS = Sft(
     steps=2,
     tokens_per_step=12_000,
     tokens_per_microbatch=12_000,
-    lr=1e-2,
     eval_every=0,
-    optimizer=Optimizer(type="adamw", eps=1e-3, warmup_steps=0),
+    optimizer=AdamW(lr=1e-2, eps=1e-3, warmup_steps=0),
 )
 ROOM = 100 << 20  # 12,000 tokens of this model keep 200 MB of activations, 3,000 keep 50
-KL = Rl(kl_coef=0.1, group_size=4, tokens_per_microbatch=24_000)
+KL = Rl(kl={"coef": 0.1}, group_size=4, tokens_per_microbatch=24_000)
 KL_ROOM = 10 << 20  # 24,000 tokens without a gradient need 35 MB
 
 

@@ -48,7 +48,7 @@ class Samplers:
             "rollout.servers.wait_seconds=200",
             f"rl.steps={STEPS}",
             "rl.checkpoint_every=2",
-            "rl.eval_every=0",
+            "rl.dev.every=0",
         ]
 
     def signal(self, number: int, kind: signal.Signals) -> None:

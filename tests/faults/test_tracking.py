@@ -59,7 +59,7 @@ def test_steps_that_the_server_missed_are_uploaded_once(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    broken = breakable("run.processes=1", f"rl.steps={STEPS}", "rl.eval_every=0")
+    broken = breakable("run.processes=1", f"rl.steps={STEPS}", "rl.dev.every=0")
     folder = broken.workspace.folder
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     settings = {

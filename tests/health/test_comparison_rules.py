@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from mathrl.health.watch import ALL_RULES, examine
+from mathrl.params.curriculum import Curriculum
 from mathrl.params.health import Health, RuleName
-from mathrl.params.train import Curriculum, Rl
+from mathrl.params.train import Rl
 
 HEALTH = Health(window=2, patience=4)
 RULES = {"reward_hacking", "reward_alone", "centring", "agreement", "dev_gap", "entropy_rise", "empty"}
@@ -110,7 +111,7 @@ def test_entropy_is_compared_with_that_of_the_first_steps_that_trained_a_group(
 
 
 def test_a_mean_advantage_is_what_some_methods_want() -> None:
-    assert "centring" in findings(Rl(advantage="leave_one_out"), advantage__mean=[0.4])
+    assert "centring" in findings(Rl(advantage="rloo"), advantage__mean=[0.4])
     for advantage in ("none", "correct", "max_rl"):
         assert findings(Rl(advantage=advantage), advantage__mean=[0.4]) == {}
 

@@ -22,9 +22,10 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.params.lora import Lora
+from mathrl.params.loss import Truncated
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
-from mathrl.params.train import Importance, Rl, Sft
+from mathrl.params.train import Rl, Sft
 from mathrl.params.training import Fsdp, Training
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
@@ -45,10 +46,10 @@ SFT = fsdp_runs.SFT.model_copy(update={"steps": 4})
 SHORT = SFT.model_copy(update={"steps": 2, "eval_every": 0})
 ADAPTED = SHORT.model_copy(update={"lora": Lora(r=2), "steps": 3})
 PPO = fsdp_runs.PPO.model_copy(update={"steps": 2})
-GSPO = PPO.model_copy(
-    update={"advantage": "group_std", "critic": None, "policy_loss": "gspo", "entropy_coef": 0.01, "steps": 2}
-    | {"importance": Importance(), "gradient_checkpointing": True, "ema": None}
-)
+GSPO = small.changed(
+    PPO, advantage="grpo", loss={"type": "gspo", "entropy_coef": 0.01}, steps=2, importance=Truncated(),
+    gradient_checkpointing=True, ema=None,
+)  # fmt: skip
 LONG = [Group((5, 6, 7), ((8,) * 1100, (9, 10) * 40)), Group((11,) * 9, ((12, 13),))]
 ROWS = {  # what shares rows: blocks with a shared prompt, ranks without a response token, whole long sequences
     "blocks": [Group((5, 6, 7), ((8, 9, 10, 11), (12, 13))), Group((4,), ((9, 3),))],

@@ -29,11 +29,14 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.models.sharding import own_part, sharded_copy, whole
+from mathrl.params.advantage import Critic, Gae
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.lora import Lora
+from mathrl.params.loss import Truncated
+from mathrl.params.optimizer import AdamW, Muon
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Model, Prompt
-from mathrl.params.train import Critic, Importance, Optimizer, Rl, Sft
+from mathrl.params.train import Rl, Sft
 from mathrl.params.training import Training
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
@@ -45,22 +48,21 @@ from tests.forked_ranks import in_ranks
 from tests.trainers import small
 
 # With an eps of 1e-3, AdamW's first steps do not turn a rounding error of 1e-8 into a full step.
-ADAM = Optimizer(type="adamw", warmup_steps=3, eps=1e-3)
-MUON = ADAM.model_copy(update={"type": "muon", "adamw_scale": 0.5, "weight_decay": 0.1})
-SFT = Sft(steps=8, tokens_per_step=120, tokens_per_microbatch=32, lr=1e-2, optimizer=ADAM, eval_every=4,
+ADAM = AdamW(lr=1e-2, warmup_steps=3, eps=1e-3)
+SLOW = ADAM.model_copy(update={"lr": 5e-3})
+MUON = Muon(lr=5e-3, warmup_steps=3, eps=1e-3, adamw_scale=0.5, weight_decay=0.1)
+SFT = Sft(steps=8, tokens_per_step=120, tokens_per_microbatch=32, optimizer=ADAM, eval_every=4,
           checkpoint_every=2)  # fmt: skip
 SHORT = SFT.model_copy(update={"steps": 5, "eval_every": 0})
-RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, lr=5e-3, optimizer=ADAM, eval_every=1,
-        eval_samples=2, checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
-PPO = RL.model_copy(
-    update={"advantage": "gae", "critic": Critic(optimizer=ADAM), "kl_coef": 0.1, "minibatches": 2, "ema": 0.9}
-    | {"eval_every": 0}
-)
-GROUPS = RL.model_copy(
-    update={"minibatches": 2, "epochs": 2, "drop_ratio": 1.00001, "export": "best", "lr": 0.03}
-    | {"gradient_checkpointing": True}
-)
-KEPT = RL.model_copy(update={"export": "best", "ema": 0.9, "optimizer": MUON})  # every kind of tensor there is
+RL = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=8, optimizer=SLOW, dev={"every": 1, "samples": 2},
+        checkpoint_every=2, ema=None, tokens_per_microbatch=32)  # fmt: skip
+CRITIC = Critic(optimizer=ADAM.model_copy(update={"lr": 1e-3}))
+PPO = small.changed(RL, advantage=Gae(critic=CRITIC), kl={"coef": 0.1}, minibatches=2, ema=0.9, dev={"every": 0})
+GROUPS = small.changed(
+    RL, minibatches=2, epochs=2, loss={"drop_ratio": 1.00001}, dev={"export": "best"}, optimizer={"lr": 0.03},
+    gradient_checkpointing=True,
+)  # fmt: skip
+KEPT = small.changed(RL, dev={"export": "best"}, ema=0.9, optimizer=MUON)  # every kind of tensor there is
 MODEL = Model(
     base=FreshModel(hidden_size=64, intermediate_size=96, layers=4, heads=2, kv_heads=1, max_positions=128),
     precision="float32",
@@ -216,7 +218,7 @@ def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
                 "tied": policy.lm_head.weight is policy.model.embed_tokens.weight,
             }
     widest = Widest()
-    learner = make_learner(policy, ADAM, 1e-2, 2, ranks, name="rl")  # in bfloat16
+    learner = make_learner(policy, ADAM, 2, ranks, name="rl")  # in bfloat16
     with widest.during("update", policy):
         for micro, _ in learner.micro_batches([7, 3], 16):
             loss, _ = learner.forward(lambda micro: (response_logprobs(policy, PROBE)[0].mean(), {}), micro)
@@ -247,7 +249,7 @@ def make_untied(source: Path, folder: Path) -> None:
 
 def adapted(folder: Path, out: Path, training: Training, name: str, **changes: Any) -> Any:
     """Rows of RL from the model of the folder, which FSDP divides as it is loaded; exports it to out/name."""
-    params = RL.model_copy(update={"importance": Importance(), "steps": 2, **changes})
+    params = small.changed(RL, importance=Truncated(), steps=2, **changes)
     ranks, tokenizer, state = Ranks(torch.device("cpu"), training), load_tokenizer(folder), out / f"{name} state"
     network = load_to_train(load_model, folder, MODEL, ranks)
     engine = training_engine(network, folder, tokenizer, MODEL, Rollout(), params.asynchronous is not None)

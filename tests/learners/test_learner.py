@@ -10,14 +10,14 @@ from mathrl.core.errors import UserError
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner, share_gradients
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import AdamW
 from mathrl.params.training import Training
 
-SGD_LIKE = Optimizer(type="adamw", warmup_steps=2, schedule="linear", clip_norm=None)
+SGD_LIKE = AdamW(lr=0.01, warmup_steps=2, schedule="linear", clip_norm=None)
 
 
 def learner(small: Any, ema: float | None = None) -> TorchLearner:
-    made = TorchLearner(small.policy()[0], SGD_LIKE, 1e-2, updates=4, ema=ema)
+    made = TorchLearner(small.policy()[0], SGD_LIKE, updates=4, ema=ema)
     made.flat.gradients.fill_(0.5)
     return made
 
@@ -45,13 +45,13 @@ def test_non_finite_updates_change_nothing_and_end_the_run_after_ten(small: Any,
         policy.update(math.nan if where == "loss" else 1.0)
     assert torch.equal(policy.flat.weights, before) and torch.equal(policy.evaluated_weights(), averaged)
     assert policy.counts == {"updates": 11, "bad": 10} and policy.factor == 0
-    with pytest.raises(UserError, match=r"rl: 11 updates .* lower rl\.lr, or raise training"):
+    with pytest.raises(UserError, match=r"rl: 11 updates .* lower rl\.optimizer\.lr, or raise training"):
         policy.update(math.nan if where == "loss" else 1.0)
 
 
 def test_how_many_are_skipped_before_the_end_is_a_parameter(small: Any) -> None:
     ranks = Ranks(torch.device("cpu"), Training(most_bad_updates=2))
-    policy = TorchLearner(small.policy()[0], SGD_LIKE, 1e-2, 9, ranks)
+    policy = TorchLearner(small.policy()[0], SGD_LIKE, 9, ranks)
     for _ in range(2):
         policy.update(math.inf)
     with pytest.raises(UserError, match=r"3 updates .* or raise training\.most_bad_updates"):
@@ -105,7 +105,7 @@ def test_learners_that_take_turns_share_the_gradients_buffer(small: Any) -> None
         made = [learner(small), learner(small)]
         cut = next(iter(made[1].flat.named.values()))
         cut.requires_grad_(False)
-        made[1] = TorchLearner(made[1].model, SGD_LIKE, 1e-2, updates=4)
+        made[1] = TorchLearner(made[1].model, SGD_LIKE, updates=4)
         return made
 
     apart, shared = two(), two()

@@ -9,6 +9,7 @@ import torch
 from mathrl.compose import load_params
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.params.optimizer import Muon
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Rl, Sft
 
@@ -19,7 +20,7 @@ def steps(section: Sft | Rl, base: FreshModel) -> dict[str, torch.Tensor]:
     """The change of every trainable tensor in the first update, with equal weights and gradients each time."""
     model: Any = fresh_network(base, character_tokenizer(base), seed=0)
     flat = FlatParameters(model)
-    optimizer = OptimizerSet(model, flat, section.optimizer, section.lr, section.steps)
+    optimizer = OptimizerSet(model, flat, section.optimizer, section.steps)
     before = flat.weights.clone()
     flat.gradients.copy_(torch.randn(len(flat.gradients), generator=torch.Generator().manual_seed(1)))
     optimizer.step(0)
@@ -31,8 +32,8 @@ def steps(section: Sft | Rl, base: FreshModel) -> dict[str, torch.Tensor]:
 def test_the_learning_rate_scales_the_step_of_every_trainable_tensor(section: str) -> None:
     params = load_params(PARAMS)
     assert isinstance(params.model.base, FreshModel)
-    lr = getattr(params, section).lr
-    lower = load_params(PARAMS, overrides=[f"{section}.lr={lr / 2}"])
+    lr = getattr(params, section).optimizer.lr
+    lower = load_params(PARAMS, overrides=[f"{section}.optimizer.lr={lr / 2}"])
     first, second = (steps(getattr(each, section), params.model.base) for each in (params, lower))
     assert len(first) > 30 and first.keys() == second.keys()
     for name, change in first.items():
@@ -42,10 +43,16 @@ def test_the_learning_rate_scales_the_step_of_every_trainable_tensor(section: st
 
 def test_the_shipped_rates_of_adamw_are_exact() -> None:
     params = load_params(PARAMS)
-    assert params.rl.optimizer.adamw_lr(params.rl.lr) == 5e-4
-    assert params.sft.optimizer.adamw_lr(params.sft.lr) == 3e-3
+    assert params.rl.optimizer.adamw_lr == 5e-4
+    assert params.sft.optimizer.adamw_lr == 3e-3
 
 
-def test_with_adamw_on_every_weight_the_scale_has_no_effect() -> None:
-    rl = load_params(PARAMS, overrides=["rl.optimizer.type=adamw", "rl.lr=1e-6"]).rl
-    assert rl.optimizer.adamw_lr(rl.lr) == 1e-6
+def test_another_type_of_optimizer_keeps_adamws_rate_unless_a_rate_is_typed() -> None:
+    assert load_params(PARAMS, overrides=["rl.optimizer.type=adamw"]).rl.optimizer.lr == 5e-4
+    assert load_params(PARAMS, overrides=["rl.optimizer=adamw"]).rl.optimizer.lr == 5e-4
+    for typed in (["rl.optimizer.type=adamw", "rl.optimizer.lr=1e-6"], ["rl.lr=1e-6", "rl.optimizer.type=adamw"]):
+        assert load_params(PARAMS, overrides=typed).rl.optimizer.adamw_lr == 1e-6
+    muon = load_params(PARAMS, preset="gsm8k", overrides=["rl.optimizer.type=muon"]).rl.optimizer
+    assert isinstance(muon, Muon) and (muon.lr, muon.adamw_lr, muon.schedule) == (1e-5, 1e-6, "constant")
+    dpo = load_params(PARAMS, overrides=["dpo.optimizer=muon"]).dpo.optimizer
+    assert isinstance(dpo, Muon) and (dpo.lr, dpo.adamw_scale) == (2e-3, 0.1)

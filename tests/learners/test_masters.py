@@ -12,14 +12,16 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import make_learner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.norm import FusedRMSNorm, use_fused_norms
-from mathrl.params.train import Optimizer
+from mathrl.params.optimizer import AdamW, Muon
 from tests.models.test_packing import random_groups
 
 RANKS = Ranks(torch.device("cpu"))
 
 
 def learner(model: Any, lr: float = 1e-3, kind: Any = "adamw", ema: float | None = None) -> Any:
-    return make_learner(model, Optimizer(type=kind), lr, 10, RANKS, name="rl", ema=ema)
+    return make_learner(
+        model, Muon(lr=lr, adamw_scale=0.05) if kind == "muon" else AdamW(lr=lr), 10, RANKS, name="rl", ema=ema
+    )
 
 
 def loss_of(model: Any, groups: Any) -> tuple[torch.Tensor, dict[str, Any]]:

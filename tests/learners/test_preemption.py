@@ -15,8 +15,9 @@ import torch
 from mathrl.learners.preemption import GRACE_SECONDS, SAVE_SECONDS, Stopped, StopRequest
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.packing import Group
+from mathrl.params.optimizer import AdamW
 from mathrl.params.preference import Dpo
-from mathrl.params.train import Optimizer, Rl, Sft
+from mathrl.params.train import Rl, Sft
 from mathrl.params.training import Training
 from mathrl.trainers import rl as rl_module
 from mathrl.trainers import supervised as supervised_module
@@ -25,9 +26,8 @@ from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
 from mathrl.trainers.supervised import Item
 
-FAST = Optimizer(type="adamw", warmup_steps=2)
-SEVEN: dict[str, Any] = {"steps": 7, "lr": 5e-3, "optimizer": FAST, "eval_every": 1, "checkpoint_every": 100}
-RL = Rl(prompts_per_step=4, group_size=4, max_tokens=8, eval_samples=1, **SEVEN)
+SEVEN: dict[str, Any] = {"steps": 7, "optimizer": AdamW(lr=5e-3, warmup_steps=2), "checkpoint_every": 100}
+RL = Rl(prompts_per_step=4, group_size=4, max_tokens=8, dev={"every": 1, "samples": 1}, **SEVEN)
 Run = Callable[[Path, Training], list[torch.Tensor]]
 
 

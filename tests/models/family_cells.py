@@ -29,11 +29,13 @@ from mathrl.models.logprobs import response_logprobs, takes_packed
 from mathrl.models.packing import Group
 from mathrl.models.scores import load_scorer, make_scorer, token_scores
 from mathrl.models.transformers_import import GenerationConfig
+from mathrl.params.advantage import Critic
 from mathrl.params.lora import Lora
+from mathrl.params.optimizer import AdamW
 from mathrl.params.preference import RewardModel
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, Prompt, Reward
-from mathrl.params.train import Critic, Optimizer, Rl
+from mathrl.params.train import Rl
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
@@ -51,9 +53,9 @@ from tests.trainers.small import short_rl, training_run
 FLOAT32 = Model(precision="float32")
 PROMPT = Prompt(template="chat", max_tokens=200)
 PROBLEMS = [Problem(f"p{n}", f"What is {n}+{n}?", (str(2 * n),), "s", "rl") for n in range(1, 4)]
-ADAM = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
-SIZES = {"steps": 1, "prompts_per_step": 2, "group_size": 3, "max_tokens": 6, "eval_every": 0}
-STEP = short_rl(**SIZES, temperature=0.7, lr=1e-3, optimizer=ADAM, policy_loss="clip")
+ADAM = AdamW(lr=0.01, warmup_steps=0, schedule="constant")
+SIZES = {"steps": 1, "prompts_per_step": 2, "group_size": 3, "max_tokens": 6, "dev": {"every": 0}}
+STEP = short_rl(**SIZES, temperature=0.7, lr=1e-3, optimizer=ADAM, loss="clip")
 TOLERANCE = 1e-3  # nats in float32; sums in another order differ by 1e-5
 
 
@@ -175,7 +177,7 @@ def critic(family: str) -> str:
     check_scores(scorer, copy.deepcopy(scorer), groups_of(sampler, Sampling(2, 0.7, 8))[0])
     before = state(scorer)
     run = training_run(Path(tempfile.mkdtemp()))
-    params = STEP.model_copy(update={"advantage": "gae", "critic": Critic(optimizer=ADAM)})
+    params = STEP.model_copy(update={"advantage": {"type": "gae", "critic": Critic(optimizer=ADAM)}})
     train_rl(model, sampler, PROBLEMS, (), Uneven(), params, run, Helpers(critic=scorer))
     assert not torch.equal(state(model), first) and not torch.equal(state(scorer), before)
     return "yes"
@@ -201,7 +203,9 @@ def reward_model(family: str) -> str:
         for problem in PROBLEMS
     ]
     items = tokenize_pairs(rows, PROMPT, tokenizer)
-    params = RewardModel(steps=4, batch=3, lr=3e-3, optimizer=ADAM, eval_every=0, checkpoint_every=9)
+    params = RewardModel(
+        steps=4, batch=3, optimizer=ADAM.model_copy(update={"lr": 3e-3}), eval_every=0, checkpoint_every=9
+    )
     figures = train_reward_model(
         scorer, items, [], params, tokenizer.eos_token_id, training_run(Path(tempfile.mkdtemp()))
     )

@@ -16,8 +16,9 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.sharding import load_to_train
 from mathrl.models.load import load_model
 from mathrl.models.sharding import whole
+from mathrl.params.optimizer import AdamW
 from mathrl.params.run import Model
-from mathrl.params.train import Optimizer, Sft
+from mathrl.params.train import Sft
 from mathrl.params.training import Fsdp, Training
 from mathrl.trainers.sft import train_sft
 from tests.learners.fsdp_runs import demonstrations
@@ -28,8 +29,10 @@ FAMILIES = "families"
 CELLS = {"FSDP": Fsdp(), "context parallel": Fsdp(context_parallel=2)}
 FLOAT32 = Model(precision="float32")
 # An eps of 1e-3: AdamW's first step does not turn a rounding error into a full step.
-ADAM = Optimizer(type="adamw", warmup_steps=0, schedule="constant", eps=1e-3)
-STEP = Sft(steps=1, tokens_per_step=64, tokens_per_microbatch=32, lr=1e-2, optimizer=ADAM, eval_every=0)
+ADAM = AdamW(lr=0.01, warmup_steps=0, schedule="constant", eps=1e-3)
+STEP = Sft(
+    steps=1, tokens_per_step=64, tokens_per_microbatch=32, optimizer=ADAM.model_copy(update={"lr": 1e-2}), eval_every=0
+)
 TOLERANCE = 1e-6  # of weights that a step moves by up to 1e-2
 
 

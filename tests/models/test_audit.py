@@ -69,7 +69,7 @@ def measured(case: str) -> Audit:
     groups, recomputed = CASES[case]
     model = meta_model(SMALL, checkpointing=recomputed)
     FlatParameters(model)
-    part, rl = policy_batch(groups), Rl(policy_loss="clip", clip_high=0.28)
+    part, rl = policy_batch(groups), Rl(loss={"type": "clip", "high": 0.28})
     return audited(model, groups, lambda: micro_batch_loss(model, part, rl, 0.001)[0].backward())
 
 

@@ -19,8 +19,8 @@ from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.params.lora import Lora
+from mathrl.params.optimizer import Muon
 from mathrl.params.run import FreshModel, Model
-from mathrl.params.train import Optimizer
 
 GROUPS = [Group((7, 8, 9), ((10, 11, 12, 2), (20, 2), (5, 6, 7))), Group((30, 31), ((9, 2), (14, 15, 2)))]
 LORA = Lora(r=4, alpha=8)
@@ -93,7 +93,7 @@ def test_only_adapters_are_trained_and_by_adamw(network: Make) -> None:
     assert len(flat.weights) == 2 * sum(4 * (i + o) for i, o in shapes)
     assert split_parameters(made, flat.named)[0] == []
     frozen = {name: weight.clone() for name, weight in made.named_parameters() if not weight.requires_grad}
-    optimizer = OptimizerSet(made, flat, Optimizer(type="muon"), 1e-2, 10)
+    optimizer = OptimizerSet(made, flat, Muon(lr=0.01), 10)
     before = logprobs(made)
     (-response_logprobs(made, GROUPS)[0].sum()).backward()
     optimizer.step(0)

@@ -23,6 +23,7 @@ from mathrl.rewards.noise import noisy_verdict
 from mathrl.stages.recipe_step import parse
 
 ROOT = Path(__file__).parents[2]
+KL = 'rl.kl={"type": "loss", "coef": 0.5, "controller": null, "estimator": "k3"}'
 ROWS = [
     {"step": step, "reward/accuracy": accuracy, "trained_tokens": 5000, "response_length": 12.0}
     for step, accuracy in enumerate((0.5, 0.7, 0.9), 1)
@@ -105,11 +106,11 @@ def test_more_sft_takes_the_computation_of_rl(checkout: Path) -> None:
 def test_a_run_under_runs_brings_its_own_parameters_and_splits(checkout: Path) -> None:
     shutil.copytree(checkout / "params", checkout / "runs/odd/params")
     write_jsonl(checkout / "runs/odd/reports/rl/metrics.jsonl", ROWS)
-    for section, change in (("rl", {"kl_coef": 0.5}), ("curate", {"on_bad_row": "reject"}), ("run", {"seed": 7})):
+    for section, change in (("rl", {"kl": {"coef": 0.5}}), ("curate", {"on_bad_row": "reject"}), ("run", {"seed": 7})):
         file = checkout / f"runs/odd/params/{section}.yaml"
         write_text(file, dump_yaml(read_yaml(file) | change))
     recipe = load_recipe(write_control_recipe("odd", 1))
-    assert set(recipe.set) == {"rl.kl_coef=0.5", 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
+    assert set(recipe.set) == {KL, 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
     assert "curate.on_bad_row" in step_overrides(recipe, "splits")[0]
     assert recipe.claim and load_params(overrides=step_overrides(recipe, "random")).rl.kl_coef == 0.5
 
@@ -121,7 +122,7 @@ def test_a_recipe_run_with_overrides_is_named_by_its_folder(checkout: Path) -> N
     write_json(folder / WORKTREE_NOTE, {"overrides": ["rl.steps=30"], "made": 0.0, "commit": "", "run": "sft-rl"})
     file = folder / "params/recipes/sft-rl.yaml"
     write_text(file, dump_yaml(read_yaml(file) | {"overrides": ["rl.steps=30"]}))
-    for section, change in (("rl", {"kl_coef": 0.5}), ("curate", {"on_bad_row": "reject"})):
+    for section, change in (("rl", {"kl": {"coef": 0.5}}), ("curate", {"on_bad_row": "reject"})):
         file = folder / f"params/{section}.yaml"
         write_text(file, dump_yaml(read_yaml(file) | change))
     write_jsonl(folder / "pipelines/recipes/sft-rl/rl/report/metrics.jsonl", ROWS)
@@ -130,7 +131,7 @@ def test_a_recipe_run_with_overrides_is_named_by_its_folder(checkout: Path) -> N
     assert (own.rate, own.params.rl.steps, own.params.rl.kl_coef) == (0.7, 30, 0.5)
     assert (other.rate, other.params.rl.steps) == (0.5, load_params().rl.steps)
     recipe = load_recipe(write_control_recipe(f"{folder.name}/rl", 1))
-    assert set(recipe.set) == {"rl.kl_coef=0.5", 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
+    assert set(recipe.set) == {KL, 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
     assert recipe.overrides == ("rl.steps=30",) and recipe.claim and recipe.claim.model == "rl"
 
 

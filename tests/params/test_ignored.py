@@ -10,6 +10,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.compose.load import preset_names
+from mathrl.core.errors import UserError
 from mathrl.params.ignored import warnings
 from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_warnings
 
@@ -30,27 +31,8 @@ def test_the_shipped_recipes_have_no_idle_settings() -> None:
     ("idle", "others", "used"),
     [
         ("model.base.alphabet=arithmetic", ["model.base.tokenizer={type: bpe}"], ["model.base.tokenizer=null"]),
-        ("rl.gamma=0.9", [], ["rl.advantage=none"]),
-        ("rl.gae_lambda=0.9", [], ["rl.advantage=gae", "rl.critic={}"]),
-        ("rl.std_ddof=0", ["rl.advantage=group_mean"], ["rl.advantage=group_std"]),
-        ("rl.std_eps=0.1", ["rl.advantage=leave_one_out"], ["rl.advantage=process"]),
-        ("rl.step_returns=mean", [], ["rl.advantage=process"]),
-        ("rl.k=2", [], ["rl.advantage=pass_at_k"]),
-        ("rl.part_weights={accuracy: 2}", [], ["rl.advantage=part_std"]),
-        ("rl.sapo_temperatures=[1, 2]", [], ["rl.policy_loss=sapo"]),
-        ("rl.std_ddof=0", ["rl.advantage=pass_at_k"], ["rl.advantage=part_std"]),
-        ("rl.clip_low=0.1", ["rl.policy_loss=sapo"], ["rl.policy_loss=dppo_tv"]),
-        ("rl.clip_low=0.1", ["rl.policy_loss=reinforce"], ["rl.policy_loss=gspo"]),
-        ("rl.clip_high=0.1", ["rl.policy_loss=reinforce"], ["rl.policy_loss=cispo"]),
-        ("rl.kl_estimator=k2", [], ["rl.kl_coef=0.1"]),
-        ("rl.kl_probe=2", ["rl.kl_coef=0.1"], []),
-        ("rl.curriculum.floor=0.1", [], ["rl.curriculum.order=pass_rate"]),
-        ("rl.importance.low=0.1", ["rl.importance.kind=truncated"], ["rl.importance.kind=masked"]),
-        ("rl.prompts_per_round=96", [], ["rl.dynamic_sampling=4"]),
-        ("rl.export=best", ["rl.eval_every=0"], []),
-        ("rl.optimizer.adamw_scale=0.5", ["rl.optimizer.type=adamw", "rl.lr=1e-4"], []),
-        ("dpo.optimizer.adamw_scale=0.5", [], ["dpo.optimizer.type=muon"]),
-        ("rl.lora={}", [], ["rl.optimizer.type=adamw", "rl.lr=1e-4"]),
+        ("rl.dev.export=best", ["rl.dev.every=0"], []),
+        ("rl.lora={}", [], ["rl.optimizer.type=adamw", "rl.optimizer.lr=1e-4"]),
         ("rollout.vllm.sleep=true", ["rollout.engine=torch"], ["rollout.engine=vllm"]),
         ("rollout.servers.bucket_mb=5", [], ["rollout.engine=vllm_server", "rollout.servers.urls=['http://a:1']"]),
         ("rollout.turns.max_calls=2", [], ["rollout.tool.kind=bubblewrap"]),
@@ -73,21 +55,52 @@ def test_a_setting_without_effect_is_named_and_one_with_effect_is_not(
 
 
 def test_settings_with_one_reason_share_a_line() -> None:
-    overrides = ["rl.policy_loss=reinforce", "rl.clip_low=0.1", "rl.clip_high=0.1"]
+    overrides = ["evaluate.temperature=0", "rollout.engine=torch", "rollout.vllm.sleep=true", "rollout.vllm.eager=true"]
     (line,) = warnings(load_params(PARAMS, overrides=overrides))
-    assert line == "rl.clip_low, rl.clip_high have no effect: rl.policy_loss reinforce has no ratio to clip"
+    assert line == "rollout.vllm.sleep, rollout.vllm.eager have no effect: rollout.engine is torch"
 
 
-def test_adamw_at_the_rate_of_muon_is_questioned() -> None:
-    (line,) = warnings(load_params(PARAMS, overrides=["rl.optimizer.type=adamw"]))
-    assert "rl.lr is 0.01, the default for Muon" in line and "0.0005" in line
+@pytest.mark.parametrize(
+    ("override", "types"),
+    [
+        ("rl.advantage.gamma=0.9", "types reinforce, remax and gae have it"),
+        ("rl.advantage.lam=0.9", "type gae has it"),
+        ("rl.advantage.critic={}", "type gae has it"),
+        ("rl.advantage.step_returns=mean", "type process has it"),
+        ("rl.advantage.k=2", "types pass_at_k and pkpo have it"),
+        ("rl.advantage.weights={accuracy: 2}", "type gdpo has it"),
+        ("rl.loss.temperatures=[1, 2]", "type sapo has it"),
+        ("rl.loss.cap=20", "types dppo_tv and dppo_kl have it"),
+        ("rl.kl={type: probe, coef: 0.1}", "types loss and reward have it"),
+        ("rl.kl={type: reward, estimator: k3}", "type loss has it"),
+        ("rl.curriculum.floor=0.1", "type pass_rate has it"),
+        ("rl.importance.low=0.1", "type masked has it"),
+        ("rl.engine.nodes=2", "type verl has it"),
+        ("rl.optimizer={type: adamw, adamw_scale: 0.5}", "type muon has it"),
+        ("dpo.optimizer.adamw_scale=0.5", "type muon has it"),
+    ],
+)
+def test_an_option_of_another_type_cannot_be_written(override: str, types: str) -> None:
+    with pytest.raises(UserError, match=f"unknown parameter .only {types}"):
+        load_params(PARAMS, overrides=[override])
 
 
 def test_a_dry_run_prints_them(tmp_path: Path) -> None:
     shutil.copytree(PARAMS, tmp_path / "params")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     program = "from mathrl.cli import main; main()"
-    command = [sys.executable, "-c", program, "run", "rl", "--dry-run", "--set", "rl.gamma=0.9"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "run",
+        "rl",
+        "--dry-run",
+        "--set",
+        "rl.dev.every=0",
+        "--set",
+        "rl.dev.export=best",
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MATHRL_")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert "warning: rl.gamma has no effect: rl.advantage group_std uses no discount" in done.stdout
+    assert "warning: rl.dev.export has no effect: rl.dev.every is 0" in done.stdout

@@ -7,6 +7,7 @@ from mathrl.compose import load_params, write_params
 from mathrl.compose.load import preset_conflicts, preset_names
 from mathrl.core.errors import UserError
 from mathrl.params.load import merge, stage_params
+from mathrl.params.loss import Cispo
 from mathrl.params.messages import MEANINGS, parameters
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, Params
@@ -29,7 +30,7 @@ def test_the_repositorys_parameters_and_every_preset_are_valid() -> None:
 
 @pytest.mark.parametrize("text", ["2e-4", "2E-4", "0.0002", "2.0e-4"])
 def test_an_override_reads_every_way_to_write_a_number(text: str) -> None:
-    assert load_params(PARAMS, overrides=[f"rl.lr={text}"]).rl.lr == 2e-4
+    assert load_params(PARAMS, overrides=[f"rl.optimizer.lr={text}"]).rl.optimizer.lr == 2e-4
 
 
 def test_overrides_reach_into_lists_and_nested_sections() -> None:
@@ -45,17 +46,17 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("rl.lrr=1", r"lrr: unknown parameter \(did you mean lr\?\)"),
+        ("rl.optimizer.lrr=1", r"lrr: unknown parameter \(did you mean lr\?\)"),
         ("rl.num_generations=8", r"unknown parameter \(did you mean group_size\?\)"),
         ("rl.max_prompt_length=8", r"unknown parameter \(did you mean prompt\.max_tokens\?\)"),
         ("rl.processes=2", r"unknown parameter \(did you mean run\.processes\?\)"),
-        ("learning_rate=1", "write section.key=value: rl.lr=1 or sft.lr=1 or dpo.lr=1"),
+        ("learning_rate=1", "write section.key=value: rl.optimizer.lr=1 or sft.optimizer.lr=1 or dpo.optimizer.lr=1"),
         ("rll.lr=1", r"unknown section 'rll' \(did you mean rl\?\)"),
-        ("rl.lr=fast", "lr: Input should be a valid number.*'fast'"),
-        ("rl.lr=2", "lr: Input should be less than or equal to 1"),
-        ("rl.lr", "write section.key=value"),
-        ("rl.lr=[1", "not YAML"),
-        ("rl.lr.x=1", "lr"),
+        ("rl.optimizer.lr=fast", "lr: Input should be a valid number.*'fast'"),
+        ("rl.optimizer.lr=2", "lr: Input should be less than or equal to 1"),
+        ("rl.optimizer.lr", "write section.key=value"),
+        ("rl.optimizer.lr=[1", "not YAML"),
+        ("rl.optimizer.lr.x=1", "lr"),
         ("curate.sources.9.name=x", "a list of 1; write an index below it"),
         ("rl.group_size=1", "a group of one has no advantage"),
         ("mix.components.0.count=3", "either weight or count"),
@@ -63,7 +64,7 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
         ("rl.top_p=0.9", r"top_p: unknown parameter: .* softmax\(logits / temperature\) as a whole"),
         ("rl.repetition_penalty=1.1", "repetition_penalty: unknown parameter: .* leave it out"),
         ("rl.temperature=0.005", "temperature: .* greater than or equal to 0.01"),
-        ("rl.optimizer.muon_lr=0.02", "optimizer.muon_lr: unknown parameter: write lr beside it .*adamw_scale"),
+        ("rl.optimizer.muon_lr=0.02", "optimizer.muon_lr: unknown parameter: write lr for the matrices .*adamw_scale"),
         ("suite.models=[../../../x]", r"models.0: it becomes part of a command.*found '../../../x'"),
         ("suite.models=[..]", "models.0: it becomes part of"),
         ("suite.models=[a b]", "models.0: it becomes part of"),
@@ -108,7 +109,7 @@ def test_one_setting_of_an_optimizer_leaves_its_type(folder: Path) -> None:
     for section in ("dpo", "reward_model"):
         params = load_params(folder, overrides=[f"{section}.optimizer.beta2=0.99"])
         assert getattr(params, section).optimizer.type == "adamw"
-    rl = load_params(folder, overrides=["rl.advantage=gae", "rl.critic={optimizer: {beta2: 0.99}}"]).rl
+    rl = load_params(folder, overrides=["rl.advantage={type: gae, critic: {optimizer: {beta2: 0.99}}}"]).rl
     assert rl.critic is not None
     assert (rl.critic.optimizer.type, rl.critic.optimizer.warmup_steps) == ("adamw", 0)
     assert Sft.model_validate({"optimizer": {"beta2": 0.99}}).optimizer.schedule == "flat_linear"
@@ -139,7 +140,7 @@ def test_merge_replaces_a_mapping_of_another_type() -> None:
 
 def test_written_parameters_read_back_and_unchanged_files_stay(folder: Path) -> None:
     before = load_params(folder)
-    after = load_params(folder, overrides=["rl.lr=2e-06", "run.seed=3"])
+    after = load_params(folder, overrides=["rl.optimizer.lr=2e-06", "run.seed=3"])
     untouched = (folder / "sft.yaml").read_bytes()
     assert write_params(before, after, folder) == ["run", "rl"]
     assert load_params(folder) == after
@@ -173,7 +174,7 @@ def test_asynchronous_rl_with_an_engine_that_ranks_share_is_refused_before_anyth
 
 
 def test_what_is_suggested_for_names_of_other_programs_exists() -> None:
-    known = {*parameters(Params), "model.base.path"}  # of one kind of model
+    known = {*parameters(Params)}
     assert {meant for meant in MEANINGS.values() if meant not in known and f"rl.{meant}" not in known} == set()
     assert not [name for name in MEANINGS if f"rl.{name}" in known], "a name that rl has needs no translation"
 
@@ -186,18 +187,18 @@ def test_another_type_drops_the_fields_that_only_the_old_one_has() -> None:
     source = load_params(PARAMS, overrides=["curate.sources.0.type=file", "curate.sources.0.path=x.jsonl",
                                             "curate.sources.0.split=rl"]).curate.sources[0]  # fmt: skip
     assert (source.type, source.name) == ("file", "chain"), "a field of both types stays"
-    optimizer = load_params(PARAMS, overrides=["rl.optimizer.type=adamw"]).rl.optimizer
-    assert (optimizer.type, optimizer.warmup_steps, optimizer.adamw_scale) == ("adamw", 10, 0.05), "no union"
+    loss = load_params(PARAMS, overrides=["rl.loss.dual=3", "rl.loss.high=0.3", "rl.loss.type=cispo"]).rl.loss
+    assert loss == Cispo(low=0.2, high=0.3)
     with pytest.raises(UserError, match=r"base\.path: Field required$"):
         load_params(PARAMS, overrides=[kind])
 
 
 def test_an_error_of_two_fields_names_their_values_and_not_the_section() -> None:
     with pytest.raises(UserError) as raised:
-        load_params(PARAMS, preset="gsm8k-ppo-24gb", overrides=["rl.advantage=group_std", "rl.group_size=8"])
-    assert str(raised.value).endswith("or neither, found advantage group_std, critic {…}")
-    with pytest.raises(UserError, match=r"kl_estimator k1: .* found kl_in reward, kl_estimator k3$"):
-        load_params(PARAMS, overrides=["rl.kl_coef=0.1", "rl.kl_in=reward"])
+        load_params(PARAMS, preset="gsm8k-ppo-24gb", overrides=["rl.advantage.critic.warmup_steps=2000"])
+    assert str(raised.value).endswith("the policy would never learn, found steps 1160")
+    with pytest.raises(UserError, match=r"for advantage rloo: .* found group_size 1, advantage rloo$"):
+        load_params(PARAMS, overrides=["rl.group_size=1", "rl.advantage=rloo"])
     with pytest.raises(UserError, match=r"rl\.yaml .*: steps: .*, found 'many'$"):
         load_params(PARAMS, overrides=["rl.steps=many"])
 
@@ -206,7 +207,7 @@ def test_a_list_is_extended() -> None:
     more = "curate.sources+=[{type: hub, name: math500, id: math500, hub_split: test, split: test}]"
     before, after = (load_params(PARAMS, preset="gsm8k", overrides=each).curate.sources for each in ([], [more]))
     assert after[:-1] == before and after[-1].name == "math500"
-    for wrong in ("curate.sources+=3", "rl.lr+=[1]", "curate.sorces+=[1]"):
+    for wrong in ("curate.sources+=3", "rl.optimizer.lr+=[1]", "curate.sorces+=[1]"):
         with pytest.raises(UserError, match=r"\+= appends a list"):
             load_params(PARAMS, overrides=[wrong])
 
@@ -214,10 +215,11 @@ def test_a_list_is_extended() -> None:
 def test_presets_compose_from_left_to_right_and_what_one_replaces_is_named() -> None:
     both = load_params(PARAMS, preset="dapo+gsm8k", overrides=["rl.steps=7"])
     assert [source.name for source in both.curate.sources] == ["gsm8k", "gsm8k_test"], "of the later one"
-    assert (both.rl.max_tokens, both.rl.dynamic_sampling, both.rl.steps) == (400, 8, 7)
+    assert both.rl.dynamic_sampling is not None
+    assert (both.rl.max_tokens, both.rl.dynamic_sampling.rounds, both.rl.steps) == (400, 8, 7)
     (line,) = preset_conflicts(PARAMS, "dapo+gsm8k")
     assert line.startswith("presets: gsm8k replaces values of dapo: curate.sources, ")
-    assert "rl.max_tokens 2048 by 400" in line and "rl.lr" not in line, "the same value in both"
+    assert "rl.max_tokens 2048 by 400" in line and "rl.optimizer.lr" not in line, "the same value in both"
     assert preset_conflicts(PARAMS, "gsm8k") == preset_conflicts(PARAMS, None) == []
     with pytest.raises(UserError, match=r"no preset 'gsm9k' \(did you mean gsm8k\?\)"):
         load_params(PARAMS, preset="dapo+gsm9k")

@@ -100,7 +100,7 @@ def test_trl_compute_loss(
     trainer: Any, ragged: Any, agree: Any, kind: str, aggregation: str, beta: float, theirs_are: dict[str, Any]
 ) -> None:
     rewards_S = ragged.rewards()
-    advantages_S = group_advantages(rewards_S.view(-1, ragged.group), "group_std", ddof=1, eps=1e-4).flatten()
+    advantages_S = group_advantages(rewards_S.view(-1, ragged.group), "grpo", ddof=1, eps=1e-4).flatten()
     old_SL = -ragged.noise().abs()
     start_SL, reference_SL = old_SL + ragged.noise(0.4), old_SL + ragged.noise(0.4)
     theirs_SL = start_SL.clone().requires_grad_()
@@ -132,7 +132,7 @@ def test_trl_group_advantages(ragged: Any, agree: Any, scale: str) -> None:
     rewards_PG = ragged.rewards().view(-1, ragged.group)
     mean_P1, std_P1 = rewards_PG.mean(1, keepdim=True), nanstd(rewards_PG, dim=1, keepdim=True)
     theirs = (rewards_PG - mean_P1) / (std_P1 + 1e-4) if scale == "group" else rewards_PG - mean_P1
-    agree(group_advantages(rewards_PG, "group_std" if scale == "group" else "group_mean", eps=1e-4), theirs)
+    agree(group_advantages(rewards_PG, "grpo" if scale == "group" else "dr_grpo", eps=1e-4), theirs)
 
 
 def test_the_trainer_takes_our_verifier(trainer: Any, tmp_path: Path) -> None:

@@ -20,20 +20,18 @@ def algos() -> Any:
     return core_algos
 
 
-@pytest.mark.parametrize("kind", ["group_std", "group_mean", "leave_one_out"])
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
 def test_verl_group_advantages(algos: Any, ragged: Any, agree: Any, kind: str) -> None:
     rewards_S = ragged.rewards()
     given = (ragged.at_ends(rewards_S), ragged.mask_SL, ragged.groups_S)
-    if kind == "leave_one_out":
+    if kind == "rloo":
         theirs, _ = algos.compute_rloo_outcome_advantage(*given)
     else:
-        theirs, _ = algos.compute_grpo_outcome_advantage(
-            *given, epsilon=1e-6, norm_adv_by_std_in_grpo=kind == "group_std"
-        )
+        theirs, _ = algos.compute_grpo_outcome_advantage(*given, epsilon=1e-6, norm_adv_by_std_in_grpo=kind == "grpo")
     ours_PG = group_advantages(rewards_S.view(-1, ragged.group), kind, ddof=1, eps=1e-6)  # type: ignore[arg-type]
     agree(spread(ours_PG.flatten(), ragged.lengths_S), ragged.flat(theirs))
     # Another ddof or epsilon, the usual differences between systems, must not agree.
-    if kind == "group_std":
+    if kind == "grpo":
         for wrong in ({"ddof": 0, "eps": 1e-6}, {"ddof": 1, "eps": 1e-4}):
             off = group_advantages(rewards_S.view(-1, ragged.group), kind, **wrong).flatten()  # type: ignore[arg-type]
             assert (spread(off, ragged.lengths_S) - ragged.flat(theirs)).abs().max() > 1e-5
@@ -58,7 +56,7 @@ def test_verl_reinforce_plus_plus_baseline(algos: Any, ragged: Any, agree: Any) 
     theirs, _ = algos.compute_reinforce_plus_plus_baseline_outcome_advantage(
         ragged.at_ends(rewards_S), ragged.mask_SL, ragged.groups_S
     )
-    centred_PG = group_advantages(rewards_S.view(-1, ragged.group), "group_mean")
+    centred_PG = group_advantages(rewards_S.view(-1, ragged.group), "dr_grpo")
     ours_N = spread(centred_PG.flatten(), ragged.lengths_S)
     agree(whiten(ours_N, torch.ones_like(ours_N, dtype=torch.bool)), ragged.flat(theirs))
 
@@ -132,7 +130,7 @@ def test_verls_best_of_group(algos: Any, ragged: Any, agree: Any) -> None:
     theirs, _ = algos.compute_grpo_passk_outcome_advantage(
         ragged.at_ends(rewards_S), ragged.mask_SL, ragged.groups_S, config={"norm_adv_by_std_in_grpo": False}
     )
-    ours_PG = set_advantages(rewards_S.view(-1, ragged.group), "max_at_k", ragged.group) / ragged.group
+    ours_PG = set_advantages(rewards_S.view(-1, ragged.group), "pkpo", ragged.group) / ragged.group
     agree(spread(ours_PG.flatten(), ragged.lengths_S), ragged.flat(theirs))
 
 

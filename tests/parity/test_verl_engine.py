@@ -30,8 +30,8 @@ from tests.platform.conftest import Checkout, copy_databases, make_checkout
 pytestmark = pytest.mark.timeout(1800)
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
-VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant", "rl.lr=0.02",
-        "rl.optimizer.warmup_steps=0")  # fmt: skip
+VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant",
+        "rl.optimizer.lr=0.02", "rl.optimizer.warmup_steps=0")  # fmt: skip
 # What keeps verl small enough for a CPU, and Ray's logical GPUs. Attention (sdpa), FSDP 2 and packed rows are those of
 # a run on GPUs without flash-attn; torch.compile of the loss, which takes minutes here, is left out.
 SMALL = (
@@ -50,7 +50,7 @@ TINY = (
     "model.base.hidden_size=32", "model.base.intermediate_size=64", "model.base.layers=2",
     "model.base.heads=2", "model.base.alphabet=arithmetic", "run.processes=2",
     "sft.steps=12", "sft.tokens_per_step=256", "rl.steps=9", "rl.prompts_per_step=4", "rl.group_size=8",
-    "rl.max_tokens=12", "rl.eval_every=4", "rl.eval_samples=1", "rl.checkpoint_every=3", "rl.min_pass_at_8=0",
+    "rl.max_tokens=12", "rl.dev.every=4", "rl.dev.samples=1", "rl.checkpoint_every=3", "rl.min_pass_at_8=0",
     "reward.parts=[{type: overlong, options: {max_length: 12, buffer: 12}}]",
     "mix.components=[{source: chain, weight: 1}]",
     "curate.sources=[{type: generated, name: chain, generator: chain, counts: {sft: 60, rl: 16, dev: 6, test: 6}, "
@@ -60,17 +60,11 @@ TINY = (
 # Of every kind of setting: verl's own loader takes them all.
 CONFIGURED = (
     (),
-    ("rl.policy_loss=gspo", "rl.aggregation=sequence_mean", "rl.kl_coef=0.01", "rl.minibatches=2", "rl.epochs=2"),
-    ("rl.policy_loss=cispo", "rl.advantage=group_mean", "rl.importance={kind: masked}", "rl.entropy_coef=0.01"),
-    (
-        "rl.policy_loss=reinforce",
-        "rl.advantage=leave_one_out",
-        "rl.kl_coef=0.1",
-        "rl.kl_in=reward",
-        "rl.kl_estimator=k1",
-    ),
-    ("rl.policy_loss=dppo_tv", "rl.dual_clip=20", "rl.aggregation=sequence_sum", "rl.importance=null"),
-    ("rl.policy_loss=sapo", "rl.aggregation=sequence_mean", "rl.eval_temperature=0", "rl.verl.ray_address=auto"),
+    ("rl.loss=gspo", "rl.loss.aggregation=sequence_mean", "rl.kl.coef=0.01", "rl.minibatches=2", "rl.epochs=2"),
+    ("rl.loss=cispo", "rl.advantage=dr_grpo", "rl.importance={kind: masked}", "rl.loss.entropy_coef=0.01"),
+    ("rl.loss=reinforce", "rl.advantage=rloo", "rl.kl.coef=0.1", "rl.kl.type=reward", "rl.kl.estimator=k1"),
+    ("rl.loss=dppo_tv", "rl.loss.dual=20", "rl.loss.aggregation=sequence_sum", "rl.importance=null"),
+    ("rl.loss=sapo", "rl.loss.aggregation=sequence_mean", "rl.dev.temperature=0", "rl.engine.ray_address=auto"),
     ("rl.optimizer.schedule=cosine", "rl.optimizer.clip_norm=null", "rollout.vllm.tensor_parallel=2"),
 )
 
@@ -158,7 +152,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empt
         f"write_params(load_params(), load_params(overrides={TINY!r}))"
     )
     checkout.git("commit", "-q", "-am", "a model for two CPUs")
-    settings = [*VERL, f"rl.verl.overrides=[{', '.join(map(repr, SMALL))}]"]
+    settings = [*VERL, f"rl.engine.overrides=[{', '.join(map(repr, SMALL))}]"]
     words = [sys.executable, "-c", RUN, "run", "pipeline", *(word for one in settings for word in ("--set", one))]
     logs = folder / "first.log", folder / "again.log"
     with started(words, checkout, logs[0]) as first:
@@ -291,8 +285,11 @@ def test_mlflow_has_the_run_of_verl_as_its_record_has_it(pipeline: Pipeline) -> 
         history.sort(key=lambda point: point.timestamp)
         # Step 4, which was done again, has two points: verl does not repeat it to the bit.
         assert {point.step: point.value for point in history} == pytest.approx(expected, nan_ok=True), name
-    assert rl["params"]["rl.engine"] == parent["params"]["rl.engine"] == "verl" and rl["params"]["rl.lr"] == "0.02"
-    assert json.loads(rl["params"]["rl.verl.overrides"]) == [*SMALL]
+    assert (
+        rl["params"]["rl.engine"] == parent["params"]["rl.engine"] == "verl"
+        and rl["params"]["rl.optimizer.lr"] == "0.02"
+    )
+    assert json.loads(rl["params"]["rl.engine.overrides"]) == [*SMALL]
     assert rl["tags"]["resolved.rollout.engine"] == "vllm" and rl["tags"]["health"] in ("green", "yellow", "red")
     best = max(row["dev/accuracy"] for row in rows if "dev/accuracy" in row)
     assert parent["metrics"]["dev/best"] == rl["metrics"]["final/dev/best"] == best

@@ -91,7 +91,7 @@ def test_verl_policy_loss(
     ("kind", "low", "high", "aggregation"),
     [
         ("sapo", 0.2, 0.2, "sequence_mean"),
-        ("geo_mean", 0.4, 0.3, "sequence_mean"),
+        ("gmpo", 0.4, 0.3, "sequence_mean"),
         ("dppo_tv", 0.1, 0.05, "token_mean"),
         ("dppo_tv", 0.1, 0.05, "sequence_sum"),
         ("dppo_kl", 0.02, 0.01, "token_mean"),

@@ -78,7 +78,7 @@ def test_the_plan_of_a_preset_without_a_count_is_that_of_one_with_it(preset: str
     assert passes[0] == passes[1]
 
 
-@pytest.mark.parametrize("change", ["rl.gradient_checkpointing=false", "rl.entropy_coef=0.01"])
+@pytest.mark.parametrize("change", ["rl.gradient_checkpointing=false", "rl.loss.entropy_coef=0.01"])
 def test_kept_activations_and_an_entropy_gradient_are_counted_too(change: str) -> None:
     params, memory = parameters("qwen2.5-0.5b-gsm8k", change), 80e9
     plan = plan_memory(shape_of(config_of(params.model.base)), params, "rl", "cuda", gpu_memory=memory)

@@ -22,9 +22,9 @@ from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.transformers_import import AutoConfig
 from mathrl.params.lora import Lora
+from mathrl.params.optimizer import AdamW, Muon
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
-from mathrl.params.train import Optimizer
 from mathrl.planning.memory import RUNTIME, kept_activations, plan_memory
 from mathrl.planning.memory_advice import advise
 from mathrl.planning.memory_states import GIB, divided, fetched, trainable, trained
@@ -114,9 +114,9 @@ def test_trained_bytes_are_the_learners(kind: Any, lora: Lora | None) -> None:
     shape = shape_of(model.config)
     if lora is not None:
         add_lora(model, lora, seed=0)
-    optimizer = Optimizer(type=kind)
+    optimizer = Muon(lr=1e-3) if kind == "muon" else AdamW(lr=1e-3)
     flat = FlatParameters(model)
-    learner = OptimizerSet(model, flat, optimizer, 1e-3, 10)
+    learner = OptimizerSet(model, flat, optimizer, 10)
     flat.gradients.fill_(0.1)
     learner.step(0)
     planned = trained(shape, optimizer, lora, "policy")
@@ -168,7 +168,7 @@ def test_what_zero_3_makes_whole_is_counted() -> None:
     torch_engine = params("rollout.engine=torch", preset="dapo-32b")
     found = plan_memory(shape, torch_engine, "rl", "cuda", gpu_memory=80e9)
     assert found.phases["rollouts"]["policy: gathered weights"] == whole
-    ahead = params("rollout.engine=torch", "rl.asynchronous={}", "rl.dynamic_sampling=0", preset="dapo-32b")
+    ahead = params("rollout.engine=torch", "rl.asynchronous={}", "rl.dynamic_sampling=null", preset="dapo-32b")
     found = plan_memory(shape, ahead, "rl", "cuda", gpu_memory=80e9)
     assert found.standing["sampler's copy of the weights"] == whole
     assert "policy: gathered weights" not in found.phases["rollouts"]
@@ -242,7 +242,7 @@ OFFLOADED = ["training.backend=deepspeed", "training.deepspeed.offload_optimizer
 # veRL's quick start has this share, and its vLLM does not sleep in these figures.
 BESIDE_VLLM = ["rollout.engine=vllm", "rollout.vllm.memory_share=0.4", "rollout.vllm.sleep=false"]
 BILLION = "model.base.path=Qwen/Qwen2.5-1.5B-Instruct"
-LORAS = ["rl.lora={}", "rl.critic.lora={}", "training.backend=deepspeed", "rl.tokens_per_microbatch=1024"]
+LORAS = ["rl.lora={}", "rl.advantage.critic.lora={}", "training.backend=deepspeed", "rl.tokens_per_microbatch=1024"]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_phases_of_eight_gpus_by_hand() -> None:
 
 def test_ppo_without_vllm_is_near_the_published_16_gb() -> None:
     # docs/planning.md explains the rest by its parts, and names what fits a card of 16 GB.
-    given = params("rollout.engine=torch", "rl.tokens_per_microbatch=1024", "rl.kl_coef=0", preset="gsm8k-ppo-24gb")
+    given = params("rollout.engine=torch", "rl.tokens_per_microbatch=1024", "rl.kl.coef=0", preset="gsm8k-ppo-24gb")
     shape = shape_of(config_of(given.model.base))
     found = plan_memory(shape, given, "rl", "cuda", gpu_memory=24e9)
     assert found.peak == pytest.approx(16e9, rel=0.16)

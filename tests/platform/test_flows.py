@@ -69,7 +69,7 @@ def test_the_form_of_rl_opens_with_what_people_change_and_its_present_values() -
     first = ["preset", "base_model", "lr", "steps", "group_size", "kl_coef", "clip_low", "clip_high", "seed", "params"]
     assert sorted(fields, key=lambda name: fields[name]["position"])[: len(first)] == first
     present = load_params(ROOT / "params")
-    assert (fields["lr"]["default"], fields["seed"]["default"]) == (present.rl.lr, present.run.seed)
+    assert (fields["lr"]["default"], fields["seed"]["default"]) == (present.rl.optimizer.lr, present.run.seed)
     assert fields["base_model"]["default"] == "fresh" and "gsm8k" in fields["preset"]["enum"]
     assert fields["lr"]["maximum"] == 1 and fields["steps"]["type"] == "integer"
 
@@ -103,7 +103,7 @@ def sent_by(form: Mapping[str, Any], name: str = "rl") -> dict[str, Any]:
 
 def test_only_what_a_person_sets_is_sent() -> None:
     sent = sent_by({"params": {"rl": {"lr": 2e-4, "optimizer": {"beta2": 0.9}}, "registry": {"name": "mine"}}})
-    assert sent["overrides"] == ["rl.lr=0.0002", "rl.optimizer.beta2=0.9", 'register.name="mine"']
+    assert sent["overrides"] == ["rl.optimizer.lr=0.0002", "rl.optimizer.beta2=0.9", 'register.name="mine"']
     assert sent["options"] == {"preset": None, "allow_dirty": False}
 
 
@@ -115,9 +115,9 @@ def test_a_form_sends_back_what_it_showed_and_only_changes_count() -> None:
         shown | {"preset": "gsm8k", "base_model": "Qwen/Qwen2.5-0.5B", "lr": 1e-5, "overrides": ["a.b=1"]}
     )
     base = 'model.base={"type": "pretrained", "path": "Qwen/Qwen2.5-0.5B"}'
-    assert changed["overrides"] == [base, "rl.lr=1e-05", "a.b=1"] and changed["options"]["preset"] == "gsm8k"
+    assert changed["overrides"] == [base, "rl.optimizer.lr=1e-05", "a.b=1"] and changed["options"]["preset"] == "gsm8k"
     values = load_params(ROOT / "params", overrides=changed["overrides"][:2])
-    assert (values.rl.lr, values.model.base.type) == (1e-5, "pretrained"), "the loader reads them"
+    assert (values.rl.optimizer.lr, values.model.base.type) == (1e-5, "pretrained"), "the loader reads them"
 
 
 @pytest.mark.parametrize(

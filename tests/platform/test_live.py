@@ -55,7 +55,7 @@ def test_a_dev_evaluation_renews_the_forecast_and_nothing_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, sent = tmp_path / "records" / "rl-1", dict[str, list[str]]()
-    write_json(folder / "run.json", {"stage": "rl", "params": {"rl": {"steps": 100, "eval_samples": 4}}})
+    write_json(folder / "run.json", {"stage": "rl", "params": {"rl": {"steps": 100, "dev": {"samples": 4}}}})
     write_json(tmp_path / "progress", {"title": "rl", "done": 1, "total": 9, "record": str(folder)})
     monkeypatch.setattr(
         live, "create_markdown_artifact", lambda text, *, key, **_: sent.setdefault(key, []).append(text)

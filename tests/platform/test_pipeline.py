@@ -201,7 +201,7 @@ def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkou
         assert run["tags"]["prefect.flow_run_id"]
         assert run["tags"]["mathrl.pipeline"] == parent["tags"]["mathrl.pipeline"]
     (rl,) = runs["rl"]
-    assert rl["params"]["rl.lr"] == "0.01" and rl["params"]["run.seed"] == "0"
+    assert rl["params"]["rl.optimizer.lr"] == "0.01" and rl["params"]["run.seed"] == "0"
     assert "curate.on_bad_row" not in rl["params"], "a run has the parameters that its stage reads"
     assert rl["tags"]["made_by.models/sft"] == runs["sft"][0]["id"]
     datasets = {each.dataset.name: each.dataset.digest for each in rl["run"].inputs.dataset_inputs}
@@ -275,7 +275,7 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
         assert parent["tags"][f"stage.{stage}"] == runs[stage][0]["id"], "the run that made it is linked"
     assert new["rl"][0]["tags"]["git.dirty"] == "true"
     assert [new[name][0]["name"] for name in ("parent", "rl")] == ["pipeline lr=0.0004", "rl lr=0.0004"]
-    assert parent["params"]["changed"] == "lr=0.0004" and parent["params"]["rl.lr"] == "0.0004"
+    assert parent["params"]["changed"] == "lr=0.0004" and parent["params"]["rl.optimizer.lr"] == "0.0004"
     assert parent["metrics"]["rl/pass_at_1"] == 0.5 and parent["metrics"]["sft/pass_at_1_low"] == 0.4
     table = checkout.mathrl("runs").stdout.partition("pipeline lr=0.0004")[2]
     row = "".join(table.splitlines()[:2])
@@ -322,8 +322,8 @@ def test_an_experiment_on_the_command_line(checkout: Checkout) -> None:
     """`dvc exp run` in the checkout, with a number that YAML 1.1 would read as text."""
     done = checkout.run("dvc", "exp", "run", "--name", "slow", "-S", "params/rl.yaml:lr=2e-6", "rl")
     assert ran(done.stdout) == ["rl"]
-    assert load_params(checkout.folder / "params").rl.lr == 2e-6
-    tried = {run["params"].get("rl.lr") for run in runs_by_name(checkout)["rl"]}
+    assert load_params(checkout.folder / "params").rl.optimizer.lr == 2e-6
+    tried = {run["params"].get("rl.optimizer.lr") for run in runs_by_name(checkout)["rl"]}
     assert "2e-06" in tried
     assert "slow" in checkout.run("dvc", "exp", "list", "--name-only").stdout
     checkout.git("checkout", "-q", "--", "params", "dvc.lock", "reports/metrics.json", "reports/summary.json")
@@ -346,7 +346,7 @@ def test_overrides_run_in_a_worktree_and_leave_the_workspace_alone(checkout: Che
         return {str(file): file.read_bytes() for file in [*files, checkout.folder / "dvc.lock"]}
 
     before = bytes_of_workspace()
-    done = checkout.mathrl("run", "rl", "--set", "rl.lr=3e-4")
+    done = checkout.mathrl("run", "rl", "--set", "rl.optimizer.lr=3e-4")
     output = done.stdout + done.stderr
     assert bytes_of_workspace() == before
     assert ran(output) == ["rl"], "what the override does not change comes from the shared cache"
@@ -376,7 +376,7 @@ def test_overrides_run_in_a_worktree_and_leave_the_workspace_alone(checkout: Che
 def test_overrides_name_uncommitted_code_and_refuse(checkout: Checkout) -> None:
     file = checkout.folder / "mathrl" / "stages" / "mix.py"
     file.write_text(file.read_text() + "# changed\n")
-    done = checkout.mathrl("run", "rl", "--set", "rl.lr=3e-4", ok=False)
+    done = checkout.mathrl("run", "rl", "--set", "rl.optimizer.lr=3e-4", ok=False)
     assert done.returncode == 2 and "mathrl/stages/mix.py" in done.stderr and "--allow-dirty" in done.stderr
     assert not list((checkout.folder / "runs").iterdir())
     checkout.git("checkout", "-q", "--", "mathrl")

@@ -66,7 +66,7 @@ def test_a_version_is_reproduced_and_says_so(registered: Checkout) -> None:
     assert {item.path for item in client.list_artifacts(version.run_id, "reproduction")} == {
         "reproduction/certificate.json", "reproduction/certificate.html"
     }  # fmt: skip
-    assert "# mathrl-chain version 1" in version.description and "`rl.lr: 0.02`" in version.description
+    assert "# mathrl-chain version 1" in version.description and "`rl.optimizer.lr: 0.02`" in version.description
 
 
 def test_it_fetches_goes_on_after_a_failure_and_names_the_first_difference(

@@ -153,9 +153,9 @@ def test_a_run_cannot_choose_its_command_environment_or_folder(servers: Servers,
 def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, page: Any) -> None:
     deployment = servers.deployments()["rl"]
     page.goto(f"{servers.prefect}/deployments/deployment/{deployment}/run")
-    field = page.get_by_text("rl.lr: Peak learning rate").locator("xpath=following::input[1]")
+    field = page.get_by_text("rl.optimizer.lr: Peak learning rate").locator("xpath=following::input[1]")
     field.wait_for()
-    assert float(field.input_value()) == load_params(ROOT / "params").rl.lr, "it shows the present value"
+    assert float(field.input_value()) == load_params(ROOT / "params").rl.optimizer.lr, "it shows the present value"
     assert not page.get_by_text("Property is type").count() and not page.get_by_text(str(Rl.__doc__)).count()
     page.get_by_text("change", exact=True).click()
     page.get_by_text(str(Rl.__doc__), exact=True).wait_for()
@@ -307,14 +307,14 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
     assert not new_model["enabled"], "an example is off until somebody wants it"
     servers.post(f"/automations/{new_model['id']}", {"enabled": True}, "PATCH")
     wrong = servers.start("rl", overrides=["rl.nothing=1"])
-    runs = {lr: servers.start("rl", seed=3, overrides=[f"rl.lr={lr}"]) for lr in ("1e-4", "2e-4")}
+    runs = {lr: servers.start("rl", seed=3, overrides=[f"rl.optimizer.lr={lr}"]) for lr in ("1e-4", "2e-4")}
     for lr, run in runs.items():
         found = servers.wait_for(run, "COMPLETED")
         assert set(found["tags"]) == {"training", "stage:rl", "seed:3"}
         link = servers.artifacts(run)["rl-mlflow"]
         mlflow_run = link.partition("](")[2].partition("?")[0].rpartition("/")[2]
         tried = {each["id"]: each for each in servers.checkout.mlflow_runs()}[mlflow_run]
-        assert float(tried["params"]["rl.lr"]) == float(lr)
+        assert float(tried["params"]["rl.optimizer.lr"]) == float(lr)
         assert found["name"] == tried["name"] == f"rl lr={float(lr)} seed 3", "one run has one name"
         assert tried["tags"]["git.dirty"] == "false", "the worktree has the commit's code"
     trees = servers.checkout.folder / "runs"

@@ -16,7 +16,7 @@ from tasks import sweep
 from tasks.workspace import Workspace, in_use, prune, uncommitted, working
 
 Checkout = Any
-PREPARE = "from tasks.workspace import prepare; print(prepare('rl', None, ['rl.lr={}']).folder)"
+PREPARE = "from tasks.workspace import prepare; print(prepare('rl', None, ['rl.optimizer.lr={}']).folder)"
 
 
 def made(checkout: Checkout, lr: str) -> Path:
@@ -36,7 +36,7 @@ for preset, overrides in json.loads(sys.argv[1]):
     print(json.dumps(ran))
 """
 VALUES: dict[str, list[Any]] = {
-    "rl.lr": [1e-4, 2e-4, 5e-4], "rl.group_size": [4, 8], "rl.steps": [3, 50], "rl.temperature": [0.7, 1.0],
+    "rl.optimizer.lr": [1e-4, 2e-4, 5e-4], "rl.group_size": [4, 8], "rl.steps": [3, 50], "rl.temperature": [0.7, 1.0],
     "run.seed": [0, 3], "mix.order": ["shuffled", "easy_to_hard"],
 }  # fmt: skip
 
@@ -60,7 +60,7 @@ def uncommitted_edits(checkout: Checkout) -> Iterator[None]:
     """The checkout's params/ say something else than HEAD's, of some parameters what is asked for below."""
     checkout.python(
         "from mathrl.compose import load_params, write_params; "
-        "write_params(load_params(), load_params(overrides=['rl.lr=2e-4', 'rl.group_size=8', 'run.seed=3']))"
+        "write_params(load_params(), load_params(overrides=['rl.optimizer.lr=2e-4', 'rl.group_size=8', 'run.seed=3']))"
     )
     preset = checkout.folder / "params" / "presets" / "mine.yaml"
     preset.write_text("rl: {lr: 2.0e-4, steps: 7, optimizer: {beta2: 0.9}}\nrun: {seed: 3}\n")
@@ -72,7 +72,7 @@ def uncommitted_edits(checkout: Checkout) -> Iterator[None]:
 def test_what_is_asked_for_is_what_runs_whatever_is_uncommitted(checkout: Checkout) -> None:
     """Each override, and each value of a preset, is in the parameters that the stage loads; the rest is HEAD's."""
     rng = random.Random(5)
-    cases: list[tuple[str | None, list[str]]] = [(None, ["rl.lr=2e-4", "rl.group_size=8", "rl.steps=3"])]
+    cases: list[tuple[str | None, list[str]]] = [(None, ["rl.optimizer.lr=2e-4", "rl.group_size=8", "rl.steps=3"])]
     for _ in range(12):
         chosen = rng.sample(sorted(VALUES), rng.randrange(1, 4))
         cases.append((rng.choice([None, "mine"]), [f"{key}={json.dumps(rng.choice(VALUES[key]))}" for key in chosen]))
@@ -99,12 +99,12 @@ def test_what_is_asked_for_is_what_runs_whatever_is_uncommitted(checkout: Checko
 
 def test_a_stage_runs_with_the_override_that_an_uncommitted_edit_equals(checkout: Checkout) -> None:
     with uncommitted_edits(checkout):
-        checkout.mathrl("run", "rl", "--set", "rl.lr=2e-4", "--set", "rl.steps=7", "--allow-dirty")
+        checkout.mathrl("run", "rl", "--set", "rl.optimizer.lr=2e-4", "--set", "rl.steps=7", "--allow-dirty")
     (record,) = (checkout.home / "records").glob("rl-*/run.json")
     params = json.loads(record.read_text())["params"]["rl"]
     assert (params["lr"], params["steps"]) == (2e-4, 7)
     (folder,) = (checkout.folder / "runs").glob("rl-lr_2e-4-steps_7-*")
-    assert load_params(folder / "params").rl.lr == 2e-4
+    assert load_params(folder / "params").rl.optimizer.lr == 2e-4
     checkout.mathrl("runs", "--prune", "all")
 
 

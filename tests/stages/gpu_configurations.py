@@ -79,7 +79,7 @@ def budget(params: Params, rollout: Rollout, stage: str, hardware: Hardware) -> 
 
 def learner(params: Params, section: Any, hardware: Hardware) -> dict[str, Any]:
     zero = params.training.backend == "deepspeed"
-    made: dict[str, Any] = {"optimizer": optimizer_arguments(section.optimizer, section.lr, fused=True)}
+    made: dict[str, Any] = {"optimizer": optimizer_arguments(section.optimizer, fused=True)}
     if zero:
         half = params.model.precision == "bfloat16"
         made["deepspeed"] = deepspeed_config(params.training.deepspeed, section.optimizer, half=half, hardware=hardware)

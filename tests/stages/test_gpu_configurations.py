@@ -53,7 +53,7 @@ def test_every_stage_accepts_the_preset(preset: str, monkeypatch: pytest.MonkeyP
         check_supported(params.sft.optimizer, "sft", None)
         check_supported(params.rl.optimizer, "rl", params.rl.ema)
         if params.rl.critic is not None:
-            check_supported(params.rl.critic.optimizer, "rl.critic", None)
+            check_supported(params.rl.critic.optimizer, "rl.advantage.critic", None)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

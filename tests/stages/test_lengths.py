@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 STAGES = ("sft", "difficulty", "rl", "sample", "evaluate")
 SETTINGS = (
     "run.processes=1", "run.device=cpu", "prompt.template=plain", "model.precision=float32", "sft.steps=1",
-    "sft.lr=1e-5", "sft.optimizer.type=adamw", "rl.steps=1", "rl.lr=1e-6", "rl.optimizer.type=adamw",
-    "rl.prompts_per_step=2", "rl.group_size=2", "rl.eval_samples=1", "sample.samples=2",
+    "sft.optimizer={type: adamw, lr: 1e-5}", "rl.steps=1", "rl.optimizer={type: adamw, lr: 1e-6}",
+    "rl.prompts_per_step=2", "rl.group_size=2", "rl.dev.samples=1", "sample.samples=2",
     "difficulty.samples=8", "difficulty.max_problems=2",
     "evaluate.samples=1", "evaluate.ks=[1]", "evaluate.limit=20", "rollout.max_sequences=32", "prompt.max_tokens=128",
 )  # fmt: skip

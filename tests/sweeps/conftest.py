@@ -18,7 +18,7 @@ TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
     "model.base.layers=1", "model.base.heads=2", "model.base.alphabet=arithmetic", "model.precision=float32",
     "reward.extraction=lenient", "rl.steps=6", "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=6",
-    "rl.minibatches=2", "rl.eval_every=1", "rl.eval_samples=16", "rl.checkpoint_every=1",
+    "rl.minibatches=2", "rl.dev.every=1", "rl.dev.samples=16", "rl.checkpoint_every=1",
     "evaluate.samples=2",
     "evaluate.ks=[1, 2]", "evaluate.max_tokens=6", "evaluate.extraction=lenient",
 )  # fmt: skip
@@ -30,8 +30,8 @@ CURATE = (
 )
 SWEEP = f"""study: tiny
 space:
-  rl.lr: {{kind: log, low: 1.0e-3, high: 5.0e-2}}
-  rl.kl_coef: {{kind: zero_or_log, low: 1.0e-3, high: 0.3}}
+  rl.optimizer.lr: {{kind: log, low: 1.0e-3, high: 5.0e-2}}
+  rl.kl.coef: {{kind: zero_or_log, low: 1.0e-3, high: 0.3}}
 set: {json.dumps(TINY)}
 trials: 2
 start: models/model

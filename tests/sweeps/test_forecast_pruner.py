@@ -70,6 +70,6 @@ def test_the_section_opens_it_with_the_responses_of_an_evaluation(
     dev = tmp_path / "dev.jsonl"
     write_jsonl(dev, (Problem(f"p{n}", "1+1=", ("2",), "chain", "dev").to_row() for n in range(30)))
     sweep = load_params(overrides=["sweep.pruner=forecast", f"sweep.dev={dev}", "sweep.startup_trials=3"]).sweep
-    opened = _pruner(sweep, Rl(steps=70, eval_samples=2))
+    opened = _pruner(sweep, Rl(steps=70, dev={"samples": 2}))
     assert isinstance(opened, ForecastPruner)
     assert (opened.steps, opened.responses, opened.startup, opened.warmup) == (70, 60, 3, sweep.warmup_steps)

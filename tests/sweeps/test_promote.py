@@ -39,7 +39,7 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
 ) -> None:
     shutil.copytree(ROOT / "params", tmp_path / "params")
     monkeypatch.chdir(tmp_path)
-    values = {"rl.clip_low": 0.31, "rl.optimizer.adamw_scale": 2.5e-05, "rl.kl_coef": 0.0, "rl.max_tokens": 60}
+    values = {"rl.loss.low": 0.31, "rl.optimizer.adamw_scale": 2.5e-05, "rl.kl.coef": 0.0, "rl.max_tokens": 60}
     diff = promote(values)
     changed = [line for line in diff.splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")]
     assert changed == [
@@ -52,11 +52,11 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
     ]
     assert diff.startswith("--- a/params/rl.yaml\n+++ b/params/rl.yaml\n")
     rl = load_params().rl
-    assert (rl.clip_low, rl.optimizer.adamw_scale, rl.kl_coef, rl.max_tokens) == (0.31, 2.5e-05, 0.0, 60)
+    assert (rl.loss.low, rl.optimizer.adamw_scale, rl.kl.coef, rl.max_tokens) == (0.31, 2.5e-05, 0.0, 60)
     assert promote(values) == ""
     before = (tmp_path / "params" / "rl.yaml").read_text()
     with pytest.raises(UserError, match="clip_low"):
-        promote({"rl.kl_coef": 0.1, "rl.clip_low": 1.5})
+        promote({"rl.kl.coef": 0.1, "rl.loss.low": 1.5})
     assert (tmp_path / "params" / "rl.yaml").read_text() == before
 
 
@@ -64,8 +64,8 @@ def test_the_winner_of_a_presets_study_goes_into_the_preset(tmp_path: Path, monk
     shutil.copytree(ROOT / "params", tmp_path / "params")
     monkeypatch.chdir(tmp_path)
     name = "qwen2.5-0.5b-gsm8k"
-    diff = promote({"rl.lr": 3e-06, "rl.clip_high": 0.28}, preset=name)
+    diff = promote({"rl.optimizer.lr": 3e-06, "rl.loss.high": 0.28}, preset=name)
     assert f"+++ b/params/presets/{name}.yaml" in diff and diff.count("+++") == 1
     assert "+  lr: 3.0e-06 " in diff and "# verl actor.optim.lr" in diff, "the comment stays"
     rl = load_params(preset=name).rl
-    assert (rl.lr, rl.clip_high) == (3e-06, 0.28) and load_params().rl == load_params(ROOT / "params").rl
+    assert (rl.optimizer.lr, rl.loss.high) == (3e-06, 0.28) and load_params().rl == load_params(ROOT / "params").rl

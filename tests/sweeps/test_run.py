@@ -37,16 +37,16 @@ Place = Any
 # The studies of one test are looked at by the next. Trainers start some ten times: slow on a busy machine.
 pytestmark = [pytest.mark.xdist_group("sweeps"), pytest.mark.timeout(600)]
 STUDY, STEPS = "killed", 30
-TOLD = {"rl.lr": 0.02, "rl.kl_coef": 0.05}
+TOLD = {"rl.optimizer.lr": 0.02, "rl.kl.coef": 0.05}
 COMPARED = [
     f"sweep.study={STUDY}",
     "sweep.seeds=2",
     "sweep.fresh_seeds=1",
     "sweep.workers=2",
     f"rl.steps={STEPS}",
-    "rl.eval_samples=1",
+    "rl.dev.samples=1",
     "rl.checkpoint_every=3",
-    "rl.eval_every=2",
+    "rl.dev.every=2",
 ]
 SWEEP = (sys.executable, "-m", "mathrl.sweeps.run", "run")
 
@@ -81,9 +81,9 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
         "sweep.seeds=2",
         "sweep.fresh_seeds=1",
         f"rl.steps={STEPS}",
-        "rl.eval_samples=1",
+        "rl.dev.samples=1",
         "rl.checkpoint_every=3",
-        "rl.eval_every=2",
+        "rl.dev.every=2",
     ]
     opened = open_study(sweep_section(words))
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_mlflow_has_one_run_a_trial_under_the_studys(
     assert set(found) == {f"{STUDY}/t0000", f"{STUDY}/t0003"}
     for name, outcome, seeds in (("t0000", "complete", 2), ("t0003", "ended early", 1)):
         run, trial = found[f"{STUDY}/{name}"], read_study(STUDY).trials[int(name[1:])]
-        assert run.data.params["rl.kl_coef"] == json.dumps(trial.user_attrs["values"]["rl.kl_coef"])
+        assert run.data.params["rl.kl.coef"] == json.dumps(trial.user_attrs["values"]["rl.kl.coef"])
         assert (run.info.status, run.data.tags["mathrl.outcome"]) == ("FINISHED", outcome)
         curve = client.get_metric_history(run.info.run_id, "dev/accuracy")
         assert {point.step: point.value for point in curve} == trial.intermediate_values
@@ -205,7 +205,7 @@ def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
     promoted = run(app, ["sweep", "promote", "--study", STUDY]).output
     assert "+lr: 0.02" in promoted and "+kl_coef: 0.05" in promoted and "git commit" in promoted
     rl = load_params().rl
-    assert (rl.lr, rl.kl_coef) == (0.02, 0.05)
+    assert (rl.optimizer.lr, rl.kl.coef) == (0.02, 0.05)
     assert "# GRPO" in Path("params/rl.yaml").read_text()
     # A promoted winner does not change what trial 0 was: the study goes on.
     assert open_study(sweep_section(COMPARED)).present == opened.user_attrs["mathrl"]["present"]
@@ -270,7 +270,7 @@ def test_progress_counts_the_steps_within_a_trial(place: Place) -> None:
 
 
 def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place: Place) -> None:
-    words = ["sweep.study=slept", "sweep.trials=1", "rl.steps=2000", "rl.eval_samples=1"]
+    words = ["sweep.study=slept", "sweep.trials=1", "rl.steps=2000", "rl.dev.samples=1"]
     far = place.start("mathrl.sweeps.worker", "-", *words)
     opened = open_study(sweep_section(words))
     wait(lambda: len(steps_of(opened.folder / "t0000-s0")) > 1)

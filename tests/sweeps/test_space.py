@@ -38,10 +38,10 @@ def test_the_demo_space_fits_and_trial_0_has_the_present_values() -> None:
     present, rl = check_space(section, PARAMS), load_params(PARAMS, overrides=section.set).rl
     assert rl.minibatches >= 2, "with one update a batch the ratio is 1 and clipping does nothing"
     assert present == {
-        "rl.lr": rl.lr,
-        "rl.kl_coef": rl.kl_coef,
-        "rl.clip_low": rl.clip_low,
-        "rl.clip_high": rl.clip_high,
+        "rl.optimizer.lr": rl.optimizer.lr,
+        "rl.kl.coef": rl.kl.coef,
+        "rl.loss.low": rl.loss.low,
+        "rl.loss.high": rl.loss.high,
     }
 
 
@@ -49,8 +49,8 @@ def test_every_wrong_key_and_bound_is_named_at_once() -> None:
     said = refusal(
         {
             "rl.kl_coeff": {"kind": "zero_or_log", "low": 1e-3, "high": 1},
-            "rl.clip_low": {"kind": "uniform", "low": 0.1, "high": 1.5},
-            "sft.lr": {"kind": "log", "low": 1e-4, "high": 1e-2},
+            "rl.loss.low": {"kind": "uniform", "low": 0.1, "high": 1.5},
+            "sft.optimizer.lr": {"kind": "log", "low": 1e-4, "high": 1e-2},
             "rl.temperature": {"kind": "uniform", "low": 1.1, "high": 1.5},
             "run.seed": {"kind": "int", "low": 0, "high": 9},
             "rl.advantage": {"kind": "choice", "values": ["group_std", "grpo"]},
@@ -58,9 +58,9 @@ def test_every_wrong_key_and_bound_is_named_at_once() -> None:
     )
     for part in (
         "rl.kl_coeff: no parameter 'kl_coeff' there (did you mean kl_coef?)",
-        "rl.clip_low: ",
+        "rl.loss.low: ",
         "less than or equal to 1, found 1.5",
-        "sft.lr: a trial is an RL run",
+        "sft.optimizer.lr: a trial is an RL run",
         "present value 1.0",
         "run.seed: trials that differ in it cannot be compared",
         "found 'grpo'",
@@ -74,7 +74,7 @@ def test_every_wrong_key_and_bound_is_named_at_once() -> None:
         ({}, "nothing is varied"),
         ({"rl": {"kind": "int", "low": 1, "high": 2}}, "write section.key=value"),
         ({"rl.group_size": {"kind": "int", "low": 5, "high": 21, "step": 4}}, "present value 16"),
-        ({"rl.skip_zero_variance": {"kind": "choice", "values": [1, 0]}}, "present value True"),
+        ({"rl.loss.skip_zero_variance": {"kind": "choice", "values": [1, 0]}}, "present value True"),
         ({"reward.parts.3.weight": {"kind": "uniform", "low": 0, "high": 1}}, "no parameter '3'"),
     ],
 )
@@ -98,11 +98,14 @@ def test_whole_numbers_choices_and_lists_may_be_varied() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("{rl.lr: {kind: log, low: 0, high: 1}}", "greater than 0"),
-        ("{rl.lr: {kind: log, low: 0.1, high: 0.01}}", "low 0.1 must be below high 0.01"),
-        ("{rl.lr: {kind: logarithmic, low: 0.1, high: 1}}", "no kind 'logarithmic'; write one of log, uniform, int"),
-        ("{rl.lr: {low: 0.1, high: 1}}", "kind: missing; write one of log, uniform"),
-        ("{rl.lr: {kind: choice, values: [1]}}", "at least 2 items"),
+        ("{rl.optimizer.lr: {kind: log, low: 0, high: 1}}", "greater than 0"),
+        ("{rl.optimizer.lr: {kind: log, low: 0.1, high: 0.01}}", "low 0.1 must be below high 0.01"),
+        (
+            "{rl.optimizer.lr: {kind: logarithmic, low: 0.1, high: 1}}",
+            "no kind 'logarithmic'; write one of log, uniform, int",
+        ),
+        ("{rl.optimizer.lr: {low: 0.1, high: 1}}", "kind: missing; write one of log, uniform"),
+        ("{rl.optimizer.lr: {kind: choice, values: [1]}}", "at least 2 items"),
     ],
 )
 def test_a_wrong_axis_is_refused_by_the_schema(text: str, part: str) -> None:
@@ -139,17 +142,17 @@ def test_zero_has_its_share_of_the_logarithmic_range() -> None:
 
 def test_what_is_drawn_becomes_what_runs() -> None:
     axes = {
-        "rl.lr": LogUniform(kind="log", low=1.2345e-5, high=1e-2),
-        "rl.clip_low": Uniform(kind="uniform", low=0.1, high=0.4),
+        "rl.optimizer.lr": LogUniform(kind="log", low=1.2345e-5, high=1e-2),
+        "rl.loss.low": Uniform(kind="uniform", low=0.1, high=0.4),
         "rl.group_size": Integer(kind="int", low=4, high=17, step=4),
-        "rl.kl_coef": KL,
+        "rl.kl.coef": KL,
         "rl.ema": Categorical(kind="choice", values=(None, 0.9)),
     }
-    assert decode(axes["rl.lr"], 3.14159e-4) == 3.14e-4
-    assert decode(axes["rl.lr"], 1.2346e-5) == 1.2345e-5, "rounding must not leave the range"
+    assert decode(axes["rl.optimizer.lr"], 3.14159e-4) == 3.14e-4
+    assert decode(axes["rl.optimizer.lr"], 1.2346e-5) == 1.2345e-5, "rounding must not leave the range"
     assert distribution(axes["rl.group_size"]).high == 16
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    present = {"rl.lr": 1 / 3e4, "rl.clip_low": 0.2, "rl.group_size": 4, "rl.kl_coef": 0.0, "rl.ema": 0.9}
+    present = {"rl.optimizer.lr": 1 / 3e4, "rl.loss.low": 0.2, "rl.group_size": 4, "rl.kl.coef": 0.0, "rl.ema": 0.9}
     for number in range(40):
         drawn = study.ask({key: distribution(axis) for key, axis in axes.items()}).params
         values = values_of(axes, drawn, present, number)
@@ -157,19 +160,19 @@ def test_what_is_drawn_becomes_what_runs() -> None:
         ran = load_params(PARAMS, overrides=[override(key, value) for key, value in values.items()]).rl
         for key, value in values.items():
             assert getattr(ran, key.removeprefix("rl.")) == value
-            if key in ("rl.lr", "rl.clip_low") and number and value != axes[key].low:
+            if key in ("rl.optimizer.lr", "rl.loss.low") and number and value != axes[key].low:
                 assert value == float(f"{value:.3g}") and math.isclose(value, drawn[key], rel_tol=6e-3)
 
 
 def test_a_space_from_the_form_is_sent_whole(tmp_path: Path) -> None:
-    space = {"rl.lr": {"kind": "log", "low": 1e-4, "high": 1e-2}}
+    space = {"rl.optimizer.lr": {"kind": "log", "low": 1e-4, "high": 1e-2}}
     form = section_form("sweep").model_validate({"space": space, "trials": 3, "set": ["rl.steps=2"]})
     given = form_overrides({"sweep": form})
     shutil.copytree(PARAMS, tmp_path / "params")
     found = load_params(tmp_path / "params", overrides=given).sweep
-    assert list(found.space) == ["rl.lr"] and found.trials == 3 and found.set == ("rl.steps=2",)
+    assert list(found.space) == ["rl.optimizer.lr"] and found.trials == 3 and found.set == ("rl.steps=2",)
     rl = section_form("rl").model_validate({"lr": 2e-4, "optimizer": {"adamw_scale": 0.1}})
-    assert form_overrides({"rl": rl}) == ["rl.lr=0.0002", "rl.optimizer.adamw_scale=0.1"]
+    assert form_overrides({"rl": rl}) == ["rl.optimizer.lr=0.0002", "rl.optimizer.adamw_scale=0.1"]
 
 
 @pytest.mark.parametrize("preset", ["qwen2.5-0.5b-gsm8k"])
@@ -180,9 +183,9 @@ def test_the_space_of_a_preset_fits_it(preset: str, tmp_path: Path) -> None:
     write_params(before, after, tmp_path / "params")
     section = load_params(tmp_path / "params").sweep
     present = check_space(section, tmp_path / "params")
-    assert present["rl.lr"] == after.rl.lr
-    low, high = (getattr(section.space["rl.lr"], end) for end in ("low", "high"))
-    assert low <= after.rl.lr <= high, "AdamW on all weights needs other rates than Muon"
+    assert present["rl.optimizer.lr"] == after.rl.optimizer.lr
+    low, high = (getattr(section.space["rl.optimizer.lr"], end) for end in ("low", "high"))
+    assert low <= after.rl.optimizer.lr <= high, "AdamW on all weights needs other rates than Muon"
 
 
 def test_a_study_of_a_preset_bears_its_name_unless_one_is_given() -> None:
@@ -215,17 +218,17 @@ def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(t
     assert "models/sft: missing; `mathrl run mix --preset tiny` makes the default inputs" in done.stderr
     (worktree,) = (root / "runs").iterdir()
     there = load_params(worktree / "params")
-    assert worktree.name.startswith("mix-tiny-") and (there.rl.lr, there.sweep.study) == (0.0123, "small")
+    assert worktree.name.startswith("mix-tiny-") and (there.rl.optimizer.lr, there.sweep.study) == (0.0123, "small")
 
 
 def test_a_range_that_would_ruin_a_pretrained_model_is_refused_before_the_first_trial(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(PARAMS, tmp_path / "params"))
     base = ["model.base.type=pretrained", "model.base.path=Qwen/Qwen2.5-0.5B"]
     write_params(load_params(folder), load_params(folder, preset="gsm8k", overrides=base), folder)
-    fitting, ruinous = ({"rl.lr": {"kind": "log", "low": 3e-7, "high": high}} for high in (1e-5, 1e-3))
-    assert check_space(sweep(fitting), folder) == {"rl.lr": 1e-6}
+    fitting, ruinous = ({"rl.optimizer.lr": {"kind": "log", "low": 3e-7, "high": high}} for high in (1e-5, 1e-3))
+    assert check_space(sweep(fitting), folder) == {"rl.optimizer.lr": 1e-6}
     with pytest.raises(
-        UserError, match=r"space: rl\.lr: rl\.lr is 0\.001, 1,000 times.*: narrow the range, or"
+        UserError, match=r"space: rl\.optimizer\.lr: rl\.optimizer\.lr is 0\.001, 1,000 times.*: narrow the range, or"
     ) as error:
         check_space(sweep(ruinous), folder)
     assert "type it" not in str(error.value), "a range is typed by nobody's run"

@@ -27,8 +27,8 @@ from mathrl.sweeps.trial_claim import TrialLost, claim, fenced
 
 ROOT = Path(__file__).parents[2]
 SPACE = {
-    "rl.lr": {"kind": "log", "low": 1e-4, "high": 1e-2},
-    "rl.kl_coef": {"kind": "zero_or_log", "low": 1e-3, "high": 0.3},
+    "rl.optimizer.lr": {"kind": "log", "low": 1e-4, "high": 1e-2},
+    "rl.kl.coef": {"kind": "zero_or_log", "low": 1e-3, "high": 0.3},
 }
 
 
@@ -54,7 +54,7 @@ def works(sweep: Sweep, out: Path) -> None:
     with out.open("a") as log:
         while (claimed := claim(opened := open_study(sweep))) is not None:
             time.sleep(0.01)
-            opened.study.tell(claimed.trial, claimed.trial.params["rl.lr"])
+            opened.study.tell(claimed.trial, claimed.trial.params["rl.optimizer.lr"])
             log.write(f"{claimed.trial.number}\n")
 
 
@@ -87,7 +87,7 @@ def check_workers_share_and_survive(sweep: Sweep, folder: Path) -> None:
     trials = open_study(sweep).study.get_trials()
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 12
     assert trials[0].params == first[1], "the trial that is taken over has the parameters that it had"
-    assert len({trial.params["rl.lr"] for trial in trials}) == 12, "workers must not draw alike"
+    assert len({trial.params["rl.optimizer.lr"] for trial in trials}) == 12, "workers must not draw alike"
 
 
 def test_workers_share_a_journal_and_survive_one_anothers_death(inputs: Path) -> None:
@@ -174,7 +174,10 @@ def test_trial_0_is_what_is_present_and_late_is_late(inputs: Path) -> None:
     opened = open_study(section())
     claimed = claim(opened)
     assert claimed is not None and claimed.trial.number == 0
-    assert opened.present == {"rl.lr": 0.01, "rl.kl_coef": 0.0} and claimed.trial.params["rl.lr"] == 0.01
+    assert (
+        opened.present == {"rl.optimizer.lr": 0.01, "rl.kl.coef": 0.0}
+        and claimed.trial.params["rl.optimizer.lr"] == 0.01
+    )
     assert claim(opened, until=time.time() - 1) is None
     claimed.lock.close()
     again = claim(opened, until=time.time() - 1)

@@ -87,7 +87,7 @@ def test_a_resumed_run_that_says_nothing_of_its_health_yet_keeps_what_it_said(
 
 def test_mlflow_has_the_forecast_of_each_dev_evaluation_once(record: Path) -> None:
     """However late the mirror looks: from the fifth on, each from the curve until it."""
-    mirror, params = Mirror(), {"rl": {"steps": 80, "eval_samples": 4}}
+    mirror, params = Mirror(), {"rl": {"steps": 80, "dev": {"samples": 4}}}
     say(record, "running", 1.0, params=params)
     for first, last in ((1, 52), (53, 80)):
         with (record / "metrics.jsonl").open("a") as file:

@@ -86,7 +86,7 @@ def test_figures_are_bound_to_the_model_and_the_data_that_they_are_of(record: An
         "rl": (rl, "models/rl"),
     }
     assert {str(model.status) for model in models} == {"READY"}
-    assert logged_model(client, "71").params == {"rl.lr": "0.1"}
+    assert logged_model(client, "71").params == {"rl.optimizer.lr": "0.1"}
     run = client.get_run(evaluate)
     assert len(run.inputs.model_inputs) == 2 and run.data.metrics["pass_at_1"] == 0.8
     assert [len(client.get_run(each).outputs.model_outputs) for each in (sft, rl)] == [2, 1]

@@ -46,7 +46,7 @@ def upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
 
 def test_a_parent_has_the_figures_of_its_stages_whether_made_now_or_found(upload: Callable[..., str]) -> None:
     upload("sft", 1.0, pipeline="p", outputs={"models/sft": "5f"})
-    changed = {"rl.lr": 0.002, "rl.steps": 8}
+    changed = {"rl.optimizer.lr": 0.002, "rl.steps": 8}
     trained = upload("rl", 50.0, (0.7, 0.8, 0.75), "yellow", pipeline="q", changed=changed, inputs={"models/sft": "5f"},
                      outputs={"models/rl": "71"}, summary={"sampled_tokens": 2e6})  # fmt: skip
     upload("evaluate", 90.0, pipeline="q", changed=changed, inputs={"models/rl": "71"}, summary=PASS)
@@ -64,7 +64,7 @@ def test_a_parent_has_the_figures_of_its_stages_whether_made_now_or_found(upload
     assert (cells["rl"], cells["sft"], cells["best dev"]) == ("0.900\n0.850 to 0.950", "0.400", "0.800")
     assert (cells["sampled"], cells["min"]) == ("2.00 M", "1.5") and oldest.cells()["rl"] == ""
     parent = client.get_run(newest.run)
-    assert parent.data.params["changed"] == "lr=0.002, steps=8" and parent.data.params["rl.lr"] == "0.002"
+    assert parent.data.params["changed"] == "lr=0.002, steps=8" and parent.data.params["rl.optimizer.lr"] == "0.002"
     assert parent.data.params["data"] == "chain" and len(parent.data.params) < 16, "defaults do not bury what changed"
     assert {file.path for file in client.list_artifacts(newest.run)} == {"params.yaml"}, "all are in a file"
     assert "- rl: pass@1 **0.900**, 0.850 to 0.950" in parent.data.tags["mlflow.note.content"]
@@ -72,7 +72,7 @@ def test_a_parent_has_the_figures_of_its_stages_whether_made_now_or_found(upload
 
 def test_a_name_says_what_is_different() -> None:
     base = {"type": "pretrained", "path": "/models/Qwen2.5-0.5B"}
-    changed = {"model.base": base, "rl.lr": 1e-5, "sft.lr": 2e-5, "rl.steps": 8, "run.seed": 3}
+    changed = {"model.base": base, "rl.optimizer.lr": 1e-5, "sft.optimizer.lr": 2e-5, "rl.steps": 8, "run.seed": 3}
     assert run_name("rl", "gsm8k", changed) == "rl gsm8k model.base=Qwen2.5-0.5B lr=1e-05 steps=8 and 1 more seed 3"
     assert change_words({"curate.deduplicate": {"exact": True}}) == ['curate.deduplicate={"exact": true}']
     assert run_name("pipeline") == "pipeline"
@@ -93,10 +93,12 @@ def test_what_changed_is_told_from_the_commit_and_the_preset(tmp_path: Path, mon
         return changed_since_commit({name: sections[name] for name in ("rl", "run")}, preset)
 
     assert changed() == {}
-    assert changed("rl.lr=3e-4", preset="gsm8k") == {"rl.lr": 3e-4}, "what the preset says is in its name"
+    assert changed("rl.optimizer.lr=3e-4", preset="gsm8k") == {"rl.optimizer.lr": 3e-4}, (
+        "what the preset says is in its name"
+    )
     file = tmp_path / "params" / "rl.yaml"
     file.write_text(file.read_text().replace("lr: 0.01", "lr: 0.02"))
-    assert changed("run.seed=4") == {"run.seed": 4, "rl.lr": 0.02}
+    assert changed("run.seed=4") == {"run.seed": 4, "rl.optimizer.lr": 0.02}
 
 
 def test_an_experiment_has_its_views_and_keeps_a_persons(upload: Callable[..., str]) -> None:

@@ -22,7 +22,7 @@ OVERRIDES = (
     "model.base.heads=2", "model.base.alphabet=arithmetic",
     "sft.steps=12", "sft.tokens_per_step=256", "sft.checkpoint_every=5",
     "sft.eval_every=4", "rl.steps=9", "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=12",
-    "rl.eval_every=4", "rl.eval_samples=1", "rl.checkpoint_every=3", "rl.min_pass_at_8=0",
+    "rl.dev.every=4", "rl.dev.samples=1", "rl.checkpoint_every=3", "rl.min_pass_at_8=0",
     # A reward that random models differ in: the shorter the better.
     "reward.parts=[{type: overlong, options: {max_length: 12, buffer: 12}}]",
 )  # fmt: skip

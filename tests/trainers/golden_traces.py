@@ -24,19 +24,22 @@ from mathrl.core.types import Problem
 from mathrl.models.logprobs import takes_packed
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
+from mathrl.params.advantage import Ramp
 from mathrl.params.asynchronous import Asynchronous
-from mathrl.params.curriculum import AdaptiveSamples, Curriculum, Pools
-from mathrl.params.lora import Lora
+from mathrl.params.curriculum import AdaptiveSamples, AsGiven, EasyToHard, PassRate, PoolCurriculum, Pools
+from mathrl.params.loss import Masked, Truncated
+from mathrl.params.optimizer import AdamW, Muon
+from mathrl.params.paths import merge
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
-from mathrl.params.train import Critic, Importance, KlController, Optimizer, Ramp, Rl
+from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult, build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.rl import train_rl
 from tests.rollout.calculator import Calculator, Equations
-from tests.trainers.small import FAST, PROBLEMS, TOKENIZER, CountsOnes, policy, steps_of_two, training_run
+from tests.trainers.small import PROBLEMS, TOKENIZER, CountsOnes, changed, fast, policy, steps_of_two, training_run
 
 Trace = dict[str, list[float | None]]
 ROOT = Path(__file__).parents[2]
@@ -54,15 +57,15 @@ RATED = [problem.with_(pass_rate=n / 8) for n, problem in enumerate(PROBLEMS)]
 MANY = [Problem(id=f"m{n}", question=f"{n}-1=", answers=("0",), source="chain", split="rl") for n in range(24)]
 
 
-def method(name: str, **changes: Any) -> Rl:
+def method(name: str, lr: float = 2e-3, **changes: Any) -> Rl:
     """A row of docs/methods.md over params/, made small, with learning rates for two steps and `changes`."""
     sizes = ["rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=8"]
     ones = [setting for setting in ROWS[name] if setting == "rl.group_size=1"]
     if ones:
         sizes[0] = "rl.prompts_per_step=16"
     read = load_params(ROOT / "params", overrides=[*ROWS[name], *sizes, *ones]).rl
-    steps = {"steps": 2, "lr": 2e-3, "optimizer": FAST, "eval_every": 0, "ema": None}
-    return Rl(**{**{name: getattr(read, name) for name in Rl.model_fields}, **steps, **changes})
+    steps = {"steps": 2, "optimizer": fast(lr), "dev": {"every": 0}, "ema": None}
+    return changed(read, **merge(steps, changes))
 
 
 class OnesAndShort(CountsOnes):
@@ -128,14 +131,12 @@ COMMON: dict[str, Any] = {
     "prompts_per_step": 4,
     "group_size": 4,
     "max_tokens": 8,
-    "lr": 5e-3,
-    "optimizer": Optimizer(type="adamw", warmup_steps=2, schedule="linear", clip_norm=0.2),
+    "optimizer": {"type": "adamw", "lr": 5e-3, "warmup_steps": 2, "schedule": "linear", "clip_norm": 0.2},
     "ema": 0.8,
-    "eval_every": 1,
-    "eval_samples": 2,
+    "dev": {"every": 1, "samples": 2},
     "tokens_per_microbatch": 48,
 }
-METHOD = {name: COMMON[name] for name in ("steps", "lr", "optimizer", "tokens_per_microbatch")}
+METHOD = {name: COMMON[name] for name in ("steps", "optimizer", "tokens_per_microbatch")}
 HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
     "GRPO, process supervision": {"judge": lambda: steps_of_two},
     "on-policy distillation": {"teacher": lambda: policy(seed=8)[0]},
@@ -143,106 +144,117 @@ HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
 
 
 def combined(**changes: Any) -> Rl:
-    return Rl(**COMMON | changes)
+    return Rl(**merge(COMMON, changes))
 
 
-PPO: dict[str, Any] = {"advantage": "gae", "group_size": 2, "gae_lambda": 0.9, "gamma": 0.98, "lr": 3e-3}
-FIXED, OFF = Asynchronous(pace="fixed"), {"lr": 1e-2, "minibatches": 2}
-KL_IN_REWARD = {"kl_coef": 0.2, "kl_in": "reward", "kl_estimator": "k1"}
+def ppo(whiten: bool = False, lr: float = 3e-3, **critic: Any) -> dict[str, Any]:
+    """PPO with groups of two, and a critic with these settings."""
+    gae = {"type": "gae", "lam": 0.9, "gamma": 0.98, "whiten": whiten, "critic": FAST_CRITIC | critic}
+    return {"advantage": gae, "group_size": 2, "optimizer": {"lr": lr}}
+
+
+FAST_CRITIC: dict[str, Any] = {"optimizer": {"lr": 1e-2}}
+FIXED, OFF = Asynchronous(pace="fixed"), {"optimizer": {"lr": 1e-2}, "minibatches": 2}
+KL_IN_REWARD = {"kl": {"type": "reward", "coef": 0.2}}
 CASES: dict[str, Case] = {
     name: Case(
-        method(name, **METHOD | ({"critic": Critic(lr=1e-2)} if name == "PPO" else {})), helpers=HELPERS.get(name, {})
+        method(name, **METHOD | ({"advantage": {"critic": FAST_CRITIC}} if name == "PPO" else {})),
+        helpers=HELPERS.get(name, {}),
     )
     for name in ROWS
 } | {
     "everything that a loss can have": Case(
         combined(
-            kl_coef=0.05, kl_controller=KlController(target=1e-4, horizon=20), kl_estimator="k3+", entropy_coef=0.01,
-            log_ratio_penalty=0.1, dual_clip=1.01, clip_low=0.01, clip_high=0.02, epochs=2, minibatches=2,
-            truncated="mask", temperature=0.8, aggregation="sequence_sum",
+            kl={"coef": 0.05, "controller": {"target": 1e-4, "horizon": 20}, "estimator": "k3+"},
+            loss={"entropy_coef": 0.01, "log_ratio_penalty": 0.1, "dual": 1.01, "low": 0.01, "high": 0.02,
+                  "aggregation": "sequence_sum"},
+            epochs=2, minibatches=2, truncated="mask", temperature=0.8,
         ),
         problems=MIXED,
     ),
     "KL to a given reference": Case(
-        combined(kl_coef=0.1, kl_estimator="k2", std_ddof=0, std_eps=0.01),
+        combined(kl={"coef": 0.1, "estimator": "k2"}, advantage={"ddof": 0, "eps": 0.01}),
         helpers={"reference": lambda: policy(seed=8)[0]},
     ),
-    "KL measured on some groups": Case(combined(kl_probe=3, whiten=True)),
+    "KL measured on some groups": Case(combined(kl={"type": "probe", "groups": 3}, advantage={"whiten": True})),
     "dynamic sampling by pass rate": Case(
         combined(
-            dynamic_sampling=3, prompts_per_round=5, curriculum=Curriculum(order="pass_rate", memory=0.3),
-            truncated="mask",
+            dynamic_sampling={"rounds": 3, "prompts_per_round": 5}, curriculum=PassRate(memory=0.3), truncated="mask"
         ),
         problems=MANY,
     ),
     "the critic warms up": Case(
-        combined(**PPO, **KL_IN_REWARD, critic=Critic(warmup_steps=1, lr=1e-2, clip=0.01), epochs=2, minibatches=2)
+        combined(**ppo(warmup_steps=1, clip=0.01), **KL_IN_REWARD, epochs=2, minibatches=2)
     ),
-    "truncated responses do not teach the critic": Case(combined(**PPO, critic=Critic(lr=1e-2), truncated="mask")),
-    "a critic with adapters": Case(combined(**PPO, critic=Critic(lr=1e-2, lora=Lora(r=2)), whiten=True)),
-    "adapters": Case(combined(lora=Lora(r=2), kl_coef=0.1, ema=None, export="best")),
+    "truncated responses do not teach the critic": Case(combined(**ppo(), truncated="mask")),
+    "a critic with adapters": Case(combined(**ppo(whiten=True, lora={"r": 2}))),
+    "adapters": Case(combined(lora={"r": 2}, kl={"coef": 0.1}, ema=None, dev={"export": "best"})),
     "a greedy baseline, judged": Case(
-        combined(advantage="greedy", gamma=0.9, policy_loss="reinforce", **KL_IN_REWARD),
+        combined(advantage={"type": "remax", "gamma": 0.9}, loss="reinforce", **KL_IN_REWARD),
         helpers={"judge": lambda: partial(map_rewards, lambda reward: 2 * reward)},
     ),
-    "leave-one-out, KL in the reward": Case(combined(advantage="leave_one_out", **KL_IN_REWARD, epochs=2)),
+    "leave-one-out, KL in the reward": Case(combined(advantage="rloo", epochs=2, **KL_IN_REWARD)),
     "parts with a ramp": Case(
-        combined(advantage="part_std", part_weights={"ones": 2.0, "short": Ramp(start=1.0, end=0.0, steps=2)})
+        combined(advantage={"type": "gdpo", "weights": {"ones": 2.0, "short": Ramp(start=1.0, end=0.0, steps=2)}})
     ),
     "the mean of the steps' returns": Case(
-        combined(advantage="process", step_returns="mean"), helpers={"judge": lambda: steps_of_two}
+        combined(advantage={"type": "process", "step_returns": "mean"}), helpers={"judge": lambda: steps_of_two}
     ),
-    "the best weights": Case(combined(export="best")),
+    "the best weights": Case(combined(dev={"export": "best"})),
     "a skipped update": Case(combined(), reward=NonFiniteAtTheSecondStep),
-    "updates whose ratio is too large": Case(combined(drop_ratio=1.0005, epochs=3, lr=2e-2)),
+    "updates whose ratio is too large": Case(combined(loss={"drop_ratio": 1.0005}, epochs=3, optimizer={"lr": 2e-2})),
     "Muon, cosine, weight decay": Case(
-        combined(optimizer=Optimizer(type="muon", schedule="cosine", warmup_steps=0, weight_decay=0.3, clip_norm=None))
+        combined(
+            optimizer=Muon(
+                lr=5e-3, adamw_scale=0.05, schedule="cosine", warmup_steps=0, weight_decay=0.3, clip_norm=None
+            )
+        )
     ),
     "flat then linear, recomputed activations": Case(
         combined(
-            optimizer=Optimizer(type="adamw", schedule="flat_linear", warmup_steps=0, beta1=0.8, beta2=0.9, eps=1e-6),
+            optimizer=AdamW(lr=5e-3, schedule="flat_linear", warmup_steps=0, beta1=0.8, beta2=0.9, eps=1e-6),
             gradient_checkpointing=True,
         )
     ),
     "pools with adaptive samples": Case(
         combined(
             group_size=6,
-            curriculum=Curriculum(order="pools", pools=Pools(), adaptive=AdaptiveSamples(least=2, most=8)),
+            curriculum=PoolCurriculum(pools=Pools(), adaptive=AdaptiveSamples(least=2, most=8)),
         ),
         problems=[*RATED, LONG],
     ),
     "as given": Case(
-        combined(curriculum=Curriculum(order="as_given"), advantage="max_at_k", k=2), problems=[LONG, *MIXED]
+        combined(curriculum=AsGiven(), advantage={"type": "pkpo", "k": 2}), problems=[LONG, *MIXED]
     ),
     "easy to hard": Case(
-        combined(curriculum=Curriculum(order="easy_to_hard"), skip_zero_variance=False), problems=RATED
+        combined(curriculum=EasyToHard(), loss={"skip_zero_variance": False}), problems=RATED
     ),
     "dropout in GPT-2": Case(combined(), model=gpt2),
     "dropout in attention, packed": Case(combined(), model=partial(attention_dropout, packed=True)),
     "dropout in attention, padded": Case(combined(), model=partial(attention_dropout, packed=False)),
     "weights for older samples": Case(
-        combined(**OFF, asynchronous=FIXED, importance=Importance(high=1.02), truncated="mask", epochs=2)
+        combined(**OFF, asynchronous=FIXED, importance=Truncated(high=1.02), truncated="mask", epochs=2)
     ),
     "masked by responses": Case(
         combined(
-            **OFF, asynchronous=FIXED.model_copy(update={"staleness": 2}), policy_loss="gspo", clip_low=0.01,
-            clip_high=0.02, importance=Importance(kind="masked", level="sequence", low=0.95, high=1.05), **KL_IN_REWARD,
+            **OFF, **KL_IN_REWARD, asynchronous=FIXED.model_copy(update={"staleness": 2}),
+            loss={"type": "gspo", "low": 0.01, "high": 0.02},
+            importance=Masked(level="sequence", low=0.95, high=1.05),
         )
     ),
     "older samples against a critic": Case(
-        combined(**PPO | OFF, asynchronous=FIXED, importance=Importance(kind="masked", low=0.97, high=1.03),
-                 critic=Critic(lr=1e-2), truncated="mask")
+        combined(**ppo() | OFF, asynchronous=FIXED, importance=Masked(low=0.97, high=1.03), truncated="mask")
     ),
     "samples that go on over updates": Case(
         combined(
-            **OFF, asynchronous=Asynchronous(staleness=1, segment_tokens=3), export="best",
-            curriculum=Curriculum(order="pass_rate"),
+            **OFF, asynchronous=Asynchronous(staleness=1, segment_tokens=3), dev={"export": "best"},
+            curriculum=PassRate(),
         ),
         segments=(3, 6, 9),
     ),
     "graded by the verifier": Case(combined(), reward=verifier),
-    "calls of a tool": Case(combined(max_tokens=24, truncated="mask", kl_coef=0.05), tool=True),
-    "taking turns": Case(combined(asynchronous=Asynchronous(staleness=0), advantage="group_mean")),
+    "calls of a tool": Case(combined(max_tokens=24, truncated="mask", kl={"coef": 0.05}), tool=True),
+    "taking turns": Case(combined(asynchronous=Asynchronous(staleness=0), advantage="dr_grpo")),
 }  # fmt: skip
 
 

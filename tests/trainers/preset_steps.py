@@ -54,7 +54,7 @@ def smaller(name: str) -> Params:
         "prompts_per_step": max(4, full.minibatches),
         "group_size": min(4, full.group_size),
         "max_tokens": 12,
-        "eval_every": 0,
+        "dev.every": 0,
         "checkpoint_every": 3,
     }
     return load_params(ROOT / "params", preset=name, overrides=[f"rl.{key}={value}" for key, value in sizes.items()])

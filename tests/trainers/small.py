@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,9 +15,12 @@ from mathrl.grading.verdict import Verdict
 from mathrl.health.watch import HealthMonitor
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.params.optimizer import AdamW
+from mathrl.params.paths import merge
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt, Reward
-from mathrl.params.train import Optimizer, Rl
+from mathrl.params.section import Section
+from mathrl.params.train import Rl
 from mathrl.params.training import Training
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
@@ -30,6 +33,7 @@ from mathrl.trainers.training_run import TrainingRun
 
 # Tiny products gain nothing from threads, and lose much where cores are busy.
 torch.set_num_threads(1)
+S = TypeVar("S", bound=Section)
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, alphabet="arithmetic")
 TOKENIZER = character_tokenizer(BASE)
 PROBLEMS = [
@@ -38,17 +42,33 @@ PROBLEMS = [
 ]
 
 
-FAST = Optimizer(type="adamw", warmup_steps=0, schedule="constant")
-SIZES = {"prompts_per_step": 8, "group_size": 8, "max_tokens": 10, "eval_every": 0}  # from which a policy learns
+def fast(lr: float) -> AdamW:
+    """AdamW at one rate from the first step on."""
+    return AdamW(lr=lr, warmup_steps=0, schedule="constant")
+
+
+SIZES = {"prompts_per_step": 8, "group_size": 8, "max_tokens": 10, "dev": {"every": 0}}  # from which a policy learns
 # For training on pairs.
-ON_PAIRS = {"lr": 1e-2, "checkpoint_every": 1, "eval_every": 5, "tokens_per_microbatch": 64, "optimizer": FAST}
+ON_PAIRS = {"checkpoint_every": 1, "eval_every": 5, "tokens_per_microbatch": 64, "optimizer": fast(1e-2)}
 
 
-def short_rl(**changes: Any) -> Rl:
+def short_rl(lr: float = 1e-2, **changes: Any) -> Rl:
     """RL with four prompts of four short responses per step, AdamW and raw weights, with `changes`."""
-    adamw = Optimizer(type="adamw", warmup_steps=0)
-    sizes = {"prompts_per_step": 4, "group_size": 4, "max_tokens": 10, "eval_samples": 1}
-    return Rl(**(sizes | {"lr": 1e-2, "optimizer": adamw, "ema": None, "skip_zero_variance": False} | changes))
+    usual = {
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "max_tokens": 10,
+        "dev": {"samples": 1},
+        "optimizer": {"type": "adamw", "lr": lr, "warmup_steps": 0, "schedule": "linear"},
+        "ema": None,
+        "loss": {"skip_zero_variance": False},
+    }
+    return Rl(**merge(usual, changes))
+
+
+def changed(section: S, **changes: Any) -> S:
+    """The section with changes, checked by the schema; a mapping changes what it names."""
+    return type(section).model_validate(merge(section.model_dump(), changes))
 
 
 class CountsOnes(RewardFunction):

@@ -15,9 +15,10 @@ from mathrl.core.metrics import without_timings
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.asynchronous import Asynchronous
+from mathrl.params.loss import Truncated
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
-from mathrl.params.train import Importance, Rl
+from mathrl.params.train import Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
@@ -108,7 +109,7 @@ def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:
 
 
 def test_importance_weights_are_of_the_trainers_weights_to_the_samplers(small: Any, tmp_path: Path) -> None:
-    params = AHEAD.model_copy(update={"importance": Importance(high=100.0)})
+    params = AHEAD.model_copy(update={"importance": Truncated(high=100.0)})
     rows, model, engine = run(small, params, tmp_path)
     now, sampled = logprobs(model, engine, draw=2, version=2)
     assert rows[2]["importance/mean"] == pytest.approx(float((now - sampled).exp().mean()), abs=1e-4) != 1
@@ -171,10 +172,10 @@ def test_it_needs_weights_of_its_own_and_something_that_corrects(small: Any) -> 
     with pytest.raises(UserError, match="the sampler has no weights of its own"):
         small.run(AHEAD)
     with pytest.raises(ValidationError, match="needs importance"):
-        Rl(asynchronous=Asynchronous(), policy_loss="reinforce")
-    assert Rl(asynchronous=Asynchronous(staleness=0), policy_loss="reinforce")
+        Rl(asynchronous=Asynchronous(), loss="reinforce")
+    assert Rl(asynchronous=Asynchronous(staleness=0), loss="reinforce")
     with pytest.raises(ValidationError, match="asynchronous has no rounds: set dynamic_sampling 0"):
-        Rl(asynchronous=Asynchronous(), dynamic_sampling=2)
+        Rl(asynchronous=Asynchronous(), dynamic_sampling={"rounds": 2})
     with pytest.raises(ValidationError, match="pace fixed repeats itself"):
         Asynchronous(pace="fixed", replay="events.jsonl")
     with pytest.raises(ValidationError, match="needs pace free and staleness of at least 1"):

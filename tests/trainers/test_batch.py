@@ -10,7 +10,8 @@ from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
-from mathrl.params.train import Critic, Importance, Rl
+from mathrl.params.advantage import Gae
+from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch, cut, make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -37,28 +38,28 @@ def advantages(groups: list[RolloutGroup] = GROUPS, **settings: Any) -> list[flo
 
 def test_advantages_of_outcomes_by_hand() -> None:
     root = 0.5**0.5
-    assert advantages(std_eps=0.0) == pytest.approx([root, root, -root, 0, 0, 0, 0])
-    assert advantages(advantage="group_mean") == [0.5, 0.5, -0.5, 0, 0, 0, 0]
-    assert advantages(advantage="leave_one_out") == [1, 1, -1, 0, 0, 0, 0]
-    assert advantages(advantage="none") == [1, 1, 0, 0.5, 0.5, 0.5, 0.5]
-    assert advantages(advantage="none", gamma=0.5) == [0.5, 1, 0, 0.5, 0.125, 0.25, 0.5]
-    assert advantages(advantage="greedy") == [0.75, 0.75, -0.25, -0.5, -0.5, -0.5, -0.5]
-    assert advantages(advantage="correct") == [1, 1, 0, 0, 1, 1, 1]
+    assert advantages(advantage={"eps": 0.0}) == pytest.approx([root, root, -root, 0, 0, 0, 0])
+    assert advantages(advantage="dr_grpo") == [0.5, 0.5, -0.5, 0, 0, 0, 0]
+    assert advantages(advantage="rloo") == [1, 1, -1, 0, 0, 0, 0]
+    assert advantages(advantage="reinforce") == [1, 1, 0, 0.5, 0.5, 0.5, 0.5]
+    assert advantages(advantage={"type": "reinforce", "gamma": 0.5}) == [0.5, 1, 0, 0.5, 0.125, 0.25, 0.5]
+    assert advantages(advantage="remax") == [0.75, 0.75, -0.25, -0.5, -0.5, -0.5, -0.5]
+    assert advantages(advantage="rft") == [1, 1, 0, 0, 1, 1, 1]
     # Steps 1, 0 | 0: mean 1/3, std 1/sqrt(3): +2, -1, -1 over sqrt(3); suffix sums 1, -1 | -1.
     unit = 3**-0.5
-    assert advantages(advantage="process", std_eps=0.0) == pytest.approx([unit, -unit, -unit, 0, 0, 0, 0])
-    means = advantages(advantage="process", step_returns="mean", std_eps=0.0)
+    assert advantages(advantage={"type": "process", "eps": 0.0}) == pytest.approx([unit, -unit, -unit, 0, 0, 0, 0])
+    means = advantages(advantage={"type": "process", "step_returns": "mean", "eps": 0.0})
     assert means == pytest.approx([unit / 2, -unit, -unit, 0, 0, 0, 0])
 
 
 def test_whitening_is_over_the_tokens_of_the_batch_that_count() -> None:
     tokens = torch.tensor([1, 1, 0, 0.5, 0.5, 0.5, 0.5])
     expected = (tokens - tokens.mean()) / tokens.std()
-    assert advantages(advantage="none", whiten=True) == pytest.approx(expected.tolist(), abs=1e-6)
+    assert advantages(advantage={"type": "reinforce", "whiten": True}) == pytest.approx(expected.tolist(), abs=1e-6)
     # The response that was cut off (token 2) is neither in the mean nor among the advantages.
     counted = torch.tensor([1, 1, 0.5, 0.5, 0.5, 0.5])
     white = ((counted - counted.mean()) / counted.std()).tolist()
-    found = advantages(advantage="none", whiten=True, truncated="mask")
+    found = advantages(advantage={"type": "reinforce", "whiten": True}, truncated="mask")
     assert found == pytest.approx([*white[:2], 0.0, *white[2:]], abs=1e-6)
 
 
@@ -69,7 +70,7 @@ def test_truncated_responses_stay_masked_with_importance_weights(small: Any, kin
     groups = [replace(group, truncated=(True, False, False, False)) for group in small.rollouts(model, sampler)]
     # An engine that finds the last response of each group far less probable than the trainer does.
     groups = [replace(g, logprobs=(*g.logprobs[:3], g.logprobs[3] - 2)) for g in groups]
-    importance = Importance(kind=kind, level=level)  # type: ignore[arg-type]
+    importance = {"type": kind, "level": level}
     batch, _ = make_batch(groups, Rl(group_size=4, truncated="mask", importance=importance), CPU, model)
     kept = [part.tolist() for part in batch.kept_N.split(batch.lengths_S.tolist())]
     for number, row in enumerate(kept):
@@ -86,7 +87,7 @@ def test_kl_in_the_reward_reaches_every_outcome_advantage(small: Any) -> None:
     old = [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7]
     k1 = [a - b for a, b in zip(old, told.tolist(), strict=True)]
     beta = 0.1
-    kinds: dict[str, Any] = {"group_size": 2, "kl_coef": beta, "kl_in": "reward", "kl_estimator": "k1"}
+    kinds: dict[str, Any] = {"group_size": 2, "kl": {"type": "reward", "coef": beta}}
 
     def found(**settings: Any) -> list[float]:
         params = Rl(**kinds, **settings)
@@ -105,12 +106,12 @@ def test_kl_in_the_reward_reaches_every_outcome_advantage(small: Any) -> None:
         0.5 - beta * (k1[5] + k1[6]),
         0.5 - beta * k1[6],
     ]
-    assert found(advantage="none") == pytest.approx(returns, abs=1e-5)
+    assert found(advantage="reinforce") == pytest.approx(returns, abs=1e-5)
     greedy = [r - b for r, b in zip(returns, [0.25] * 3 + [1.0] * 4, strict=True)]
-    assert found(advantage="greedy") == pytest.approx(greedy, abs=1e-5)
+    assert found(advantage="remax") == pytest.approx(greedy, abs=1e-5)
     first, second = (returns[0] - returns[2]) / 2, (returns[3] - returns[4]) / 2
     grouped = [first, first, -first, second, -second, -second, -second]
-    assert found(advantage="group_mean") == pytest.approx(grouped, abs=1e-5)
+    assert found(advantage="dr_grpo") == pytest.approx(grouped, abs=1e-5)
 
 
 def test_with_a_critic_the_targets_are_raw_advantages_plus_values(small: Any) -> None:
@@ -119,14 +120,15 @@ def test_with_a_critic_the_targets_are_raw_advantages_plus_values(small: Any) ->
     with torch.no_grad():
         critic.score.weight.fill_(0.3)
         values = token_scores(critic, [group.group for group in GROUPS])
-    params: dict[str, Any] = {"advantage": "gae", "critic": Critic(), "group_size": 2}
-    batch, _ = make_batch(GROUPS, Rl(**params, gamma=0.9, gae_lambda=0.5), CPU, model, critic=critic)
+    params: dict[str, Any] = {"group_size": 2}
+    batch, _ = make_batch(GROUPS, Rl(**params, advantage=Gae(gamma=0.9, lam=0.5)), CPU, model, critic=critic)
     v = [float(each) for each in values]
     last = 1.0 - v[1]
     assert batch.advantages_N[1].item() == pytest.approx(last, abs=1e-5)
     assert batch.advantages_N[0].item() == pytest.approx(0.9 * v[1] - v[0] + 0.45 * last, abs=1e-5)
     assert batch.advantages_N[2].item() == pytest.approx(0.0 - v[2], abs=1e-5)
-    white, _ = make_batch(GROUPS, Rl(**params, gamma=0.9, gae_lambda=0.5, whiten=True), CPU, model, critic=critic)
+    whitened = Gae(gamma=0.9, lam=0.5, whiten=True)
+    white, _ = make_batch(GROUPS, Rl(**params, advantage=whitened), CPU, model, critic=critic)
     assert torch.allclose(white.returns_N, batch.advantages_N + values)  # type: ignore[arg-type]
     assert white.advantages_N.mean().item() == pytest.approx(0, abs=1e-6)
     assert white.advantages_N.std().item() == pytest.approx(1, abs=1e-5)
@@ -150,7 +152,7 @@ def test_process_without_rewards_of_steps_is_refused() -> None:
 
 
 def test_a_part_holds_the_tokens_of_its_groups() -> None:
-    batch, _ = make_batch(GROUPS, Rl(group_size=2, truncated="mask", advantage="none"), CPU, None)
+    batch, _ = make_batch(GROUPS, Rl(group_size=2, truncated="mask", advantage="reinforce"), CPU, None)
     part = batch.part([1, 0])
     assert [group.problem for group in part.groups] == [1, 0]
     assert part.lengths_S.tolist() == [1, 3, 2, 1] and part.counted_S.tolist() == [1, 3, 2, 0]
@@ -164,8 +166,10 @@ def test_a_part_holds_the_tokens_of_its_groups() -> None:
 def test_scores_for_all_do_not_depend_on_micro_batches(small: Any) -> None:
     model, sampler = small.policy()
     groups, reference = small.rollouts(model, sampler), small.policy(seed=9)[0]
-    whole, _ = make_batch(groups, Rl(kl_coef=0.1), CPU, model, reference=reference, kl_coef=0.1)
-    cut, _ = make_batch(groups, Rl(kl_coef=0.1, tokens_per_microbatch=16), CPU, model, reference=reference, kl_coef=0.1)
+    whole, _ = make_batch(groups, Rl(kl={"coef": 0.1}), CPU, model, reference=reference, kl_coef=0.1)
+    cut, _ = make_batch(
+        groups, Rl(kl={"coef": 0.1}, tokens_per_microbatch=16), CPU, model, reference=reference, kl_coef=0.1
+    )
     assert whole.reference_N is not None and cut.reference_N is not None
     assert torch.allclose(whole.reference_N, cut.reference_N, atol=1e-5)
     assert whole.reference_N.std() > 0.1

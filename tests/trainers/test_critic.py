@@ -14,30 +14,29 @@ from mathrl.grading.verdict import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
 from mathrl.models.scores import make_scorer, token_scores
+from mathrl.params.advantage import Critic, Gae
 from mathrl.params.lora import Lora
-from mathrl.params.train import Critic, Rl
+from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardResult
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
-from tests.trainers.small import FAST
+from tests.trainers.small import fast
 
 CPU = Ranks(torch.device("cpu"))
 
 
-def ppo(critic: Critic, **more: Any) -> Rl:
+def ppo(critic: Critic, lr: float = 2e-3, **more: Any) -> Rl:
     common: dict[str, Any] = {
         "steps": 6,
         "prompts_per_step": 16,
         "group_size": 1,
         "max_tokens": 8,
-        "lr": 2e-3,
-        "optimizer": FAST,
-        "eval_every": 0,
+        "optimizer": fast(lr),
+        "dev": {"every": 0},
         "ema": None,
-        "advantage": "gae",
-        "whiten": True,
+        "advantage": Gae(critic=critic, whiten=True),
     }
-    return Rl(**{**common, "critic": critic, **more})
+    return Rl(**{**common, **more})
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
@@ -109,7 +108,7 @@ def test_it_comes_to_explain_the_returns(small: Any) -> None:
             verdict = Verdict(False, None, "none", "", 0.0)
             return [RewardResult(float(item.response[:1].isdigit()), False, {}, verdict) for item in items]
 
-    params = ppo(Critic(lr=5e-3), steps=26, lr=0.0, prompts_per_step=64, epochs=6)
+    params = ppo(Critic(optimizer={"lr": 5e-3}), steps=26, lr=0.0, prompts_per_step=64, epochs=6)
     _, rows, _ = small.run(params, reward=FirstIsADigit())
     explained = [row["critic/explained_variance"] for row in rows]
     assert explained[0] == pytest.approx(0.0, abs=1e-6), "a head of zeros explains nothing"
@@ -127,13 +126,13 @@ def test_while_it_warms_up_the_policy_stays(small: Any) -> None:
     _, _, same = small.run(ppo(Critic(warmup_steps=5), lr=0.0))
     assert all(torch.equal(a, b) for a, b in zip(start, same.parameters(), strict=True))
     # Its learning rate is its own: with none the value stays 0.
-    _, rows, _ = small.run(ppo(Critic(lr=0.0)))
+    _, rows, _ = small.run(ppo(Critic(optimizer={"lr": 0.0})))
     assert all(row["critic/value_mean"] == 0 for row in rows)
 
 
 def test_while_it_warms_up_the_policys_schedule_waits(small: Any) -> None:
     """The policy's updates have the rates of a run without the steps in which the critic learns alone."""
-    linear = FAST.model_copy(update={"schedule": "linear"})
+    linear = fast(2e-3).model_copy(update={"schedule": "linear"})
     _, rows, _ = small.run(ppo(Critic(warmup_steps=2), steps=5, minibatches=2, optimizer=linear))
     _, plain, _ = small.run(ppo(Critic(), steps=3, minibatches=2, optimizer=linear))
     factors = [row["lr_factor"] for row in rows]
@@ -159,21 +158,23 @@ def test_it_starts_from_the_policy_a_scorers_folder_or_a_causal_lms(small: Any, 
         assert token_scores(made, packed).abs().max() == 0
         for name, weight in source.base_model.state_dict().items():
             assert torch.equal(made.base_model.state_dict()[name], weight)
-    with pytest.raises(UserError, match=r"rl.critic.path: '/.*' cannot initialise a critic .*no such model folder"):
+    with pytest.raises(
+        UserError, match=r"rl.advantage.critic.path: '/.*' cannot initialise a critic .*no such model folder"
+    ):
         critic(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"rl.critic.path: .*has no config.json"):
+    with pytest.raises(UserError, match=r"rl.advantage.critic.path: .*has no config.json"):
         critic(tmp_path / "empty")
     wide = small.FreshModel(**{**small.BASE.model_dump(), "alphabet": "ascii"})
     tokenizer = small.character_tokenizer(wide)
     export_model(small.fresh_network(wide, tokenizer, seed=0), tokenizer, tmp_path / "wide", "# Other tokens")
-    with pytest.raises(UserError, match=r"rl.critic.path: .*/wide reads \d+ tokens, the policy \d+"):
+    with pytest.raises(UserError, match=r"rl.advantage.critic.path: .*/wide reads \d+ tokens, the policy \d+"):
         critic(tmp_path / "wide")
     small.run(ppo(Critic(path=str(tmp_path / "scorer")), steps=2))
 
 
 def test_naming_one_setting_keeps_its_other_defaults() -> None:
-    overrides = ["rl.advantage=gae", "rl.critic.optimizer.beta2=0.9"]
+    overrides = ["rl.advantage=gae", "rl.advantage.critic.optimizer.beta2=0.9"]
     critic = load_params(Path(__file__).parents[2] / "params", overrides=overrides).rl.critic
     assert critic is not None and critic.optimizer.beta2 == 0.9
     assert (critic.optimizer.type, critic.optimizer.warmup_steps, critic.clip) == ("adamw", 0, 0.5)
@@ -184,15 +185,15 @@ def test_it_can_be_trained_by_adapters(small: Any) -> None:
     critic = make_critic(Critic(lora=Lora(r=2)), model, None, 10, 0, CPU)
     names = set(critic.flat.named)
     assert {name for name in names if ".lora_" not in name} == {"score.weight", "score.bias"}
-    _, rows, _ = small.run(ppo(Critic(lora=Lora(r=2), lr=2e-3), steps=8, lr=0.0, prompts_per_step=64))
+    _, rows, _ = small.run(ppo(Critic(lora=Lora(r=2), optimizer={"lr": 2e-3}), steps=8, lr=0.0, prompts_per_step=64))
     assert rows[-1]["critic_loss"] < 0.8 * rows[0]["critic_loss"]
     # A policy with adapters gives it its trunk, and the KL its reference without a copy.
-    both = ppo(Critic(lora=Lora(r=2)), lora=Lora(r=2), kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    both = ppo(Critic(lora=Lora(r=2)), lora=Lora(r=2), kl={"type": "reward", "coef": 0.1})
     _, rows, _ = small.run(both)
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) != rows[-1]["kl"]
 
 
 def test_a_hub_id_that_is_no_model_is_a_sentence_too(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"rl.critic.path: 'models/critc' cannot initialise a critic"):
+    with pytest.raises(UserError, match=r"rl.advantage.critic.path: 'models/critc' cannot initialise a critic"):
         make_critic(Critic(path="models/critc"), small.policy()[0], None, 10, 0, CPU)

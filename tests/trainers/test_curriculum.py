@@ -6,7 +6,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.params.curriculum import Curriculum
+from mathrl.params.curriculum import Curriculum, EasyToHard, PassRate
 from mathrl.trainers.curriculum import ProblemOrder
 
 
@@ -48,11 +48,11 @@ def test_easy_to_hard_sorts_what_shuffled_would_take() -> None:
 
 def test_without_measured_rates_the_level_decides() -> None:
     levels = [problem(number, level=level) for number, level in enumerate((3, 1, 2))]
-    found = ProblemOrder(Curriculum(order="easy_to_hard"), levels, range(3), 3, 0)
+    found = ProblemOrder(EasyToHard(), levels, range(3), 3, 0)
     assert found.take(3) == [1, 2, 0]
     levels.append(problem(7))
     with pytest.raises(UserError, match="'p0' has no measured pass rate and problem 'p7' no level"):
-        ProblemOrder(Curriculum(order="easy_to_hard"), levels, range(4), 3, 0)
+        ProblemOrder(EasyToHard(), levels, range(4), 3, 0)
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])
@@ -86,7 +86,7 @@ def test_estimates_follow_the_rollouts_and_are_resumed() -> None:
     fresh = order("pass_rate", memory=0.25)
     fresh.load(found.state())
     assert [fresh.take(3) for _ in range(5)] == [found.take(3) for _ in range(5)]
-    unknown = ProblemOrder(Curriculum(order="pass_rate"), [problem(0)], range(1), 1, 0)
+    unknown = ProblemOrder(PassRate(), [problem(0)], range(1), 1, 0)
     assert unknown.pass_rates == [0.5]
 
 

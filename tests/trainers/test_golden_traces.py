@@ -15,7 +15,7 @@ def test_the_file_has_every_case_and_no_two_methods_train_alike() -> None:
         assert all(norm is not None and norm > 0 for norm in rows["grad_norm"]), name
         assert rows["skipped_updates"] == [0, 0, 0]
         assert ("critic_loss" in rows) == (name == "PPO")
-        assert ("kl" in rows) == any("kl_coef" in setting for setting in ROWS[name])
+        assert ("kl" in rows) == any("rl.kl" in setting for setting in ROWS[name])
         for other in ROWS:
             assert name == other or differences(name, rows, GOLDEN[other])
 

@@ -18,16 +18,17 @@ from mathrl.core.files import read_jsonl
 from mathrl.health.watch import HealthMonitor, examine
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
+from mathrl.params.advantage import Critic
 from mathrl.params.health import Health
 from mathrl.params.run import Prompt, Reward
-from mathrl.params.train import Critic, Rl
+from mathrl.params.train import Rl
 from mathrl.rewards import compose
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers import advantages
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingLog
-from tests.trainers.small import FAST
+from tests.trainers.small import fast
 
 # This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
 HEALTH = Health(lr=0.02, patience=20)
@@ -36,11 +37,10 @@ SETTINGS: dict[str, Any] = {
     "prompts_per_step": 8,
     "group_size": 16,
     "max_tokens": 6,
-    "lr": 2e-3,
-    "optimizer": FAST,
-    "eval_every": 0,
+    "optimizer": fast(2e-3),
+    "dev": {"every": 0},
     "ema": None,
-    "kl_probe": 4,
+    "kl": {"type": "probe", "groups": 4},
 }
 
 
@@ -160,7 +160,12 @@ ILL: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "a sampler with the first weights": ({"frozen": True, "steps": 8}, {"stale_sampler"}, "red"),
     "no room to answer": ({"max_tokens": 1, "steps": 6}, {"truncated"}, "yellow"),
     "a critic that does not learn": (
-        {"advantage": "gae", "group_size": 2, "prompts_per_step": 32, "critic": Critic(lr=0.0), "steps": 20},
+        {
+            "advantage": {"type": "gae", "critic": Critic(optimizer={"lr": 0.0})},
+            "group_size": 2,
+            "prompts_per_step": 32,
+            "steps": 20,
+        },
         {"critic"},
         "yellow",
     ),
@@ -267,7 +272,7 @@ def test_the_dev_accuracy_comes_with_its_number_of_problems(small: Any, tmp_path
 
 
 def test_stop_ends_the_run_at_the_first_red_finding_with_its_remedy(train: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match=r"stopped at step \d+ since health.action is stop: KL .*rl.kl_coef"):
+    with pytest.raises(UserError, match=r"stopped at step \d+ since health.action is stop: KL .*rl.kl.coef"):
         train(lr=0.2, health=HEALTH.model_copy(update={"action": "stop"}))
     # A yellow finding does not.
     assert train(max_tokens=1, steps=6, health=HEALTH.model_copy(update={"action": "stop"})).findings
@@ -297,7 +302,7 @@ def test_a_resumed_run_knows_what_was_found_before(small: Any, tmp_path: Path) -
 
 
 def test_the_probe_measures_the_kl_without_changing_the_run(train: Callable[..., Any]) -> None:
-    with_probe, without = train(steps=3), train(steps=3, kl_probe=0)
+    with_probe, without = train(steps=3), train(steps=3, kl=None)
     times = ("time/", "throughput/", "at")
     for one, other in zip(with_probe.rows, without.rows, strict=True):
         assert {k: v for k, v in one.items() if not k.startswith(times) and k != "kl"} == {

@@ -8,8 +8,9 @@ import pytest
 
 from mathrl.health.watch import examine
 from mathrl.params.asynchronous import Asynchronous
+from mathrl.params.curriculum import Curriculum
 from mathrl.params.health import Health
-from mathrl.params.train import Curriculum, Rl
+from mathrl.params.train import Rl
 from mathrl.trainers.rollouts import correlation, repeated_shares
 
 RL = Rl()

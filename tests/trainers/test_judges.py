@@ -117,7 +117,7 @@ def test_the_last_step_of_a_cut_off_response_earns_nothing(groups: list[RolloutG
 def test_step_rewards_become_the_advantages_of_section_4_1_3(small: Any, groups: list[RolloutGroup]) -> None:
     """Each process reward of the group minus their mean, over their deviation; summed over later steps."""
     group = with_steps(groups[0], [(5, 7), (0,)], [[1.0, 0.25], [0.75]])  # the cut one's becomes 0
-    params = Rl(advantage="process", std_ddof=0, std_eps=0.0)
+    params = Rl(advantage={"type": "process", "ddof": 0, "eps": 0.0})
     batch, _ = make_batch([group], params, Ranks(torch.device("cpu")), small.policy()[0])
     rewards = [1.0, 0.25, 0.0]
     mean = sum(rewards) / 3
@@ -220,7 +220,7 @@ def test_a_judge_leaves_the_counters_of_the_roll_outs_alone(small: Any) -> None:
             told, self.graded = {"verifier/graded": float(self.graded)}, 0
             return told
 
-    params = Rl(steps=1, prompts_per_step=2, group_size=2, max_tokens=6, eval_every=0, advantage="process")
+    params = Rl(steps=1, prompts_per_step=2, group_size=2, max_tokens=6, dev={"every": 0}, advantage="process")
     problems: list[Problem] = small.PROBLEMS
 
     def judge_of(sampler: Sampler) -> Any:

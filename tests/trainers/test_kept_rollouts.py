@@ -15,15 +15,16 @@ from mathrl.core.types import Completion, Graded
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.kept_rollouts import KeepRollouts
-from mathrl.params.train import Optimizer, Rl
+from mathrl.params.optimizer import AdamW
+from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.trainers.kept_rollouts import KeptRollouts, odd_reasons
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
 
 PARAMS = Rl(
-    steps=4, prompts_per_step=4, group_size=4, max_tokens=8, lr=5e-3, eval_every=0, checkpoint_every=2,
-    optimizer=Optimizer(type="adamw", warmup_steps=0), dynamic_sampling=2, ema=None,
+    steps=4, prompts_per_step=4, group_size=4, max_tokens=8, dev={"every": 0}, checkpoint_every=2,
+    optimizer=AdamW(lr=5e-3, warmup_steps=0), dynamic_sampling={"rounds": 2}, ema=None,
     keep_rollouts=KeepRollouts(which="all"),
 )  # fmt: skip
 
@@ -147,7 +148,7 @@ def test_the_second_graders_verdict_is_kept(small: Any, tmp_path: Path) -> None:
     reward = build_reward({"extraction": "strict", "second_grader": {"share": 1.0}})
     model, sampler = small.policy()
     run = replace(small.training_run(tmp_path), rollouts=tmp_path / "rollouts")
-    params = PARAMS.model_copy(update={"steps": 1, "dynamic_sampling": 0})
+    params = PARAMS.model_copy(update={"steps": 1, "dynamic_sampling": None})
     train_rl(model, sampler, small.PROBLEMS, (), reward, params, run)
     rows = read_responses(rollout_files(tmp_path / "rollouts")).to_pylist()
     assert {row["disagrees"] for row in rows} <= {True, False, None}

@@ -8,17 +8,17 @@ import torch
 
 from mathrl.core.metrics import without_timings
 from mathrl.params.lora import Lora
-from mathrl.params.train import Optimizer, Rl
+from mathrl.params.optimizer import Muon
+from mathrl.params.train import Rl
 from mathrl.trainers.rl import train_rl
 from tests.trainers.small import SIZES
 
 PARAMS = Rl(
     **SIZES,
     steps=12,
-    lr=2e-2,
-    kl_coef=0.001,
+    kl={"coef": 0.001},
     checkpoint_every=1,
-    optimizer=Optimizer(type="muon", adamw_scale=1.0, warmup_steps=0, schedule="constant"),
+    optimizer=Muon(lr=2e-2, adamw_scale=1.0, warmup_steps=0, schedule="constant"),
     ema=0.5,
     lora=Lora(r=8, alpha=16),
 )

@@ -10,12 +10,15 @@ import torch
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.params.lora import Lora
-from mathrl.params.train import Critic, Curriculum, Importance, KlController, Rl
+from mathrl.params.advantage import Critic
+from mathrl.params.curriculum import PassRate
+from mathrl.params.loss import KlController, Masked
+from mathrl.params.train import Rl
 from mathrl.trainers.advantages import outcome_advantages
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.golden_traces import HELPERS, method
+from tests.trainers.small import changed
 
 
 def train(small: Any, name: str, **more: Any) -> tuple[list[dict[str, float]], Any]:
@@ -31,7 +34,7 @@ def test_reward_parts_are_weighed_apart_and_over_time() -> None:
     parts = tuple({"accuracy": accuracy, "overlong": penalty, "overlong/raw": 9.0} for accuracy, penalty in values)
     correct, rewards = (True, True, False, False), tuple(sum(part.values()) - 9 for part in parts)
     group = RolloutGroup(0, (7,), responses, logprobs, rewards, correct, (False,) * 4, parts)
-    rl = Rl(advantage="part_std", std_eps=0.0, part_weights={"overlong": {"start": 1.0, "end": 0.0, "steps": 2}})
+    rl = Rl(advantage={"type": "gdpo", "eps": 0.0, "weights": {"overlong": {"start": 1.0, "end": 0.0, "steps": 2}}})
 
     def advantages(step: int) -> list[float]:
         return outcome_advantages([group], torch.ones(4, dtype=torch.long), None, rl.at_step(step)).tolist()
@@ -40,7 +43,7 @@ def test_reward_parts_are_weighed_apart_and_over_time() -> None:
     assert advantages(0) == pytest.approx([2 * one, 0, 0, -2 * one], abs=1e-6)
     assert advantages(1) == pytest.approx([1.5 * one, 0.5 * one, -0.5 * one, -1.5 * one], abs=1e-6)
     assert advantages(2) == advantages(9) == pytest.approx([one, one, -one, -one], abs=1e-6)
-    wrong = Rl(advantage="part_std", part_weights={"length": 0.5})
+    wrong = Rl(advantage={"type": "gdpo", "weights": {"length": 0.5}})
     with pytest.raises(UserError, match="no reward part 'length'; there are: accuracy, overlong"):
         outcome_advantages([group], torch.ones(4, dtype=torch.long), None, wrong)
 
@@ -56,13 +59,13 @@ CLIMBS = ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process su
 
 @pytest.mark.parametrize("name", CLIMBS)
 def test_it_climbs_its_reward(small: Any, name: str) -> None:
-    more: dict[str, Any] = {"steps": 16, "lr": 8e-3, "kl_coef": 0.0, "kl_controller": None, "kl_in": "loss"}
+    more: dict[str, Any] = {"steps": 16, "lr": 8e-3, "kl": None}
     if name not in ("PPO", "ReMax"):
         more |= {"group_size": 8, "prompts_per_step": 8}
     else:
         more |= {"prompts_per_step": 64}
     if name == "PPO":
-        more |= {"critic": Critic(lr=5e-3, warmup_steps=2)}
+        more |= {"advantage": {"critic": {"optimizer": {"lr": 5e-3}, "warmup_steps": 2}}}
     rows, _ = train(small, name, **more)
     first, last = (sum(row["reward/overall"] for row in part) / 3 for part in (rows[:3], rows[-3:]))
     assert last > first + 0.1
@@ -75,8 +78,8 @@ def test_a_student_comes_closer_to_its_teacher(small: Any) -> None:
 
 
 def test_a_round_may_sample_more_prompts_than_a_step_trains_on(small: Any) -> None:
-    few = method("DAPO", steps=2, dynamic_sampling=20)
-    _, rows, _ = small.run(few.model_copy(update={"prompts_per_round": 3 * few.prompts_per_step}))
+    few = method("DAPO", steps=2, dynamic_sampling={"rounds": 20})
+    _, rows, _ = small.run(changed(few, dynamic_sampling={"prompts_per_round": 3 * few.prompts_per_step}))
     _, expected, _ = small.run(few)
     assert all(row["rollout/zero_variance_share"] == 0 for row in rows)
     # The first round has them all, where single rounds came one after the other.
@@ -85,12 +88,12 @@ def test_a_round_may_sample_more_prompts_than_a_step_trains_on(small: Any) -> No
 
 
 def test_dynamic_sampling_goes_on_until_all_groups_differ(small: Any) -> None:
-    _, rows, _ = small.run(method("DAPO", steps=3, dynamic_sampling=20))
+    _, rows, _ = small.run(method("DAPO", steps=3, dynamic_sampling={"rounds": 20}))
     for row in rows:
         assert row["rollout/sampling_rounds"] > 1 and row["rollout/zero_variance_share"] == 0
     # The bound is kept, and the batch filled with groups that do not differ.
     never = small.CountsOnes(right_above=2.0)
-    result, rows, _ = small.run(method("DAPO", steps=1, dynamic_sampling=3), reward=never)
+    result, rows, _ = small.run(method("DAPO", steps=1, dynamic_sampling={"rounds": 3}), reward=never)
     assert rows[0]["rollout/sampling_rounds"] == 3 and result.sampled_tokens == pytest.approx(3 * 16 * 8, rel=0.3)
     _, rows, _ = small.run(method("GRPO", steps=1))
     assert "rollout/sampling_rounds" not in rows[0]
@@ -113,7 +116,7 @@ def test_the_curriculum_learns_from_every_round_of_dynamic_sampling(
 
     monkeypatch.setattr(ProblemOrder, "take", taking)
     monkeypatch.setattr(ProblemOrder, "observe", observing)
-    _, rows, _ = small.run(method("DAPO", dynamic_sampling=20, curriculum=Curriculum(order="pass_rate")))
+    _, rows, _ = small.run(method("DAPO", dynamic_sampling={"rounds": 20}, curriculum=PassRate()))
     assert max(row["rollout/sampling_rounds"] for row in rows) > 1
     assert observed == taken and len(taken) == 4 * sum(row["rollout/sampling_rounds"] for row in rows)
 
@@ -144,17 +147,17 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
         def score(self, items: Any) -> Any:
             return [type(r)(-r.overall, r.correct, r.parts, r.verdict) for r in super().score(items)]
 
-    kinds: dict[str, Any] = {"steps": 12, "lr": 0.02, "eval_every": 3, "eval_samples": 16, "kl_coef": 0.0}
+    kinds: dict[str, Any] = {"steps": 12, "lr": 0.02, "dev": {"every": 3, "samples": 16}, "kl": None}
     dev = small.PROBLEMS[:4]
     last, rows, model = small.run(method("GRPO", **kinds), reward=Fewer(), dev=dev)
-    best, again, kept = small.run(method("GRPO", **kinds, export="best"), reward=Fewer(), dev=dev)
+    best, again, kept = small.run(changed(method("GRPO", **kinds), dev={"export": "best"}), reward=Fewer(), dev=dev)
     assert rows == again
     measured = {number: row["dev/accuracy"] for number, row in enumerate(rows, start=1) if "dev/accuracy" in row}
     top = max(measured.values())
     assert best.dev_accuracy == top > measured[12] == last.dev_accuracy
     assert last.exported_step == 12 and best.exported_step == min(n for n, a in measured.items() if a == top)
     early, _, stopped = small.run(
-        method("GRPO", **{**kinds, "steps": best.exported_step, "eval_every": 0}), reward=Fewer(), dev=dev
+        changed(method("GRPO", **kinds), steps=best.exported_step, dev={"every": 0}), reward=Fewer(), dev=dev
     )
     assert early.dev_accuracy == top
     for ours, same, other in zip(kept.parameters(), stopped.parameters(), model.parameters(), strict=True):
@@ -162,7 +165,7 @@ def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
 
 
 def test_of_equal_accuracies_the_first_is_the_best(small: Any) -> None:
-    constant: dict[str, Any] = {"steps": 4, "lr": 0.0, "eval_every": 1, "export": "best"}
+    constant: dict[str, Any] = {"steps": 4, "lr": 0.0, "dev": {"every": 1, "export": "best"}}
     result, rows, _ = small.run(method("GRPO", **constant), dev=small.PROBLEMS[:4])
     assert len({row["dev/accuracy"] for row in rows}) == 1 and result.exported_step == 1
 
@@ -198,7 +201,7 @@ def test_a_judge_replaces_the_rewards_of_each_process(small: Any) -> None:
 def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
     with pytest.raises(UserError, match="there is no teacher"):
         small.run(method("on-policy distillation"))
-    with pytest.raises(UserError, match=r"rl\.advantage is group_std"):
+    with pytest.raises(UserError, match=r"rl\.advantage is grpo"):
         small.run(method("GRPO"), teacher=small.policy()[0])
     with pytest.raises(UserError, match="process reward model"):
         small.run(method("GRPO, process supervision"))
@@ -207,24 +210,26 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"advantage": "gae"}, "advantage gae and a critic go together"),
-        ({"critic": Critic()}, "advantage gae and a critic go together"),
-        ({"advantage": "gae", "critic": Critic(warmup_steps=60)}, "must be below steps"),
-        ({"kl_controller": KlController()}, "needs kl_coef above 0"),
-        ({"kl_coef": 0.1, "kl_in": "reward"}, "needs kl_estimator k1"),
-        ({"kl_coef": 0.1, "kl_estimator": "k1"}, r"expected gradient of 0: set kl_estimator k3\+"),
-        ({"lora": Lora(dropout=0.1)}, r"^1 validation error.*\n.*lora\.dropout must be 0, and is 0\.1"),
-        ({"advantage": "gae", "critic": Critic(lora=Lora(dropout=0.1))}, r"critic\.lora\.dropout must be 0"),
+        ({"advantage": {"critic": Critic()}}, r"advantage\.grpo\.critic"),
+        ({"advantage": {"type": "gae", "critic": Critic(warmup_steps=60)}}, "must be below steps"),
+        ({"kl": {"coef": 0.0, "controller": KlController()}}, "controller needs coef above 0"),
+        ({"kl": {"type": "reward", "coef": 0.1, "estimator": "k3"}}, r"kl\.reward\.estimator\n +Extra inputs"),
+        ({"kl": {"coef": 0.1, "estimator": "k1"}}, "Input should be 'k2', 'k3' or"),
+        ({"lora": {"dropout": 0.1}}, r"^1 validation error.*\nlora\.dropout\n +Extra inputs"),
         (
-            {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "correct"},
-            "no effect on advantage correct",
+            {"advantage": {"type": "gae", "critic": {"lora": {"dropout": 0.1}}}},
+            r"critic\.lora\.dropout\n +Extra inputs",
         ),
-        ({"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "part_std"}, "no effect on advantage"),
-        ({"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "max_rl"}, "at least 0"),
-        ({"advantage": "pass_at_k", "group_size": 4, "k": 5}, "k must be at most group_size = 4"),
-        ({"dual_clip": 3.0, "policy_loss": "cispo"}, "no effect on policy_loss cispo"),
+        ({"kl": {"type": "reward", "coef": 0.1}, "advantage": "rft"}, "no effect on advantage rft"),
+        ({"kl": {"type": "reward", "coef": 0.1}, "advantage": "gdpo"}, "no effect on advantage"),
+        ({"kl": {"type": "reward", "coef": 0.1}, "advantage": "max_rl"}, "at least 0"),
+        (
+            {"advantage": {"type": "pass_at_k", "k": 5}, "group_size": 4},
+            "at least 5 for advantage pass_at_k: a set has",
+        ),
+        ({"loss": {"dual": 3.0, "type": "cispo"}}, r"loss\.cispo\.dual\n +Extra inputs"),
         ({"group_size": 1}, "a group of one has no advantage"),
-        ({"group_size": 1, "advantage": "none", "dynamic_sampling": 2}, "at least 2"),
+        ({"group_size": 1, "advantage": "reinforce", "dynamic_sampling": {"rounds": 2}}, "at least 2"),
         ({"minibatches": 5}, "a multiple of minibatches"),
     ],
 )
@@ -235,7 +240,7 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], 
 
 def test_bounds_of_importance_and_curricula() -> None:
     with pytest.raises(ValidationError, match=r"importance\.low must be below"):
-        Importance(low=2.0, high=2.0)
+        Masked(low=2.0, high=2.0)
     for order in ("shuffled", "as_given", "easy_to_hard", "pass_rate"):
-        assert Rl(curriculum=Curriculum(order=order)).curriculum.order == order  # type: ignore[arg-type]
-    assert Rl(group_size=1, advantage="none").group_size == 1
+        assert Rl(curriculum=order).curriculum.type == order  # type: ignore[arg-type]
+    assert Rl(group_size=1, advantage="reinforce").group_size == 1

@@ -15,7 +15,16 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.params.asynchronous import Asynchronous
-from mathrl.params.curriculum import AdaptiveSamples, Curriculum, Pools, PoolWeights, Retire, SamplerOptions
+from mathrl.params.curriculum import (
+    AdaptiveSamples,
+    Curriculum,
+    PoolCurriculum,
+    Pools,
+    PoolWeights,
+    Retire,
+    SamplerOptions,
+    UserCurriculum,
+)
 from mathrl.params.train import Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.advantages import outcome_advantages
@@ -34,7 +43,7 @@ def problems(count: int, **fields: Any) -> list[Problem]:
 
 def pools(count: int = 40, adaptive: AdaptiveSamples | None = None, **settings: Any) -> PoolOrder:
     settings = {"predict": False, **settings}
-    params = Curriculum(order="pools", pools=Pools(**settings), adaptive=adaptive)
+    params = PoolCurriculum(pools=Pools(**settings), adaptive=adaptive)
     order = make_order(params, problems(count), range(count), 0, seed=1)
     assert isinstance(order, PoolOrder)
     return order
@@ -171,9 +180,9 @@ def test_responses_go_where_they_most_raise_the_chance() -> None:
     assert sample_counts(posteriors, 4, params) == [4, 4, 4, 4], "everyone gets the least"
 
 
-SETTINGS: dict[str, Any] = {"steps": 6, "prompts_per_step": 4, "group_size": 8, "max_tokens": 8, "lr": 5e-3}
-ADAPTIVE = Curriculum(
-    order="pools",
+SIZES = {"steps": 6, "prompts_per_step": 4, "group_size": 8, "max_tokens": 8}
+SETTINGS: dict[str, Any] = {**SIZES, "optimizer": {"lr": 5e-3}}
+ADAPTIVE = PoolCurriculum(
     pools=Pools(retire=Retire(solved_after=1, failed_after=1, steps=2)),
     adaptive=AdaptiveSamples(least=4, most=16, min_gain=0.045),
 )
@@ -210,7 +219,7 @@ class Forgetful(Alternating):
         return {"next": (1, 2)}
 
 
-USER = Curriculum(order="user", sampler=SamplerOptions(path=f"{__name__}.Alternating", step=3))  # type: ignore[call-arg]
+USER = UserCurriculum(sampler=SamplerOptions(path=f"{__name__}.Alternating", step=3))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("curriculum", [ADAPTIVE, USER], ids=["pools", "user"])
@@ -228,7 +237,7 @@ def test_a_run_that_is_cut_goes_on_to_the_same_bits(
     if asynchronous is not None:
         monkeypatch.setattr(small, "policy", with_a_copy)
     more = {"asynchronous": asynchronous}
-    params = Rl(**SETTINGS, curriculum=curriculum, checkpoint_every=1, eval_every=0, **more)
+    params = Rl(**SETTINGS, **more, curriculum=curriculum, checkpoint_every=1, dev={"every": 0})
     _, whole, model = small.run(params, tmp_path / "whole")
     for cut in (3,):
         with pytest.raises(small.Killed):
@@ -247,7 +256,7 @@ def test_a_run_that_is_cut_goes_on_to_the_same_bits(
 def test_groups_of_different_sizes_have_their_own_advantages() -> None:
     groups = [_group([1, 0]), _group([1, 0, 0, 0]), _group([0, 1]), _group([1, 1, 1, 1])]
     lengths_S = torch.ones(12, dtype=torch.long)
-    found = outcome_advantages(groups, lengths_S, None, Rl(advantage="leave_one_out", group_size=4))
+    found = outcome_advantages(groups, lengths_S, None, Rl(advantage="rloo", group_size=4))
     assert found.tolist() == pytest.approx([1, -1, 1, -1 / 3, -1 / 3, -1 / 3, -1, 1, 0, 0, 0, 0])
 
 
@@ -260,7 +269,7 @@ def _group(rewards: list[int]) -> RolloutGroup:
 
 
 def user(path: str, **options: Any) -> Any:
-    params = Curriculum(order="user", sampler=SamplerOptions(path=path, **options))
+    params = UserCurriculum(sampler=SamplerOptions(path=path, **options))
     return make_order(params, problems(4), range(4), 0, seed=0)
 
 
@@ -292,7 +301,7 @@ def test_what_a_users_class_answers_is_checked(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rl.curriculum.order=user"], "set both, such as sampler:"),
+        (["rl.curriculum=user"], "set both, such as sampler:"),
         (["rl.curriculum={order: user, sampler: {path: a.b.C}}"], "curriculum.sampler.path: no module 'a.b'"),
         (["rl.curriculum={order: user, sampler: {path: mathrl.trainers.pools.PoolOrdr}}"], "did you mean PoolOrder"),
         (["rl.curriculum={order: user, sampler: {path: mathrl.core.types.Problem}}"], None),

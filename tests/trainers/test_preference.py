@@ -18,7 +18,7 @@ from mathrl.params.preference import Dpo
 from mathrl.params.run import Prompt
 from mathrl.trainers.preference import pair_loss, response_logprob_sums, tokenize_pairs, train_dpo, with_reference
 from mathrl.trainers.supervised import Item, hold_out
-from tests.trainers.small import ON_PAIRS
+from tests.trainers.small import ON_PAIRS, fast
 
 BUDGET = TokenBudget(Ranks(torch.device("cpu")), Dpo().tokens_per_microbatch, "dpo")
 PARAMS = Dpo(steps=12, pairs_per_step=6, **ON_PAIRS)
@@ -132,7 +132,7 @@ def test_a_killed_run_resumes_to_the_same_bits(small: Any, tmp_path: Path) -> No
 def test_adapters_alone_are_trained_and_switched_off_they_are_the_reference(
     small: Any, tmp_path: Path, dropout: float
 ) -> None:
-    params = PARAMS.model_copy(update={"lora": Lora(r=4, alpha=16, dropout=dropout), "lr": 3e-2})
+    params = PARAMS.model_copy(update={"lora": Lora(r=4, alpha=16, dropout=dropout), "optimizer": fast(3e-2)})
     model, start = (small.policy()[0] for _ in range(2))
     for each in (model, start):  # large enough that its frozen copy in the head can tell tokens apart
         each.get_input_embeddings().weight.data.mul_(10)

@@ -9,36 +9,33 @@ import torch
 from mathrl.learners.preemption import StopRequest
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
-from mathrl.params.train import Critic, Curriculum, KlController, Optimizer, Rl
+from mathrl.params.advantage import Critic
+from mathrl.params.curriculum import PassRate
+from mathrl.params.loss import KlController
+from mathrl.params.optimizer import AdamW
+from mathrl.params.paths import merge
+from mathrl.params.train import Rl
 
-FAST = Optimizer(type="adamw", warmup_steps=2)
 COMMON: dict[str, Any] = {
     "steps": 7,
     "prompts_per_step": 4,
     "group_size": 4,
     "max_tokens": 8,
-    "lr": 5e-3,
-    "optimizer": FAST,
-    "eval_every": 2,
-    "eval_samples": 4,
+    "optimizer": AdamW(lr=5e-3, warmup_steps=2),
+    "dev": {"every": 2, "samples": 4},
     "checkpoint_every": 1,
 }
 CASES: dict[str, dict[str, Any]] = {
     "ppo with an adaptive KL": {
-        "advantage": "gae",
-        "critic": Critic(warmup_steps=1),
-        "whiten": True,
+        "advantage": {"type": "gae", "critic": Critic(warmup_steps=1), "whiten": True},
         "epochs": 2,
         "minibatches": 2,
-        "kl_coef": 0.05,
-        "kl_in": "reward",
-        "kl_estimator": "k1",
-        "kl_controller": KlController(target=1e-4, horizon=100),
+        "kl": {"type": "reward", "coef": 0.05, "controller": KlController(target=1e-4, horizon=100)},
     },
     "dynamic sampling by pass rate, best weights": {
-        "dynamic_sampling": 3,
-        "curriculum": Curriculum(order="pass_rate"),
-        "export": "best",
+        "dynamic_sampling": {"rounds": 3},
+        "curriculum": PassRate(),
+        "dev": {"export": "best"},
     },
 }
 
@@ -46,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("cut", [1, 4, 6])
 def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, name: str, cut: int) -> None:
-    params, dev = Rl(**COMMON, **CASES[name]), small.PROBLEMS[:3]
+    params, dev = Rl(**merge(COMMON, CASES[name])), small.PROBLEMS[:3]
     whole_result, whole, model = small.run(params, tmp_path / "whole", dev=dev)
     with pytest.raises(small.Killed):
         small.run(params, tmp_path / "cut", last=cut, dev=dev)

@@ -12,7 +12,9 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
-from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.params.loss import Masked, Truncated
+from mathrl.params.optimizer import Muon
+from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rewards.counters import merged_counters
 from mathrl.stages.rl import summary_of
@@ -23,7 +25,7 @@ CPU = Ranks(torch.device("cpu"))
 
 
 def learner(model: Any) -> TorchLearner:
-    return TorchLearner(model, Optimizer(), 1e-3, 10)
+    return TorchLearner(model, Muon(lr=1e-3), 10)
 
 
 def gradient(policy: TorchLearner, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, UpdateFigures]:
@@ -40,11 +42,11 @@ def test_gradient_does_not_depend_on_micro_batches_or_skipping(small: Any, aggre
     with torch.no_grad():  # off policy, so that ratios differ from 1
         for weight in model.parameters():
             weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-    kinds: dict[str, Any] = {"aggregation": aggregation, "policy_loss": policy_loss, "max_tokens": 10}
+    kinds: dict[str, Any] = {"loss": {"aggregation": aggregation, "type": policy_loss}, "max_tokens": 10}
     found, figures = zip(
         *(
             gradient(policy, groups, Rl(**kinds, **changes))
-            for changes in ({}, {"tokens_per_microbatch": 16}, {"skip_zero_variance": False})
+            for changes in ({}, {"tokens_per_microbatch": 16}, {"loss": {"skip_zero_variance": False}})
         ),
         strict=True,
     )
@@ -56,7 +58,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_skipping(small: Any, aggre
     assert figures[1].loss == pytest.approx(figures[0].loss, abs=1e-6)
     assert figures[1].mean_ratio == pytest.approx(figures[0].mean_ratio) != pytest.approx(1)
     if policy_loss == "clip":
-        wrong, _ = gradient(policy, groups, Rl(aggregation="sequence_sum", max_tokens=20))
+        wrong, _ = gradient(policy, groups, Rl(loss={"aggregation": "sequence_sum"}, max_tokens=20))
         assert not torch.allclose(wrong, found[0], atol=1e-6)
 
 
@@ -68,7 +70,7 @@ def test_a_single_token_with_an_advantage_is_not_skipped(small: Any) -> None:
     one[3] = 1.0
     found = []
     for skip in (True, False):
-        update_gradient(policy, Rl(skip_zero_variance=skip), replace(batch, advantages=one), 0.0)
+        update_gradient(policy, Rl(loss={"skip_zero_variance": skip}), replace(batch, advantages=one), 0.0)
         found.append(policy.flat.gradients.clone())
     assert found[0].norm() > 1e-4 and torch.allclose(found[0], found[1], atol=1e-7)
 
@@ -84,7 +86,7 @@ def test_masked_truncated_responses_have_no_gradient_and_count_nowhere(small: An
     batch, _ = make_batch(some, Rl(truncated="mask"), CPU, model)
     lengths = batch.lengths_S.view(4, 4)
     assert batch.counted_S.view(4, 4)[:, 1].sum() == 0 and batch.counted_S.sum() < lengths.sum()
-    masked, figures = gradient(policy, some, Rl(truncated="mask", skip_zero_variance=False))
+    masked, figures = gradient(policy, some, Rl(truncated="mask", loss={"skip_zero_variance": False}))
     kept, _ = gradient(policy, some, Rl(truncated="keep"))
     assert figures.tokens == int(batch.counted_S.sum())
     assert not torch.allclose(masked, kept, atol=1e-6)
@@ -96,7 +98,7 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_from_afar(small: Any, estima
     reference = small.policy()[0].requires_grad_(False)
     groups, policy = small.rollouts(model, sampler), learner(model)
     still = [replace(group, rewards=(1.0,) * 4) for group in groups]
-    params = Rl(kl_coef=0.5, kl_estimator=estimator)
+    params = Rl(kl={"coef": 0.5, "estimator": estimator})
     found, figures = gradient(policy, still, params, reference=reference)
     assert figures.kl == pytest.approx(0.0, abs=1e-6) and found.norm() < 1e-4
     with torch.no_grad():
@@ -109,7 +111,7 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_from_afar(small: Any, estima
         policy.flat.weights.sub_(found * 0.05 / found.norm())
     _, figures = gradient(policy, still, params, reference=reference)
     assert figures.kl < before
-    half, _ = gradient(policy, still, Rl(kl_coef=0.25, kl_estimator=estimator), reference=reference)
+    half, _ = gradient(policy, still, Rl(kl={"coef": 0.25, "estimator": estimator}), reference=reference)
     whole, _ = gradient(policy, still, params, reference=reference)
     assert torch.allclose(whole, 2 * half, atol=1e-7)
 
@@ -121,7 +123,7 @@ def test_the_entropy_bonus_raises_the_mean_entropy(small: Any) -> None:
         for weight in model.parameters():
             weight.mul_(3)
     still = [replace(group, rewards=(1.0,) * 4) for group in groups]
-    found, figures = gradient(policy, still, Rl(entropy_coef=0.5))
+    found, figures = gradient(policy, still, Rl(loss={"entropy_coef": 0.5}))
     policy.flat.gradients.zero_()
     _, entropies_N = response_logprobs(model, [group.group for group in still])
     (-0.5 * entropies_N.mean()).backward()
@@ -138,13 +140,13 @@ def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small:
     halved = [
         replace(group, logprobs=tuple(tuple(v - 0.6931472 for v in row) for row in group.logprobs)) for group in groups
     ]
-    doubled, figures = gradient(policy, halved, Rl(importance=Importance(high=3.0)))
+    doubled, figures = gradient(policy, halved, Rl(importance=Truncated(high=3.0)))
     assert torch.allclose(doubled, 2 * plain, atol=1e-5)
     # Old log-probs are the trainer's: the surrogate's own ratio is 1, whatever the sampler's were.
     assert figures.mean_ratio == pytest.approx(1.0, abs=1e-5) and figures.clipped == 0
-    bounded, _ = gradient(policy, halved, Rl(importance=Importance(high=1.5)))
+    bounded, _ = gradient(policy, halved, Rl(importance=Truncated(high=1.5)))
     assert torch.allclose(bounded, 1.5 * plain, atol=1e-5)
-    masked = Rl(importance=Importance(kind="masked", low=0.5, high=1.5))
+    masked = Rl(importance=Masked(low=0.5, high=1.5))
     nothing, _ = gradient(policy, halved, masked)
     assert nothing.norm() == 0
     # Only the first group's sampler was wrong (its advantages are 0): its tokens leave the denominator.
@@ -162,24 +164,23 @@ def test_an_update_past_the_ratio_bound_is_dropped(small: Any) -> None:
         "prompts_per_step": 4,
         "group_size": 4,
         "max_tokens": 8,
-        "lr": 0.05,
-        "optimizer": small.FAST,
-        "eval_every": 0,
+        "optimizer": small.fast(0.05),
+        "dev": {"every": 0},
         "epochs": 4,
     }
     _, free, _ = small.run(Rl(**params))
     assert "dropped_minibatches" not in free[0] and free[0]["ratio/max"] > 1.2
     bound = 1.0001
-    _, rows, _ = small.run(Rl(**params, drop_ratio=bound))
+    _, rows, _ = small.run(Rl(**params, loss={"drop_ratio": bound}))
     assert sum(row["dropped_minibatches"] for row in rows) >= 1
     assert rows[0]["rollout/staleness"] == 1.5
-    _, rows, _ = small.run(Rl(**params, drop_ratio=1e6))
+    _, rows, _ = small.run(Rl(**params, loss={"drop_ratio": 1e6}))
     assert [row["dropped_minibatches"] for row in rows] == [0, 0]
 
 
-@pytest.mark.parametrize("advantage,parts", [("group_std", 1), ("leave_one_out", 2)])
+@pytest.mark.parametrize("advantage,parts", [("grpo", 1), ("rloo", 2)])
 def test_a_tiny_model_learns(small: Any, advantage: str, parts: int) -> None:
-    settings = {"steps": 20, "lr": 5e-3, "optimizer": small.FAST, "ema": None}
+    settings = {"steps": 20, "optimizer": small.fast(5e-3), "ema": None}
     params = Rl(**small.SIZES, **settings, advantage=advantage, minibatches=parts)
     result, rows, _ = small.run(params, dev=small.PROBLEMS[:2])
     assert result.steps == len(rows) == result.exported_step == 20
@@ -217,7 +218,7 @@ def test_the_disagreement_over_ranks_is_of_what_was_judged() -> None:
 
 def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(small: Any, tmp_path: Any) -> None:
     before = [weight.clone() for weight in small.policy()[0].parameters()]
-    params = Rl(steps=30, prompts_per_step=2, group_size=2, max_tokens=4, eval_every=0, ema=None)
+    params = Rl(steps=30, prompts_per_step=2, group_size=2, max_tokens=4, dev={"every": 0}, ema=None)
     with pytest.raises(UserError, match="non-finite"):
         small.run(params, tmp_path, reward=small.CountsOnes(broken=True))
     rows = small.without_timings(tmp_path / "metrics.jsonl")
@@ -251,13 +252,13 @@ def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_upda
         loss=2.0, kl=3.0, entropy=2.0, ratio=7.0, alignment=9.0, responses=2, tokens=6, trained=5, ratio_max=5
     )
     step.add(second, norm=1.0, dropped=True)
-    told = step.metrics(Rl(drop_ratio=2.0, kl_coef=0.1))
+    told = step.metrics(Rl(loss={"drop_ratio": 2.0}, kl={"coef": 0.1}))
     assert told["actor_loss"] == 1.5 and told["grad_norm"] == 2.0 and told["dropped_minibatches"] == 1
     assert told["entropy"] == 6 / 8 and told["clip_fraction"] == 1 / 8 and told["ratio/mean"] == 9 / 8
     assert told["kl"] == 4 / 8 and told["trained_tokens"] == 15
     assert told["ratio/max"] == 5 and told["rollout/logprob_alignment"] == pytest.approx(1.1)
     assert told["rollout/staleness"] == 0.5
-    for without in (Rl(), Rl(kl_coef=0.1, kl_in="reward", kl_estimator="k1")):
+    for without in (Rl(), Rl(kl={"type": "reward", "coef": 0.1})):
         assert "kl" not in step.metrics(without)
 
 
@@ -270,7 +271,7 @@ def test_a_step_that_trains_no_group_logs_no_figure_of_a_forward_pass(small: Any
             self.steps += 1
             return [replace(result, overall=0.0) if self.steps <= 2 else result for result in super().score(items)]
 
-    params = small.short_rl(**small.SIZES, steps=4, skip_zero_variance=skip, lr=1e-6)
+    params = small.short_rl(**small.SIZES, steps=4, loss={"skip_zero_variance": skip}, lr=1e-6)
     _, rows, _ = small.run(params, reward=SparseAtFirst())
     figures = {"entropy", "clip_fraction", "ratio/mean", "ratio/max", "rollout/logprob_alignment"}
     assert [figures & set(row) for row in rows] == [set() if skip else figures] * 2 + [figures] * 2
@@ -280,18 +281,18 @@ def test_a_step_that_trains_no_group_logs_no_figure_of_a_forward_pass(small: Any
 
 
 def test_schedules() -> None:
-    linear = Optimizer(schedule="linear", warmup_steps=2)
+    linear = Muon(lr=0.01, schedule="linear", warmup_steps=2)
     assert [schedule(linear, step, 4) for step in range(4)] == pytest.approx([0.5, 0.75, 0.5, 0.25])
-    flat = Optimizer(schedule="flat_linear", warmup_steps=0)
+    flat = Muon(lr=0.01, schedule="flat_linear", warmup_steps=0)
     assert [schedule(flat, step, 4) for step in range(4)] == pytest.approx([1, 1, 1, 0.5])
-    assert schedule(Optimizer(schedule="cosine", warmup_steps=0), 2, 4) == pytest.approx(0.5)
-    assert schedule(Optimizer(schedule="constant", warmup_steps=0), 3, 4) == 1
+    assert schedule(Muon(lr=0.01, schedule="cosine", warmup_steps=0), 2, 4) == pytest.approx(0.5)
+    assert schedule(Muon(lr=0.01, schedule="constant", warmup_steps=0), 3, 4) == 1
 
 
 def test_muon_takes_the_hidden_matrices_only(small: Any) -> None:
     model, _ = small.policy()
     flat = FlatParameters(model)
-    optimizer = OptimizerSet(model, flat, Optimizer(type="muon"), 1e-3, 10)
+    optimizer = OptimizerSet(model, flat, Muon(lr=1e-3), 10)
     adamw, muon = (part.param_groups[0]["params"] for part, _ in optimizer.parts)
     # 7 matrices in each of 2 layers; the embedding (tied to the head), norms and biases are AdamW's.
     assert len(muon) == 14 and len(adamw) + len(muon) == len(flat.named)
@@ -311,12 +312,9 @@ def test_gspo_with_masked_tokens_is_over_the_kept_ones(small: Any) -> None:
 
     groups = [replace(group, logprobs=tuple(map(off, group.logprobs))) for group in groups]
     params = Rl(
-        policy_loss="gspo",
-        aggregation="sequence_mean",
-        clip_low=0.001,
-        clip_high=0.002,
+        loss={"type": "gspo", "aggregation": "sequence_mean", "low": 0.001, "high": 0.002},
         max_tokens=10,
-        importance=Importance(kind="masked", low=0.8, high=1.25),
+        importance=Masked(low=0.8, high=1.25),
     )
     batch, _ = make_batch(groups, params, CPU, model)
     assert 0.05 < float((~batch.kept_N).float().mean()) < 0.6 and batch.importance_N is not None

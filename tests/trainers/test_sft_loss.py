@@ -66,9 +66,8 @@ def first_step(groups: list[Group], folder: Path, tokens_per_microbatch: int) ->
     params = Sft.model_validate(
         {
             "steps": 1,
-            "lr": 0.0,
             "tokens_per_step": every,
-            "optimizer": {"type": "adamw"},
+            "optimizer": {"type": "adamw", "lr": 0.0},
             "tokens_per_microbatch": tokens_per_microbatch,
         }
     )

@@ -15,7 +15,7 @@ from mathrl.core.types import Completion
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.asynchronous import Asynchronous
-from mathrl.params.curriculum import Curriculum
+from mathrl.params.curriculum import Curriculum, PassRate, Shuffled
 from mathrl.params.train import Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.event_log import EventLog
@@ -25,7 +25,11 @@ from tests.trainers.small import short_rl
 from tests.trainers.test_asynchronous import run
 
 FREE = short_rl(
-    steps=6, checkpoint_every=2, eval_every=3, asynchronous=Asynchronous(staleness=2, segment_tokens=3), max_tokens=9
+    steps=6,
+    checkpoint_every=2,
+    dev={"every": 3},
+    asynchronous=Asynchronous(staleness=2, segment_tokens=3),
+    max_tokens=9,
 )
 
 
@@ -43,9 +47,9 @@ def with_segments(monkeypatch: pytest.MonkeyPatch, *counts: int) -> None:
     monkeypatch.setattr(EventLog, "segments", lambda self, step: counts[step - 1])
 
 
-@pytest.mark.parametrize("curriculum", [Curriculum(), Curriculum(order="pass_rate")], ids=["", "pass_rate"])
+@pytest.mark.parametrize("curriculum", [Shuffled(), PassRate()], ids=["", "pass_rate"])
 def test_staleness_0_equals_the_synchronous_run_to_the_bit(small: Any, tmp_path: Path, curriculum: Curriculum) -> None:
-    params = short_rl(steps=4, eval_every=2, curriculum=curriculum, minibatches=2)
+    params = short_rl(steps=4, dev={"every": 2}, curriculum=curriculum, minibatches=2)
     _, rows, model = small.run(params, tmp_path / "synchronous", dev=small.PROBLEMS[:2])
     apart = params.model_copy(update={"asynchronous": Asynchronous(staleness=0)})
     others, other, engine = run(small, apart, tmp_path / "asynchronous")
@@ -84,7 +88,7 @@ def test_each_token_of_a_partial_response_has_the_logprob_of_its_own_versions_we
 
     monkeypatch.setattr(GroupPool, "update", watched)
     monkeypatch.setattr("mathrl.trainers.rollout_stream.groups_digest", lambda groups: taken.extend(groups) or "digest")
-    rows, model, engine = run(small, FREE.model_copy(update={"eval_every": 0}), tmp_path, kind=Recorded)
+    rows, model, engine = run(small, FREE.model_copy(update={"dev": {"every": 0}}), tmp_path, kind=Recorded)
     assert any(keep_keys), "responses continue from what was computed"
     assert len(taken) == 24
     several = 0
@@ -133,7 +137,7 @@ def test_groups_that_are_too_old_are_dropped_counted_and_sampled_again(
 
     starts = {prompt[:4] for prompt in long}
     params = FREE.model_copy(
-        update={"steps": 8, "eval_every": 0, "asynchronous": Asynchronous(staleness=1, segment_tokens=3)}
+        update={"steps": 8, "dev": {"every": 0}, "asynchronous": Asynchronous(staleness=1, segment_tokens=3)}
     )
     with_segments(monkeypatch, 2, 4, 6, 8, 10, 12, 16, 20)
     rows, *_ = run(small, params, tmp_path, kind=Slow)
@@ -156,7 +160,7 @@ def test_a_run_is_repeated_to_the_bit_from_its_log(small: Any, tmp_path: Path) -
 
 
 def test_a_replay_that_is_another_run_is_refused(small: Any, tmp_path: Path) -> None:
-    short = FREE.model_copy(update={"steps": 3, "eval_every": 0})
+    short = FREE.model_copy(update={"steps": 3, "dev": {"every": 0}})
     run(small, short, tmp_path / "run")
     log = events(tmp_path / "run")
 

@@ -17,9 +17,11 @@ from torch import Tensor
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models import head
+from mathrl.params.loss import Truncated
+from mathrl.params.optimizer import Muon
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
-from mathrl.params.train import Importance, Optimizer, Rl
+from mathrl.params.train import Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
@@ -75,8 +77,8 @@ def test_the_policys_loss_and_gradient_by_an_independent_formula(
 ) -> None:
     monkeypatch.setattr(head, "MOST_LOGITS", most_logits)
     model, reference = sharp_policy(small)[0], sharp_policy(small, seed=8)[0].requires_grad_(False)
-    params = Rl(temperature=T, policy_loss="reinforce", kl_coef=0.3, kl_estimator="k3", entropy_coef=0.2)
-    policy = TorchLearner(model, Optimizer(), 1e-3, 10)
+    params = Rl(temperature=T, loss={"type": "reinforce", "entropy_coef": 0.2}, kl={"coef": 0.3, "estimator": "k3"})
+    policy = TorchLearner(model, Muon(lr=1e-3), 10)
     batch, _ = make_batch(groups, params, CPU, model, reference, kl_coef=params.kl_coef)
     figures = update_gradient(policy, params, batch, params.kl_coef)
     computed = policy.flat.gradients.clone()
@@ -102,14 +104,14 @@ def test_every_other_models_log_probs(small: Any, groups: list[RolloutGroup]) ->
         of_policy, of_other = ([plain(model, groups, at)[0] for at in (T, 1.0)] for model in (policy, other))
     old_N = torch.cat([torch.from_numpy(values) for group in groups for values in group.logprobs])
 
-    batch, figures = make_batch(groups, Rl(temperature=T, importance=Importance()), CPU, policy)
+    batch, figures = make_batch(groups, Rl(temperature=T, importance=Truncated()), CPU, policy)
     assert near(batch.old, *of_policy)
     weights = [(logprobs_N - old_N).exp().clamp(max=2.0) for logprobs_N in of_policy]
     assert near(batch.importance_N, *weights)
 
-    batch, _ = make_batch(groups, Rl(temperature=T, kl_coef=0.1), CPU, policy, reference=other, kl_coef=0.1)
+    batch, _ = make_batch(groups, Rl(temperature=T, kl={"coef": 0.1}), CPU, policy, reference=other, kl_coef=0.1)
     assert near(batch.reference_N, *of_other)
-    params = Rl(temperature=T, kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    params = Rl(temperature=T, kl={"type": "reward", "coef": 0.1})
     _, figures = make_batch(groups, params, CPU, policy, reference=other, kl_coef=0.1)
     assert near(torch.tensor(figures["kl"]), *((old_N - logprobs_N).mean() for logprobs_N in of_other))
 
@@ -117,7 +119,7 @@ def test_every_other_models_log_probs(small: Any, groups: list[RolloutGroup]) ->
     assert near(batch.advantages_N, *(logprobs_N - old_N for logprobs_N in of_other))
 
     k3 = [((gap := logprobs_N - old_N).exp() - gap - 1).mean() for logprobs_N in of_other]
-    assert near(torch.tensor(probe_kl(groups, other, Rl(temperature=T, kl_probe=4), CPU)), *k3)
+    assert near(torch.tensor(probe_kl(groups, other, Rl(temperature=T, kl={"type": "probe", "groups": 4}), CPU)), *k3)
 
 
 def test_the_sampler_gives_the_log_probs_that_it_sampled_with(small: Any) -> None:
@@ -139,7 +141,9 @@ def test_a_step_at_a_temperature_is_on_policy(small: Any, tmp_path: Path, copied
     model, sampler = sharp_policy(small)
     if copied:
         sampler.engine = CopyEngine(copy.deepcopy(model), small.TOKENIZER, Rollout(), 1e-4)
-    params = Rl(temperature=T, steps=1, prompts_per_step=4, group_size=4, max_tokens=10, kl_coef=0.1, eval_every=0)
+    params = Rl(
+        temperature=T, steps=1, prompts_per_step=4, group_size=4, max_tokens=10, kl={"coef": 0.1}, dev={"every": 0}
+    )
     train_rl(model, sampler, small.PROBLEMS, (), small.CountsOnes(), params, small.training_run(tmp_path))
     row = small.without_timings(tmp_path / "metrics.jsonl")[0]
     assert row["grad_norm"] > 1e-3, "a step without a gradient computes nothing"

@@ -37,7 +37,7 @@ def train(small: Any, params: Rl, state: Path, last: int = 10**9, *, tools: bool
 
 def short(small: Any, **changes: Any) -> Rl:
     keep = KeepRollouts(which="all")
-    sizes = {"steps": 4, "max_tokens": 30, "checkpoint_every": 1, "eval_every": 2, "keep_rollouts": keep}
+    sizes = {"steps": 4, "max_tokens": 30, "checkpoint_every": 1, "dev": {"every": 2}, "keep_rollouts": keep}
     return small.short_rl(**(sizes | changes))  # type: ignore[no-any-return]
 
 

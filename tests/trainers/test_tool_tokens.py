@@ -14,7 +14,9 @@ from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer, token_scores
-from mathrl.params.train import Critic, Optimizer, Rl
+from mathrl.params.advantage import Critic
+from mathrl.params.optimizer import Muon
+from mathrl.params.train import Rl
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.pooled_group import PooledGroup
@@ -60,19 +62,19 @@ def everything_sampled(group: RolloutGroup) -> RolloutGroup:
 
 
 def gradient(model: Any, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, Any]:
-    policy = TorchLearner(model, Optimizer(), 1e-3, 10)
+    policy = TorchLearner(model, Muon(lr=1e-3), 10)
     batch, figures = make_batch(groups, params, CPU, model, kl_coef=params.kl_coef, **models)
     update = update_gradient(policy, params, batch, params.kl_coef)
     return policy.flat.gradients.clone(), (update, figures, batch)
 
 
 KINDS = [
-    {"policy_loss": "clip", "aggregation": "token_mean"},
-    {"policy_loss": "gspo", "aggregation": "sequence_mean"},
-    {"policy_loss": "geo_mean", "aggregation": "sequence_mean"},
-    {"policy_loss": "cispo", "aggregation": "sequence_sum"},
-    {"policy_loss": "clip", "kl_coef": 0.1, "entropy_coef": 0.1, "log_ratio_penalty": 0.1},
-    {"policy_loss": "clip", "kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1", "advantage": "none"},
+    {"loss": {"type": "clip", "aggregation": "token_mean"}},
+    {"loss": {"type": "gspo", "aggregation": "sequence_mean"}},
+    {"loss": {"type": "gmpo", "aggregation": "sequence_mean"}},
+    {"loss": {"type": "cispo", "aggregation": "sequence_sum"}},
+    {"loss": {"type": "clip", "entropy_coef": 0.1, "log_ratio_penalty": 0.1}, "kl": {"coef": 0.1}},
+    {"loss": "clip", "kl": {"type": "reward", "coef": 0.1}, "advantage": "reinforce"},
 ]
 
 
@@ -98,7 +100,7 @@ def test_the_gradient_is_that_of_the_sampled_tokens_alone(small: Any, kind: dict
 
 def test_the_loss_is_that_written_by_hand(small: Any) -> None:
     model, groups = tool_groups(small)
-    params = Rl(max_tokens=10, policy_loss="gspo", aggregation="sequence_mean", skip_zero_variance=False)
+    params = Rl(max_tokens=10, loss={"type": "gspo", "aggregation": "sequence_mean", "skip_zero_variance": False})
     found, (update, _, batch) = gradient(model, groups, params)
     model.zero_grad()
     total, advantages, losses = torch.zeros(()), iter(batch.advantages.tolist()), []
@@ -136,7 +138,7 @@ def test_masked_groups_give_the_same_numbers_of_fewer_tokens(small: Any, packed:
 
 def test_a_critics_advantages_pass_over_the_tool(small: Any) -> None:
     model, groups = tool_groups(small)
-    params = Rl(max_tokens=10, advantage="gae", critic=Critic(), gae_lambda=0.9, gamma=0.9)
+    params = Rl(max_tokens=10, advantage={"type": "gae", "critic": Critic(), "lam": 0.9, "gamma": 0.9})
     scorer = make_scorer(model)
     torch.nn.init.normal_(scorer.score.weight)
     batch, _ = make_batch(groups, params, CPU, model, critic=scorer)

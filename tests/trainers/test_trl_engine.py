@@ -13,15 +13,15 @@ import pytest
 from mathrl.core.exit_status import EXIT_STOPPED
 
 HERE = Path(__file__).parent
-TRL = ("rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.std_eps=1e-4")
-SFT = ("sft.optimizer.type=adamw", "sft.lr=0.003", "run.processes=1")
+TRL = ("rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.advantage.eps=1e-4")
+SFT = ("sft.optimizer.type=adamw", "sft.optimizer.lr=0.003", "run.processes=1")
 EXACT = ("model.precision=float32", "sft.optimizer.weight_decay=0")
 SUMMARY = {"loss": "loss", "dev/loss": "dev/loss", "tokens": "tokens_seen"}
 CONFIGURED = (
     ("rl.prompts_per_step=8", "rl.group_size=4"),
     ("rl.prompts_per_step=8", "rl.group_size=4", "rl.minibatches=2", "rl.epochs=3", "rl.tokens_per_microbatch=512"),
-    ("rl.policy_loss=gspo", "rl.aggregation=sequence_mean", "rl.kl_coef=0.01", "rl.dual_clip=3"),
-    ("rl.policy_loss=cispo", "rl.clip_low=1", "rl.advantage=group_mean", "rl.truncated=mask", "rl.entropy_coef=0.01"),
+    ("rl.loss=gspo", "rl.loss.aggregation=sequence_mean", "rl.kl.coef=0.01", "rl.loss.dual=3"),
+    ("rl.loss=cispo", "rl.loss.low=1", "rl.advantage=dr_grpo", "rl.truncated=mask", "rl.loss.entropy_coef=0.01"),
 )
 
 
@@ -30,7 +30,7 @@ def runs(make_workspace: Callable[..., Any]) -> Any:
     """The workspaces of a whole run, a killed one, a stopped one and of SFT by mathrl's loop, and what the program
     printed."""
     # The reward is easy to raise: responses become shorter.
-    learning = ("rl.lr=0.02", "rl.prompts_per_step=8", "rl.group_size=8", "rl.minibatches=2")
+    learning = ("rl.optimizer.lr=0.02", "rl.prompts_per_step=8", "rl.group_size=8", "rl.minibatches=2")
     workspaces = [make_workspace(*TRL, *SFT, *learning, "sft.engine=trl") for _ in range(3)]
     workspaces.append(make_workspace(*SFT, *EXACT))
     done = subprocess.run(

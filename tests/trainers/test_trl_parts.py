@@ -96,7 +96,7 @@ def test_the_newest_whole_checkpoint_is_resumed(tmp_path: Path) -> None:
 
 
 def test_responses_that_cannot_be_shared_out_evenly_are_refused() -> None:
-    trl = ("rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.std_eps=1e-4")
+    trl = ("rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.advantage.eps=1e-4")
     params = load_params(PARAMS, overrides=[*trl, "rl.prompts_per_step=3", "rl.group_size=5"])
     with pytest.raises(UserError, match="= 15 must be a multiple of minibatches x ranks = 1 x 2"):
         grpo_arguments(params, world=2, on_cpu=True, longest=128)

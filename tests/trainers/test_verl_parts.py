@@ -24,7 +24,13 @@ from mathrl.params import Params
 from tests.trainers.test_trl_parts import sampler
 
 ROOT = Path(__file__).parents[2]
-VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant", "rl.lr=5e-4")
+VERL = (
+    "rl.engine=verl",
+    "rl.ema=null",
+    "rl.optimizer.type=adamw",
+    "rl.optimizer.schedule=constant",
+    "rl.optimizer.lr=5e-4",
+)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
@@ -55,8 +61,8 @@ def settings(*overrides: str, resume: Path | None = None) -> dict[str, Any]:
             },
         ),
         (
-            ["rl.minibatches=4", "rl.epochs=2", "rl.advantage=leave_one_out", "rl.policy_loss=reinforce",
-             "rl.aggregation=sequence_sum", "rl.tokens_per_microbatch=64", "model.precision=float32"],
+            ["rl.minibatches=4", "rl.epochs=2", "rl.advantage=rloo", "rl.loss=reinforce",
+             "rl.loss.aggregation=sequence_sum", "rl.tokens_per_microbatch=64", "model.precision=float32"],
             {
                 f"{ACTOR}.ppo_mini_batch_size": 8, f"{ACTOR}.ppo_epochs": 2, f"{ACTOR}.optim.lr_warmup_steps": 2,
                 "algorithm.adv_estimator": "rloo", f"{ACTOR}.policy_loss.loss_mode": "gpg",
@@ -65,8 +71,8 @@ def settings(*overrides: str, resume: Path | None = None) -> dict[str, Any]:
             },
         ),
         (
-            ["rl.kl_coef=0.01", "rl.kl_estimator=k2", "rl.importance={kind: masked, level: sequence}",
-             "rl.eval_every=0", "rl.eval_temperature=0", "rl.verl.ray_address=auto"],
+            ["rl.kl.coef=0.01", "rl.kl.estimator=k2", "rl.importance={kind: masked, level: sequence}",
+             "rl.dev.every=0", "rl.dev.temperature=0", "rl.engine.ray_address=auto"],
             {
                 f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "k2", f"{ACTOR}.kl_loss_coef": 0.01,
                 "algorithm.use_kl_in_reward": False, "algorithm.rollout_correction.rollout_rs": "seq_sum_k1",
@@ -76,7 +82,7 @@ def settings(*overrides: str, resume: Path | None = None) -> dict[str, Any]:
             },
         ),
         (
-            ["rl.kl_coef=0.01", "rl.kl_in=reward", "rl.kl_estimator=k1", "rl.importance=null"],
+            ["rl.kl.coef=0.01", "rl.kl.type=reward", "rl.kl.estimator=k1", "rl.importance=null"],
             {
                 f"{ACTOR}.use_kl_loss": False, "algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.01,
                 "algorithm.rollout_correction.rollout_is": None,
@@ -104,9 +110,9 @@ def test_settings_are_written_as_hydra_reads_them() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rl.verl.overrides=[trainer.save_freq=5]"], r"trainer.save_freq=5: mathrl sets trainer.save_freq"),
-        (["rl.verl.overrides=[++data.shuffle=true]"], r"mathrl sets data.shuffle from its own parameters"),
-        (["run.processes=3"], r"= 512 must be a multiple of run.processes x rl.verl.nodes = 3"),
+        (["rl.engine.overrides=[trainer.save_freq=5]"], r"trainer.save_freq=5: mathrl sets trainer.save_freq"),
+        (["rl.engine.overrides=[++data.shuffle=true]"], r"mathrl sets data.shuffle from its own parameters"),
+        (["run.processes=3"], r"= 512 must be a multiple of run.processes x rl.engine.nodes = 3"),
         (["rollout.vllm.tensor_parallel=4"], r"= 2 must be a multiple of rollout.vllm.tensor_parallel = 4"),
     ],
 )
@@ -268,7 +274,7 @@ def test_verl_asks_for_flash_attention_only_where_its_python_has_it(tmp_path: Pa
     assert attention_of(sys.executable) == "sdpa", "the development environment has none"
     made = settings()
     assert made[f"+{name}"] == "sdpa" and made["actor_rollout_ref.actor.strategy"] == "fsdp2"
-    assert f"+{name}" not in settings(f"rl.verl.overrides=['+{name}=eager']"), "a person's choice stays"
+    assert f"+{name}" not in settings(f"rl.engine.overrides=['+{name}=eager']"), "a person's choice stays"
 
 
 def test_a_checkpoint_that_verl_did_not_finish_is_removed(tmp_path: Path) -> None:

@@ -11,17 +11,18 @@ from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
 from mathrl.core.types import Completion
 from mathrl.models.linear import use_bfloat16_products
+from mathrl.params.optimizer import AdamW
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, Prompt
-from mathrl.params.train import Optimizer, Rl
+from mathrl.params.train import Rl
 from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.weight_sync import is_sensitive
 
-SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, lr=1e-6, ema=None, eval_samples=1,
-                 skip_zero_variance=False, optimizer=Optimizer(type="adamw", warmup_steps=0))  # fmt: skip
+SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, ema=None, dev={"samples": 1},
+                 loss={"skip_zero_variance": False}, optimizer=AdamW(lr=1e-6, warmup_steps=0))  # fmt: skip
 
 
 class Deaf(CopyEngine):
@@ -39,7 +40,7 @@ def run(small: Any, state: Path, kind: type[CopyEngine], lr: float = 1e-6) -> li
     use_bfloat16_products(model)
     tolerance = canary_tolerance(Rollout(), Model(precision="bfloat16"), "bfloat16")
     engine = kind(copy.deepcopy(model), small.TOKENIZER, Rollout(), tolerance, torch.bfloat16)
-    params = SMALL_STEPS.model_copy(update={"lr": lr})
+    params = small.changed(SMALL_STEPS, optimizer={"lr": lr})
     train_rl(
         model,
         Sampler(engine, small.TOKENIZER, Prompt()),

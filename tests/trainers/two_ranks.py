@@ -10,7 +10,9 @@ import torch
 
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
-from mathrl.params.train import Critic, Importance, Rl
+from mathrl.params.advantage import Critic
+from mathrl.params.loss import Masked
+from mathrl.params.train import Rl
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import critic_gradient, make_critic
 from mathrl.trainers.policy_update import StepFigures, update_gradient
@@ -19,10 +21,12 @@ from tests.trainers import small
 
 BASE = {"max_tokens": 10, "tokens_per_microbatch": 32}
 SETTINGS = {
-    "grpo": Rl(**BASE, kl_coef=0.3),
-    "gspo": Rl(**BASE, policy_loss="gspo", aggregation="sequence_mean"),
-    "masked": Rl(**BASE, importance=Importance(kind="masked", low=0.98, high=1.02), advantage="none"),
-    "ppo": Rl(**BASE, advantage="gae", critic=Critic(), whiten=True, kl_coef=0.1, kl_in="reward", kl_estimator="k1"),
+    "grpo": Rl(**BASE, kl={"coef": 0.3}),
+    "gspo": Rl(**BASE, loss={"type": "gspo", "aggregation": "sequence_mean"}),
+    "masked": Rl(**BASE, importance=Masked(low=0.98, high=1.02), advantage="reinforce"),
+    "ppo": Rl(
+        **BASE, advantage={"type": "gae", "critic": Critic(), "whiten": True}, kl={"type": "reward", "coef": 0.1}
+    ),
 }
 
 
@@ -41,7 +45,7 @@ def main(out: Path) -> None:
     gathered = [group for groups_of_rank in ranks.gather(share) for group in groups_of_rank]
     groups = sorted(gathered, key=lambda group: group.problem)
     for name, params in SETTINGS.items():
-        policy = TorchLearner(model, params.optimizer, params.lr, 10, ranks=ranks)
+        policy = TorchLearner(model, params.optimizer, 10, ranks=ranks)
         critic = make_critic(params.critic, model, None, 10, 0, ranks) if params.critic else None
         if critic is not None:
             with torch.no_grad():

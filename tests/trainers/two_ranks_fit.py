@@ -10,21 +10,15 @@ from mathrl.learners.distributed import Ranks
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.params.lora import Lora
+from mathrl.params.optimizer import AdamW
 from mathrl.params.preference import Dpo, RewardModel
-from mathrl.params.train import Optimizer
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.supervised import Item
 from tests.trainers import small
 
 # An eps of 1 makes of AdamW's step one that is linear in the gradient: rounding stays rounding.
-SHARED = {
-    "steps": 4,
-    "lr": 0.3,
-    "tokens_per_microbatch": 32,
-    "eval_every": 2,
-    "optimizer": Optimizer(type="adamw", eps=1.0, warmup_steps=0),
-}
+SHARED = {"steps": 4, "tokens_per_microbatch": 32, "eval_every": 2, "optimizer": AdamW(lr=0.3, eps=1.0, warmup_steps=0)}
 
 
 def items(kind: str) -> list[Item]:

@@ -1,0 +1,208 @@
+"""Section rl.advantage: how rewards become advantages, a union of the estimators with their own options."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from mathrl.params.lora import Adapters
+from mathrl.params.optimizer import OPTIMIZER, AdamW, Optimizer
+from mathrl.params.section import Section
+
+
+class Ramp(Section):
+    """A number that moves linearly over the first steps."""
+
+    start: float = Field(description="Value at the first step.")
+    end: float = Field(description="Value after `steps` steps, and from then on.")
+    steps: int = Field(ge=1, description="Number of steps from start to end.")
+
+    def at(self, step: int) -> float:
+        """The value at the step, counted from 0.
+
+        >>> Ramp(start=1.0, end=0.0, steps=4).at(1)
+        0.75
+        """
+        return self.start + (self.end - self.start) * min(1.0, step / self.steps)
+
+
+class Critic(Section):
+    """The value model of PPO: the policy's architecture with one output per token."""
+
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of the model that initialises the critic (a reward model or a causal LM); null: the "
+        "policy. DVC does not watch it; in a recipe, name a step as the critic instead.",
+    )
+    optimizer: Optimizer = Field(AdamW(lr=1e-3, warmup_steps=0), description=OPTIMIZER)
+    lora: Adapters | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
+    clip: float | None = Field(
+        0.5, gt=0, description="Value clipping: maximum distance of a value from the old value; null: no clipping."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps at the start in which only the critic is trained.")
+
+
+Ddof = Annotated[
+    Literal[0, 1], Field(description="Delta degrees of freedom of the group's standard deviation; 1: unbiased.")
+]
+Eps = Annotated[float, Field(ge=0, description="Added to the group's standard deviation.")]
+Gamma = Annotated[float, Field(ge=0, le=1, description="Per-token discount.")]
+
+
+class _Advantage(Section):
+    """What all estimators share."""
+
+    needs_group: ClassVar[bool] = False  # a group of one response has no advantage
+    from_rewards: ClassVar[bool] = True  # a KL taken off the rewards of tokens reaches the advantage
+    returns: ClassVar[bool] = False  # the advantages of a response's tokens differ: discounted sums of their rewards
+
+    type: str
+    whiten: bool = Field(
+        False, description="Normalise advantages to mean 0 and variance 1 over all tokens of the batch (REINFORCE++)."
+    )
+
+    @property
+    def set_size(self) -> int:
+        """The least number of responses in a group."""
+        return 2 if self.needs_group else 1
+
+
+class Grpo(_Advantage):
+    """GRPO (arXiv:2402.03300): the reward minus the group's mean, divided by its standard deviation."""
+
+    needs_group: ClassVar[bool] = True
+    type: Literal["grpo"] = "grpo"
+    ddof: Ddof = 1
+    eps: Eps = 1e-6
+
+
+class DrGrpo(_Advantage):
+    """Dr.GRPO (arXiv:2503.20783): the reward minus the group's mean, without a division."""
+
+    needs_group: ClassVar[bool] = True
+    type: Literal["dr_grpo"] = "dr_grpo"
+
+
+class Rloo(_Advantage):
+    """RLOO (arXiv:2402.14740): the reward minus the mean of the group's other responses."""
+
+    needs_group: ClassVar[bool] = True
+    type: Literal["rloo"] = "rloo"
+
+
+class Gdpo(_Advantage):
+    """GDPO: each reward part normalised in its group, then their weighted sum."""
+
+    needs_group: ClassVar[bool] = True
+    from_rewards: ClassVar[bool] = False
+    type: Literal["gdpo"] = "gdpo"
+    ddof: Ddof = 1
+    eps: Eps = 1e-6
+    weights: dict[str, float | Ramp] = Field(
+        {},
+        description="Weights of reward parts by name (default 1), instead of the parts' own: a number, or "
+        "{start: 1, end: 0, steps: 50}.",
+    )
+
+    def at_step(self, step: int) -> "Gdpo":
+        """The weights at a step, counted from 0: every ramp has its value."""
+        weights = {
+            name: weight.at(step) if isinstance(weight, Ramp) else weight for name, weight in self.weights.items()
+        }
+        return self.model_copy(update={"weights": weights})
+
+
+class MaxRl(_Advantage):
+    """MaxRL: the reward minus the group's mean, divided by that mean; rewards must be at least 0."""
+
+    needs_group: ClassVar[bool] = True
+    type: Literal["max_rl"] = "max_rl"
+
+
+class _OfSets(_Advantage):
+    needs_group: ClassVar[bool] = True
+    k: int = Field(4, ge=2, description="Number of responses per set.")
+
+    @property
+    def set_size(self) -> int:
+        """The least number of responses in a group: a set has k of them."""
+        return self.k
+
+
+class PassAtK(_OfSets):
+    """Pass@k training: the reward of a set is its best response's, normalised over all sets of the group."""
+
+    type: Literal["pass_at_k"] = "pass_at_k"
+    eps: Eps = 1e-6
+
+
+class Pkpo(_OfSets):
+    """PKPO: the unbiased policy gradient of the best of k rewards."""
+
+    type: Literal["pkpo"] = "pkpo"
+
+
+class Reinforce(_Advantage):
+    """REINFORCE: the return, without a baseline."""
+
+    returns: ClassVar[bool] = True
+    type: Literal["reinforce"] = "reinforce"
+    gamma: Gamma = 1.0
+
+
+class Remax(_Advantage):
+    """ReMax (arXiv:2310.10505): the return minus the reward of the greedy response."""
+
+    returns: ClassVar[bool] = True
+    type: Literal["remax"] = "remax"
+    gamma: Gamma = 1.0
+
+
+class Rft(_Advantage):
+    """Online rejection-sampling fine-tuning: 1 for a correct response, else 0."""
+
+    from_rewards: ClassVar[bool] = False
+    type: Literal["rft"] = "rft"
+
+
+class Process(_Advantage):
+    """GRPO with process supervision (arXiv:2402.03300, section 4.1.3): scores of reasoning steps."""
+
+    from_rewards: ClassVar[bool] = False
+    type: Literal["process"] = "process"
+    ddof: Ddof = 1
+    eps: Eps = 1e-6
+    step_returns: Literal["sum", "mean"] = Field(
+        "sum",
+        description="How the scores of the steps that end at or after each token make its advantage; mean does not "
+        "grow with their number.",
+    )
+
+
+class Gae(_Advantage):
+    """PPO (arXiv:1707.06347): generalised advantage estimation from a critic's values."""
+
+    returns: ClassVar[bool] = True
+    type: Literal["gae"] = "gae"
+    gamma: Gamma = 1.0
+    lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalised advantage estimation.")
+    critic: Critic = Critic()
+
+
+class Distillation(_Advantage):
+    """On-policy distillation: the teacher's log-prob minus the policy's."""
+
+    from_rewards: ClassVar[bool] = False
+    type: Literal["distillation"] = "distillation"
+
+
+Advantage = Annotated[
+    Grpo | DrGrpo | Rloo | Gdpo | MaxRl | PassAtK | Pkpo | Reinforce | Remax | Rft | Process | Gae | Distillation,
+    Field(discriminator="type"),
+]
+ADVANTAGE = (
+    "grpo: GRPO; dr_grpo: Dr.GRPO (no division by the std); rloo: RLOO; gdpo: GDPO (each reward part normalised in its "
+    "group); max_rl: MaxRL (divided by the group's mean); pass_at_k: pass@k training; pkpo: policy gradient of pass@k; "
+    "reinforce: the return; remax: ReMax (baseline: the greedy response's reward); rft: online RFT (1 or 0); process: "
+    "GRPO with process supervision; gae: PPO with a critic; distillation: teacher minus policy log-prob."
+)

@@ -1,0 +1,188 @@
+"""Sections rl.loss, rl.kl and rl.importance: the terms of the loss and the weights of its tokens."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from mathrl.params.section import Section
+
+Above = Annotated[float, Field(gt=0)]
+
+
+class _Loss(Section):
+    """What all losses share."""
+
+    type: str
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = Field(
+        "token_mean",
+        description="How token losses of the global batch are averaged; sequence_sum: sums divided by max_tokens.",
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="Coefficient of the entropy bonus.")
+    log_ratio_penalty: float = Field(
+        0.0, ge=0, description="Coefficient of the squared log-ratio per token, a term of the loss (prime-rl: 0.001)."
+    )
+    drop_ratio: float | None = Field(
+        None, gt=1, description="Skip updates whose mean ratio is above this (RLinf: 5); null: skip none."
+    )
+    skip_zero_variance: bool = Field(True, description="Skip the forward pass for groups whose advantages are all 0.")
+
+
+class _Clipped(_Loss):
+    low: float = Field(0.2, gt=0, le=1, description="The ratio is clipped below at 1 - low.")
+    high: float = Field(0.28, gt=0, description="The ratio is clipped above at 1 + high.")
+
+
+class _DualClipped(_Clipped):
+    dual: float | None = Field(
+        None, gt=1, description="Upper bound of the ratio for negative advantages (verl: 3); null: no bound."
+    )
+
+
+class PpoClip(_DualClipped):
+    """PPO's clipped ratio per token (arXiv:1707.06347)."""
+
+    type: Literal["clip"] = "clip"
+
+
+class Gspo(_DualClipped):
+    """GSPO (arXiv:2507.18071): the clipped ratio of the whole response."""
+
+    type: Literal["gspo"] = "gspo"
+
+
+class Cispo(_Clipped):
+    """CISPO (arXiv:2506.13585): the clipped ratio as a weight of the log-prob."""
+
+    type: Literal["cispo"] = "cispo"
+
+
+class ReinforceLoss(_Loss):
+    """The log-prob times the advantage, without a ratio."""
+
+    type: Literal["reinforce"] = "reinforce"
+
+
+class Sapo(_Loss):
+    """SAPO: a smooth gate of the ratio instead of a clip."""
+
+    type: Literal["sapo"] = "sapo"
+    temperatures: tuple[Above, Above] = Field(
+        (1.0, 1.05), description="Temperatures of the gate: for positive and for other advantages."
+    )
+
+
+class Gmpo(_Clipped):
+    """GMPO: the geometric mean of the clipped ratios."""
+
+    type: Literal["gmpo"] = "gmpo"
+    low: float = Field(0.2, gt=0, le=1, description="The log of the ratio is clipped below at -low.")
+    high: float = Field(0.28, gt=0, description="The log of the ratio is clipped above at high.")
+
+
+class _Dppo(_Loss):
+    low: float = Field(0.2, gt=0, le=1, description="Largest divergence of tokens that become less likely.")
+    high: float = Field(0.28, gt=0, description="Largest divergence of tokens that become more likely.")
+    cap: float | None = Field(None, gt=1, description="Upper bound of the ratio (verl: 20); null: no bound.")
+
+
+class DppoTv(_Dppo):
+    """DPPO: no loss where a token's probability moved further than a bound of the total variation."""
+
+    type: Literal["dppo_tv"] = "dppo_tv"
+
+
+class DppoKl(_Dppo):
+    """DPPO: no loss where a token's probability moved further than a bound of the binary KL."""
+
+    type: Literal["dppo_kl"] = "dppo_kl"
+
+
+Loss = Annotated[PpoClip | Gspo | Cispo | ReinforceLoss | Sapo | Gmpo | DppoTv | DppoKl, Field(discriminator="type")]
+LOSS = (
+    "clip: per-token PPO clipping; gspo: sequence-level ratio; cispo: clipped importance weight; reinforce: no ratio; "
+    "sapo: smooth gate instead of a clip; gmpo: geometric mean of clipped ratios; dppo_tv, dppo_kl: tokens whose "
+    "probability moved too far have no loss."
+)
+
+
+class KlController(Section):
+    """Adaptive KL coefficient (Ziegler et al.): it rises while the KL is above the target, else it falls."""
+
+    target: float = Field(0.1, gt=0, description="Target KL per token (the metric kl).")
+    horizon: float = Field(
+        10_000,
+        gt=0,
+        description="Number of responses over which the coefficient changes by a factor of at most about 1.2.",
+    )
+
+
+class _Kl(Section):
+    type: str
+    coef: float = Field(0.001, ge=0, description="Coefficient of the KL to the reference; 0: no reference.")
+    controller: KlController | None = Field(None, description="Adaptive coefficient; null: fixed.")
+
+    @model_validator(mode="after")
+    def _start(self) -> Any:
+        if self.controller is not None and not self.coef:
+            raise ValueError("controller needs coef above 0 to start from")
+        return self
+
+
+class LossKl(_Kl):
+    """The KL to the reference as a term of the loss."""
+
+    type: Literal["loss"] = "loss"
+    estimator: Literal["k2", "k3", "k3+"] = Field(
+        "k3", description="Estimator of Schulman; k3+: value of k3, gradient of k2. (The expected gradient of k1 is 0.)"
+    )
+
+
+class RewardKl(_Kl):
+    """The KL to the reference taken off the reward of each token: coef times k1 (the others are biased there)."""
+
+    type: Literal["reward"] = "reward"
+
+
+class KlProbe(Section):
+    """The KL to the reference measured on a few groups of each step, and not used."""
+
+    type: Literal["probe"] = "probe"
+    groups: int = Field(4, ge=1, description="Groups per step on which the KL is measured.")
+
+
+Kl = Annotated[LossKl | RewardKl | KlProbe, Field(discriminator="type")]
+KL = (
+    "KL to the reference. loss: a term of the loss; reward: taken off the reward of each token; probe: measured only; "
+    "null: none, no reference."
+)
+
+
+class _Importance(Section):
+    type: str
+    when: Literal["always", "other_engine"] = Field(
+        "always", description="other_engine: only where vLLM samples, which computes log-probs in its own way."
+    )
+    level: Literal["token", "sequence"] = Field("token", description="Ratio per token, or per response.")
+    high: float = Field(2.0, gt=0, description="Upper bound of the ratio.")
+
+
+class Truncated(_Importance):
+    """The loss times the ratio of trainer to sampler, which is capped at high."""
+
+    type: Literal["truncated"] = "truncated"
+
+
+class Masked(_Importance):
+    """The loss times the ratio of trainer to sampler; no loss outside [low, high]."""
+
+    type: Literal["masked"] = "masked"
+    low: float = Field(0.5, ge=0, description="Lower bound of the ratio.")
+
+    @model_validator(mode="after")
+    def _bounds(self) -> "Masked":
+        if self.low >= self.high:
+            raise ValueError("importance.low must be below importance.high")
+        return self
+
+
+Importance = Annotated[Truncated | Masked, Field(discriminator="type")]
