@@ -4,7 +4,7 @@ import copy
 import io
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, reduce
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from mathrl.core.errors import UserError
 from mathrl.params.curriculum import UserCurriculum
 from mathrl.params.engines import engine_problem
 from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters
-from mathrl.params.old_names import OldNames, is_old, new_key
+from mathrl.params.old_names import OldNames, new_key
 from mathrl.params.paths import choose_type, merge, name_types, place_at, written_at
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
@@ -49,7 +49,7 @@ def validated(kind: type[S], values: Mapping[str, Any], where: str) -> S:
         UserError: values do not fit; every error is in the message, with its field.
     """
     try:
-        return kind.modelvalidate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         wrong = (f"{'.'.join(map(str, path)) or kind.__name__}: {text}" for _, path, text in messages(error, kind))
         raise UserError(f"{where}: {'; '.join(wrong)}") from None
@@ -68,7 +68,7 @@ def without_removed(section: str, recorded: Mapping[str, Any], where: str) -> di
     old.report()
     kept: dict[str, Any] = values[section]
     try:
-        SECTIONS[section].modelvalidate(kept)
+        SECTIONS[section].model_validate(kept)
     except ValidationError as error:
         unknown = [path for kind, path, _ in messages(error, SECTIONS[section]) if kind == "extra_forbidden"]
         for *above, last in unknown:
@@ -125,13 +125,13 @@ def apply_override(
             f"sections: {', '.join(SECTIONS)}"
         )
     value, key = parse_yaml(text, f"override {override!r}"), ".".join(keys)
-    if is_old(key, value):
+    if key == "sweep.space" and isinstance(value, Mapping):
+        value = old.split("sweep", {"space": value})[0]["space"]
+    if renamed := old.parts(key, value):
         typed.add(new_key(key))
-        section, *below = keys
-        nested = reduce(lambda part, name: {name: part}, reversed(below), value)
-        for name, part in old.split(section, nested)[1].items() or [(key, value)]:
+        for name, part in renamed.items():
             old.place(values, name, part)
-        return section
+        return keys[0]
     place = place_at(values, keys[:-1])
     if place is not None and place.tags is not None and place.tags.field == keys[-1] and not appended:
         choose_type(values, keys[:-1], value, typed)
@@ -257,7 +257,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 def validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
     try:
-        params = Params.modelvalidate(values)
+        params = Params.model_validate(values)
     except ValidationError as error:
         lines = []
         for kind, (section, *rest), message in messages(error, Params):

@@ -65,6 +65,7 @@ TYPES: dict[str, dict[str, str]] = {
 }
 CHOOSERS = ("rl.advantage", "rl.policy_loss", "rl.curriculum.order", "rl.importance.kind")
 STILL_THERE = ("rl.advantage", "rl.dynamic_sampling")  # old only where their values are
+DPPO_BOUND = ("rl", "loss", "cap")  # what 0.1 had as dual_clip too
 MOST_NAMED = 6
 _told: set[str] = set()  # old names that this process has printed a line about
 _PLACES = {name: place for place, name in enumerate(NAMES)}
@@ -118,10 +119,8 @@ class OldNames:
         old: dict[str, Any] = {}
         for key, value in values.items():
             path = f"{section}.{key}"
-            if is_old(path, value) or (
-                isinstance(value, Mapping) and any(is_old(f"{path}.{name}", part) for name, part in value.items())
-            ):
-                old |= _leaves(path, value)
+            if parts := old_parts(path, value):
+                old |= parts
             elif key == "optimizer" and isinstance(value, Mapping):
                 kept[key] = _without_muons(value)
             elif path == "rl.lora" and isinstance(value, Mapping) and value.get("dropout") == 0:
@@ -133,6 +132,13 @@ class OldNames:
         if old and isinstance(kept.get("advantage"), str):  # one of 0.1 that has its name still: its options stay
             old["rl.advantage"] = kept.pop("advantage")
         return kept, dict(sorted(old.items(), key=lambda item: _order(item[0])))
+
+    def parts(self, key: str, value: Any) -> dict[str, Any]:
+        """As `old_parts`; beside old options of the advantage a name that is still one of its types chooses only it."""
+        beside = any(new.startswith("rl.advantage.") for new in self.met.values())
+        if key == "rl.advantage" and isinstance(value, str) and beside:
+            return {key: value}
+        return old_parts(key, value)
 
     def _renamed(self, key: str) -> str:
         new = new_key(key)
@@ -177,7 +183,10 @@ def put(values: dict[str, Any], old: str, value: Any) -> bool:
     """Put the value of an old name where it is now; returns whether it has a place there."""
     if old in CHOOSERS:
         union = NAMES[old].removesuffix(".type")
+        dual = written_at(values, ("rl", "loss", "dual"))
         choose_type(values, union.split("."), new_value(union, value))
+        if old == "rl.policy_loss" and dual is not None and place_at(values, DPPO_BOUND) is not None:
+            mapping_at(values, ("rl", "loss"))["cap"] = dual
         return True
     if old == "rl.dynamic_sampling":
         _set(values, "rl.dynamic_sampling.rounds" if value else old, value or None)
@@ -186,7 +195,7 @@ def put(values: dict[str, Any], old: str, value: Any) -> bool:
         return value is None
     if old.startswith("rl.kl_"):
         return _put_kl(values, old, value)
-    if old == "rl.dual_clip" and place_at(values, ("rl", "loss", "cap")) is not None:
+    if old == "rl.dual_clip" and place_at(values, DPPO_BOUND) is not None:
         _set(values, "rl.loss.cap", value)
         return True
     if old == "rl.critic" and value is None:
@@ -231,12 +240,19 @@ def _put_kl(values: dict[str, Any], old: str, value: Any) -> bool:
     return True
 
 
-def _leaves(key: str, value: Any) -> dict[str, Any]:
-    """What is below an old section by its dotted name; another value as it is.
+def old_parts(key: str, value: Any) -> dict[str, Any]:
+    """The values below a parameter of 0.1, or a section with one, by their dotted names; empty for one of now.
 
-    >>> _leaves("rl.critic", {"lr": 1e-5}), _leaves("rl.lr", 1e-6)
-    ({'rl.critic': {}, 'rl.critic.lr': 1e-05}, {'rl.lr': 1e-06})
+    >>> old_parts("rl.critic", {"lr": 1e-5}), old_parts("rl.importance", {"kind": "masked"}), old_parts("rl.steps", 9)
+    ({'rl.critic': {}, 'rl.critic.lr': 1e-05}, {'rl.importance.kind': 'masked'}, {})
     """
+    inner = value.items() if isinstance(value, Mapping) else ()
+    if is_old(key, value) or any(is_old(f"{key}.{name}", part) for name, part in inner):
+        return _leaves(key, value)
+    return {}
+
+
+def _leaves(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or key not in ("rl.critic", "rl.verl", "rl.curriculum", "rl.importance"):
         return {key: value}
     parts = {f"{key}.{name}": _without_muons(part) for name, part in value.items()}
