@@ -227,7 +227,8 @@ def _title(target: str, preset: str | None, overrides: Sequence[str]) -> str:
     >>> _title("rl", None, ["rl.optimizer.lr=3e-4"])
     'rl-lr_3e-4'
     """
-    settings = [*filter(None, (preset,)), *(override.split(".", 1)[-1] for override in overrides)]
+    named = (override.replace(".optimizer.lr=", ".lr=").split(".", 1)[-1] for override in overrides)
+    settings = [*filter(None, (preset,)), *named]
     words = [re.sub(r"[^a-zA-Z0-9.=-]+", "_", setting)[:24] for setting in settings[:3]]
     return f"{target}-{'-'.join(words).replace('=', '_').strip('-.') or 'run'}"
 

@@ -126,7 +126,7 @@ class OldNames:
             elif path == "rl.lora" and isinstance(value, Mapping) and value.get("dropout") == 0:
                 kept[key] = {name: part for name, part in value.items() if name != "dropout"}
             elif path == "sweep.space" and isinstance(value, Mapping):
-                kept[key] = {self._renamed(name): _axis(new_key(name), axis) for name, axis in value.items()}
+                kept[key] = {self._renamed(name): _axis(name, axis) for name, axis in value.items()}
             else:
                 kept[key] = value
         if old and isinstance(kept.get("advantage"), str):  # one of 0.1 that has its name still: its options stay
@@ -141,7 +141,7 @@ class OldNames:
         return old_parts(key, value)
 
     def _renamed(self, key: str) -> str:
-        new = new_key(key)
+        new = NAMES.get(key, new_key(key))
         if new != key:
             self.met[key] = new
         return new
@@ -268,7 +268,7 @@ def _without_muons(optimizer: Any) -> Any:
 
 def _axis(key: str, axis: Any) -> Any:
     if isinstance(axis, Mapping) and isinstance(axis.get("values"), Sequence):
-        return {**axis, "values": [new_value(key, value) for value in axis["values"]]}
+        return {**axis, "values": [new_value(NAMES.get(key, key), value) for value in axis["values"]]}
     return axis
 
 

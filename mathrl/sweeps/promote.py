@@ -77,9 +77,9 @@ def edited(text: str, changes: Mapping[str, Any], where: str) -> str:
         parent: Any = document
         for part in above:
             slot = _slot(parent, part, f"{where}: {key}")
-            if isinstance(parent, dict) and not isinstance(parent.get(slot), dict | list):
+            if isinstance(parent, dict) and isinstance(parent.get(slot), str | None):
                 named = parent.get(slot)  # a bare name of a type
-                parent[slot] = {"type": named} if isinstance(named, str) else {}
+                parent[slot] = {} if named is None else {"type": named}
             parent = parent[slot]
         slot = _slot(parent, last, f"{where}: {key}")
         old = parent[slot] if isinstance(parent, list) or slot in parent else None

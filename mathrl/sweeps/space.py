@@ -55,6 +55,8 @@ def _check(key: str, axis: Axis, base: dict[str, Any], fixed: Sequence[str], fol
     if key.split(".")[0] not in READS["rl"]:
         raise UserError(f"a trial is an RL run, which reads only {', '.join(READS['rl'])}")
     present = _present(key, base)
+    if isinstance(present, dict) and "type" in present:
+        raise UserError(f"it is a section with several types; vary {key}.type, which keeps the options")
     for value in ends(axis):  # what a trial proposes nobody typed, so the whole range is judged
         doubts = doubts_of(load_params(folder, overrides=[*fixed, override(key, value)]), ["rl"])
         if doubts:
@@ -79,6 +81,8 @@ def _present(key: str, base: dict[str, Any]) -> Any:
             value = value[int(part)]
         elif isinstance(value, dict) and part in value:
             value = value[part]
+        elif key == "rl.kl.coef" and value is None:
+            return 0.0  # the KL is null
         else:
             names = list(value) if isinstance(value, dict) else []
             raise UserError(f"no parameter {part!r} there{unknown_hint(part, names)}")

@@ -179,8 +179,8 @@ def test_recipes_and_search_spaces_may_have_old_names(tmp_path: Path) -> None:
     assert (rl.optimizer.type, rl.optimizer.lr, rl.advantage.type, rl.kl_coef) == ("adamw", 4e-4, "rloo", 0.05)
     space = "{rl.lr: {kind: log, low: 1e-3, high: 1e-1}, rl.advantage: {kind: choice, values: [group_std, group_mean]}}"
     sweep = load_params(folder, overrides=[f"sweep.space={space}"]).sweep
-    assert list(sweep.space) == ["rl.optimizer.lr", "rl.advantage"]
-    assert sweep.space["rl.advantage"].values == ("grpo", "dr_grpo")  # type: ignore[union-attr]
+    assert list(sweep.space) == ["rl.optimizer.lr", "rl.advantage.type"]
+    assert sweep.space["rl.advantage.type"].values == ("grpo", "dr_grpo")  # type: ignore[union-attr]
     lam = "rl.gae_lambda: {kind: uniform, low: 0, high: 1}"
     (folder / "presets" / "mine.yaml").write_text(f"sweep: {{space: {{rl.lr: null, {lam}}}}}")
     assert "rl.optimizer.lr" not in load_params(folder, preset="mine").sweep.space

@@ -61,9 +61,9 @@ TINY = (
 CONFIGURED = (
     (),
     ("rl.loss=gspo", "rl.loss.aggregation=sequence_mean", "rl.kl.coef=0.01", "rl.minibatches=2", "rl.epochs=2"),
-    ("rl.loss=cispo", "rl.advantage=dr_grpo", "rl.importance={kind: masked}", "rl.loss.entropy_coef=0.01"),
-    ("rl.loss=reinforce", "rl.advantage=rloo", "rl.kl.coef=0.1", "rl.kl.type=reward", "rl.kl.estimator=k1"),
-    ("rl.loss=dppo_tv", "rl.loss.dual=20", "rl.loss.aggregation=sequence_sum", "rl.importance=null"),
+    ("rl.loss=cispo", "rl.advantage=dr_grpo", "rl.importance={type: masked}", "rl.loss.entropy_coef=0.01"),
+    ("rl.loss=reinforce", "rl.advantage=rloo", "rl.kl={type: reward, coef: 0.1}"),
+    ("rl.loss=dppo_tv", "rl.loss.cap=20", "rl.loss.aggregation=sequence_sum", "rl.importance=null"),
     ("rl.loss=sapo", "rl.loss.aggregation=sequence_mean", "rl.dev.temperature=0", "rl.engine.ray_address=auto"),
     ("rl.optimizer.schedule=cosine", "rl.optimizer.clip_norm=null", "rollout.vllm.tensor_parallel=2"),
 )

@@ -106,7 +106,7 @@ def test_verls_other_trust_regions(
     start_SL = (old_SL + ragged.noise(0.6)).clamp(max=-0.01)
     theirs_SL = start_SL.clone().requires_grad_()
     config = actor(algos, low, high, 3.0)
-    theirs, figures = algos.get_policy_loss_fn(kind)(
+    theirs, figures = algos.get_policy_loss_fn({"gmpo": "geo_mean"}.get(kind, kind))(
         old_SL, theirs_SL, advantages_SL, ragged.mask_SL, MODES[aggregation], config, None
     )
     theirs.backward()

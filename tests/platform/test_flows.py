@@ -102,8 +102,10 @@ def sent_by(form: Mapping[str, Any], name: str = "rl") -> dict[str, Any]:
 
 
 def test_only_what_a_person_sets_is_sent() -> None:
-    sent = sent_by({"params": {"rl": {"lr": 2e-4, "optimizer": {"beta2": 0.9}}, "registry": {"name": "mine"}}})
-    assert sent["overrides"] == ["rl.optimizer.lr=0.0002", "rl.optimizer.beta2=0.9", 'register.name="mine"']
+    optimizer = {"type": "adamw", "lr": 2e-4, "beta2": 0.9}
+    sent = sent_by({"params": {"rl": {"steps": 7, "optimizer": optimizer}, "registry": {"name": "mine"}}})
+    chosen = ['rl.optimizer.type="adamw"', "rl.optimizer.lr=0.0002", "rl.optimizer.beta2=0.9"]
+    assert sent["overrides"] == ["rl.steps=7", *chosen, 'register.name="mine"']
     assert sent["options"] == {"preset": None, "allow_dirty": False}
 
 
@@ -124,7 +126,7 @@ def test_a_form_sends_back_what_it_showed_and_only_changes_count() -> None:
     "wrong",
     [
         {"params": {"rl": {"learning": 1}}},
-        {"params": {"rl": {"lr": 2}}},
+        {"params": {"rl": {"optimizer": {"type": "adamw", "lr": 2}}}},
         {"lr": 2},
         {"preset": "none such"},
         {"rl": {}},

@@ -285,7 +285,8 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
 def test_dvc_compares_parameters_metrics_and_pictures_with_the_last_commit(checkout: Checkout) -> None:
     """After what the test above changed."""
     params = json.loads(checkout.run("dvc", "params", "diff", "--json").stdout)
-    assert params["params/rl.yaml"].keys() == {"lr"} and params["params/rl.yaml"]["lr"]["new"] == 0.0004
+    assert params["params/rl.yaml"].keys() == {"optimizer.lr"}
+    assert params["params/rl.yaml"]["optimizer.lr"]["new"] == 0.0004
     metrics = json.loads(checkout.run("dvc", "metrics", "diff", "--json").stdout)
     assert set(metrics) == {"reports/metrics.json"} and metrics["reports/metrics.json"]["rl.response_length"]["diff"]
     for verb in ("show", "diff"):
@@ -320,7 +321,7 @@ def test_dvc_knows_what_every_preset_changes(checkout: Checkout) -> None:
 
 def test_an_experiment_on_the_command_line(checkout: Checkout) -> None:
     """`dvc exp run` in the checkout, with a number that YAML 1.1 would read as text."""
-    done = checkout.run("dvc", "exp", "run", "--name", "slow", "-S", "params/rl.yaml:lr=2e-6", "rl")
+    done = checkout.run("dvc", "exp", "run", "--name", "slow", "-S", "params/rl.yaml:optimizer.lr=2e-6", "rl")
     assert ran(done.stdout) == ["rl"]
     assert load_params(checkout.folder / "params").rl.optimizer.lr == 2e-6
     tried = {run["params"].get("rl.optimizer.lr") for run in runs_by_name(checkout)["rl"]}
@@ -361,7 +362,7 @@ def test_overrides_run_in_a_worktree_and_leave_the_workspace_alone(checkout: Che
     made = (folder / "models" / "rl" / "summary.json").read_bytes()
     head = checkout.git("rev-parse", "HEAD")
     said = checkout.mathrl("runs", "--promote", folder.name).stdout
-    assert "+lr: 0.0003" in said and "-lr: 0.01" in said
+    assert "+  lr: 0.0003" in said and "-  lr: 0.01" in said
     assert ran(checkout.repro("rl").stdout) == [], "its results are in DVC's cache"
     assert (checkout.folder / "models" / "rl" / "summary.json").read_bytes() == made
     refused = checkout.mathrl("runs", "--promote", folder.name, ok=False)

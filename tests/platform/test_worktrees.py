@@ -63,7 +63,7 @@ def uncommitted_edits(checkout: Checkout) -> Iterator[None]:
         "write_params(load_params(), load_params(overrides=['rl.optimizer.lr=2e-4', 'rl.group_size=8', 'run.seed=3']))"
     )
     preset = checkout.folder / "params" / "presets" / "mine.yaml"
-    preset.write_text("rl: {lr: 2.0e-4, steps: 7, optimizer: {beta2: 0.9}}\nrun: {seed: 3}\n")
+    preset.write_text("rl: {steps: 7, optimizer: {lr: 2.0e-4, beta2: 0.9}}\nrun: {seed: 3}\n")
     yield
     preset.unlink()
     checkout.git("checkout", "-q", "--", "params")
@@ -102,7 +102,7 @@ def test_a_stage_runs_with_the_override_that_an_uncommitted_edit_equals(checkout
         checkout.mathrl("run", "rl", "--set", "rl.optimizer.lr=2e-4", "--set", "rl.steps=7", "--allow-dirty")
     (record,) = (checkout.home / "records").glob("rl-*/run.json")
     params = json.loads(record.read_text())["params"]["rl"]
-    assert (params["lr"], params["steps"]) == (2e-4, 7)
+    assert (params["optimizer"]["lr"], params["steps"]) == (2e-4, 7)
     (folder,) = (checkout.folder / "runs").glob("rl-lr_2e-4-steps_7-*")
     assert load_params(folder / "params").rl.optimizer.lr == 2e-4
     checkout.mathrl("runs", "--prune", "all")

@@ -7,6 +7,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
+from mathrl.params.loss import LossKl
 from mathrl.sweeps.promote import edited, promote
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,9 @@ def test_comments_order_and_spelling_stay() -> None:
     )
     assert edited(before, {"lr": 1e-3, "optimizer.type": "muon"}, "rl.yaml") == before
     assert "lr: false" in edited("lr: 0\n", {"lr": False}, "rl.yaml")
+    assert edited("kl: null\nloss: gspo\n", {"kl.coef": 0.1, "loss.low": 0.3}, "rl.yaml") == (
+        "kl:\n  coef: 0.1\nloss:\n  type: gspo\n  low: 0.3\n"
+    )
     for key in ("lr.high", "parts.7.weight"):
         with pytest.raises(UserError, match="no place in the file"):
             edited(before, {key: 1}, "rl.yaml")
@@ -47,15 +51,15 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
         "+  adamw_scale: 2.5e-05",
         "-max_tokens: 64",
         "+max_tokens: 60",
-        "-clip_low: 0.2",
-        "+clip_low: 0.31",
+        "-loss: {low: 0.2, high: 0.28}",
+        "+loss: {low: 0.31, high: 0.28}",
     ]
     assert diff.startswith("--- a/params/rl.yaml\n+++ b/params/rl.yaml\n")
     rl = load_params().rl
-    assert (rl.loss.low, rl.optimizer.adamw_scale, rl.kl.coef, rl.max_tokens) == (0.31, 2.5e-05, 0.0, 60)
+    assert (rl.loss.low, rl.optimizer.adamw_scale, rl.kl, rl.max_tokens) == (0.31, 2.5e-05, LossKl(coef=0.0), 60)
     assert promote(values) == ""
     before = (tmp_path / "params" / "rl.yaml").read_text()
-    with pytest.raises(UserError, match="clip_low"):
+    with pytest.raises(UserError, match=r"loss\.low"):
         promote({"rl.kl.coef": 0.1, "rl.loss.low": 1.5})
     assert (tmp_path / "params" / "rl.yaml").read_text() == before
 
@@ -66,6 +70,6 @@ def test_the_winner_of_a_presets_study_goes_into_the_preset(tmp_path: Path, monk
     name = "qwen2.5-0.5b-gsm8k"
     diff = promote({"rl.optimizer.lr": 3e-06, "rl.loss.high": 0.28}, preset=name)
     assert f"+++ b/params/presets/{name}.yaml" in diff and diff.count("+++") == 1
-    assert "+  lr: 3.0e-06 " in diff and "# verl actor.optim.lr" in diff, "the comment stays"
+    assert "+    lr: 3.0e-06 " in diff and "# verl actor.optim.lr" in diff, "the comment stays"
     rl = load_params(preset=name).rl
     assert (rl.optimizer.lr, rl.loss.high) == (3e-06, 0.28) and load_params().rl == load_params(ROOT / "params").rl

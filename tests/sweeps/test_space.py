@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_what_is_drawn_becomes_what_runs() -> None:
         assert values == present if number == 0 else values != present
         ran = load_params(PARAMS, overrides=[override(key, value) for key, value in values.items()]).rl
         for key, value in values.items():
-            assert getattr(ran, key.removeprefix("rl.")) == value
+            assert reduce(getattr, key.removeprefix("rl.").split("."), ran) == value
             if key in ("rl.optimizer.lr", "rl.loss.low") and number and value != axes[key].low:
                 assert value == float(f"{value:.3g}") and math.isclose(value, drawn[key], rel_tol=6e-3)
 
@@ -171,8 +172,8 @@ def test_a_space_from_the_form_is_sent_whole(tmp_path: Path) -> None:
     shutil.copytree(PARAMS, tmp_path / "params")
     found = load_params(tmp_path / "params", overrides=given).sweep
     assert list(found.space) == ["rl.optimizer.lr"] and found.trials == 3 and found.set == ("rl.steps=2",)
-    rl = section_form("rl").model_validate({"lr": 2e-4, "optimizer": {"adamw_scale": 0.1}})
-    assert form_overrides({"rl": rl}) == ["rl.optimizer.lr=0.0002", "rl.optimizer.adamw_scale=0.1"]
+    rl = section_form("rl").model_validate({"steps": 9, "optimizer": {"type": "muon", "adamw_scale": 0.1}})
+    assert form_overrides({"rl": rl}) == ["rl.steps=9", 'rl.optimizer.type="muon"', "rl.optimizer.adamw_scale=0.1"]
 
 
 @pytest.mark.parametrize("preset", ["qwen2.5-0.5b-gsm8k"])
