@@ -151,7 +151,7 @@ def test_the_checks_see_what_is_wrong() -> None:
         and exists("curate.sources.0.path")
         and exists("mix.components")
     )
-    assert exists("register.name") and not exists("rl.learning_rate") and not exists("sft.optimizer.lr")
+    assert exists("register.name") and not exists("rl.learning_rate") and not exists("sft.optimizer.rate")
     with pytest.raises(AssertionError):
         resolve(["runn", "rl"])
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.params.advantage import Critic
+from mathrl.params.advantage import Critic, MaxRl
 from mathrl.params.curriculum import PassRate
 from mathrl.params.loss import KlController, Masked
 from mathrl.params.train import Rl
@@ -37,7 +37,7 @@ def test_reward_parts_are_weighed_apart_and_over_time() -> None:
     rl = Rl(advantage={"type": "gdpo", "eps": 0.0, "weights": {"overlong": {"start": 1.0, "end": 0.0, "steps": 2}}})
 
     def advantages(step: int) -> list[float]:
-        return outcome_advantages([group], torch.ones(4, dtype=torch.long), None, rl.at_step(step)).tolist()
+        return outcome_advantages([group], torch.ones(4, dtype=torch.long), None, rl.at_step(step).advantage).tolist()
 
     one = 0.75**0.5  # (1 - 1/2) / (1 / √3)
     assert advantages(0) == pytest.approx([2 * one, 0, 0, -2 * one], abs=1e-6)
@@ -45,13 +45,13 @@ def test_reward_parts_are_weighed_apart_and_over_time() -> None:
     assert advantages(2) == advantages(9) == pytest.approx([one, one, -one, -one], abs=1e-6)
     wrong = Rl(advantage={"type": "gdpo", "weights": {"length": 0.5}})
     with pytest.raises(UserError, match="no reward part 'length'; there are: accuracy, overlong"):
-        outcome_advantages([group], torch.ones(4, dtype=torch.long), None, wrong)
+        outcome_advantages([group], torch.ones(4, dtype=torch.long), None, wrong.advantage)
 
 
 def test_max_rl_refuses_negative_rewards_by_name(small: Any) -> None:
     group = RolloutGroup(0, (7,), ((5,), (3,)), ((-0.1,),) * 2, (1.0, -1.0), (True, False), (False,) * 2, ({}, {}))
     with pytest.raises(UserError, match=r"rl\.advantage max_rl needs rewards of at least 0: set reward\.incorrect"):
-        outcome_advantages([group], torch.ones(2, dtype=torch.long), None, Rl(advantage="max_rl"))
+        outcome_advantages([group], torch.ones(2, dtype=torch.long), None, MaxRl())
 
 
 CLIMBS = ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process supervision", "MaxRL", "GMPO"]

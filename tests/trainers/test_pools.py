@@ -14,6 +14,7 @@ import torch
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
+from mathrl.params.advantage import Rloo
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import (
     AdaptiveSamples,
@@ -256,7 +257,7 @@ def test_a_run_that_is_cut_goes_on_to_the_same_bits(
 def test_groups_of_different_sizes_have_their_own_advantages() -> None:
     groups = [_group([1, 0]), _group([1, 0, 0, 0]), _group([0, 1]), _group([1, 1, 1, 1])]
     lengths_S = torch.ones(12, dtype=torch.long)
-    found = outcome_advantages(groups, lengths_S, None, Rl(advantage="rloo", group_size=4))
+    found = outcome_advantages(groups, lengths_S, None, Rloo())
     assert found.tolist() == pytest.approx([1, -1, 1, -1 / 3, -1 / 3, -1 / 3, -1, 1, 0, 0, 0, 0])
 
 
