@@ -18,7 +18,8 @@ from mathrl.params.run import Prompt
 SPAN = 10  # tokens of a solution in a row that count as copied
 SHORTEST = 6  # tokens that a solution must have: "x = 5" may stand in a question
 COPIED = 0.5  # share of the solution that must be copied
-_LAST_NUMBER = re.compile(r"([0-9]+)[^0-9]{0,5}\Z")  # within the last 6 characters, and so within the last 6 tokens
+_LAST_NUMBER = re.compile(r"(?<![0-9.,])([0-9]+)[^0-9]{0,5}\Z")  # within the last 6 characters: of the last 6 tokens
+_NUMBERS = re.compile("[0-9]+")
 _DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 _CONDITION = re.compile(
     r"(?:\b(?:if|when|where|unless|suppose|assume|assuming|let|given)\b(?!(?:\s+\w+){1,3}\s+(?:right|correctly|properly)\b)"
@@ -113,7 +114,7 @@ def copied_share(solution: str, text: str) -> float:
     0 if its end does not: solutions repeat the question at their beginning, and its drawings anywhere.
     """
     end = _LAST_NUMBER.search(solution)
-    if end is not None and text.isascii() and end[1] not in text:  # far faster than its tokens
+    if end is not None and text.isascii() and end[1] not in _NUMBERS.findall(text):  # far faster than its tokens
         return 0.0
     tokens, shown = question_tokens(_DRAWING.sub(" ", solution)), question_tokens(text)
     if len(tokens) < SHORTEST:

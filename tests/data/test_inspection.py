@@ -87,7 +87,7 @@ def test_what_the_quality_gate_would_drop_is_counted_with_an_example(
     show(found, None)
     printed = capsys.readouterr().out
     assert "quality: 5 of 35 rows break a rule" in printed
-    assert "figure 2: refers to a figure or table that its text does not have\n    for example flawed/" in printed
+    assert "figure 2: needs a figure or table that its text does not have\n    for example flawed/" in printed
     page = inspection_page(found, "flawed.jsonl")
     assert "The diagram shows 3 apples" in page and "<b>Hurry</b>" not in page
     # Curation with the section that inspect proposes drops the same rows.

@@ -30,7 +30,8 @@ CHAT = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": 
 STATED = (
     "Q Expected output: 72", "Q Ans. 72", "Q\nLösung: 72", "Q It comes to 72.", "Work out how one obtains 72: Q",
     "Q Thus she sold 48 + 24 = 72.", "Q Half of 48 is 24, so in all she sold $48+24=72$.",
-    "Q 72 is the correct answer.", "Q (result: 72)", "Q 得数：72", "Q The answer is 72 clips.", "Q \\emph{Answer.} $72$",
+    "Q 72 is the correct answer.", "Q (result: 72)", "Q 得数：72", "Q The answer is 72 clips.",
+    "Q \\emph{Answer.} $72$",
     "Q n = 72", "Q You can check that you get 72.", "Q The total that you are looking for is 72.",
     "Q Therefore, the total is 72.",
 )  # fmt: skip
