@@ -14,6 +14,7 @@ it; `--show` prints some of them.
 import argparse
 import os
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from pathlib import Path
 
 from held_out_wordings import FIGURES, LEAKS
 
+from mathrl.core.braces import closing_brace
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex
 from mathrl.data.grams import exact_key
+from mathrl.data.missing_figures import missing_figure
+from mathrl.data.prompt_leaks import leak
 from mathrl.data.quality import broken_rules
 from mathrl.data.row_files import read_rows
 from mathrl.data.row_formats import RowShape, to_problem
@@ -120,6 +124,7 @@ LOOKALIKES = {  # known: Cyrillic's small letters; held out: capitals, Greek, fu
         str.maketrans({"e": "e\u200b"}), str.maketrans("jd", "јԁ"),
     ),
 }  # fmt: skip
+ENDS, LONGEST_END = 600, 150  # solutions whose last sentence is taken, and its length in characters
 EACH = 4  # rows per wording at least
 BLANK = (" \n\u200b", "\u200b\u200c", "\ufeff", "\u00a0\t", "\u2060\n", "\u3164")
 
@@ -168,6 +173,34 @@ def recall(hosts: list[Problem], rows: int, rng: random.Random, show_missed: boo
     for name, wordings_missed in missed.items():
         listed = "; ".join(f"{text!r} {count}" for text, count in wordings_missed.most_common())
         print(f"\nmissed, {name}: {listed}")
+
+
+def unwritten(file: Path, rng: random.Random) -> None:
+    """Two measures on a set with solutions and drawings, whose wordings nobody made up."""
+    rows = [(str(row.values["answer"]), row.values) for row in read_rows(file)]
+    ends = [(answer, values, _conclusion(values["solution"])) for answer, values in rows]
+    stated = [(answer, values, end) for answer, values, end in ends if answer in end and len(end) <= LONGEST_END]
+    leaks = [
+        leak(text, Problem("p", text, (answer,), "s", "rl"))
+        for answer, values, end in rng.sample(stated, ENDS)
+        for text in [f"{values['question']} {end}"]
+    ]
+    print(
+        f"\nquestions with the last sentence of their solution, leak: {share([found is not None for found in leaks])}"
+    )
+    drawn = [values["question"] for _, values in rows if "[asy]" in values["question"]]
+    bare = [re.sub(r"\[asy\].*?\[/asy\]", " ", question, flags=re.DOTALL) for question in drawn]
+    print(f"questions without their drawing, figure: {share([missing_figure(question) for question in bare])}")
+
+
+def _conclusion(solution: str) -> str:
+    r"""The last sentence of a solution, without the \boxed around its answer; empty if it has none."""
+    start = solution.rfind("\\boxed{")
+    end = closing_brace(solution, start + 6) if start >= 0 else -1
+    if end < 0:
+        return ""
+    plain = solution[:start] + solution[start + 7 : end] + solution[end + 1 :]
+    return re.split(r"(?<=[.!?])\s+|\n", plain.strip())[-1]
 
 
 def _copies_found(label: str, tables: Sequence[dict[int, object]], hosts: Sequence[Problem]) -> Iterator[bool]:
@@ -227,6 +260,8 @@ def main() -> None:
     # An answer of one digit stands in many texts; a short question leaves decontamination nothing to find.
     hosts = [p for p in clean if len(p.question) > 80 and "[asy]" not in p.question]
     recall(hosts, given.rows, rng, given.missed)
+    if (test := given.folder / "math_test.jsonl.gz").is_file():
+        unwritten(test, rng)
     dropped(given.folder, given.show, rng)
 
 
