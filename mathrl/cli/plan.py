@@ -32,15 +32,13 @@ from mathrl.stages.difficulty import PROBLEMS
 from mathrl.stages.rl import DIFFICULTY, check_skill
 
 if TYPE_CHECKING:
-    from mathrl.models.model_shape import ModelShape
+    from mathrl.models.shapes import ModelShape
     from mathrl.planning.memory_states import MemoryPlan, Stage
 
 GIB = 1 << 30
 MOST_GB = 1000.0  # below it a number without a unit means GB
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
 NO_START = "rl would not start"
-MARGIN = 0.03  # share of a GPU beside the reserve, below which fragmentation may end a run
-RESERVE = 0.05  # share of a GPU for what is not counted
 
 
 plan = typer.Typer(name="plan", help=__doc__, invoke_without_command=True, add_completion=False)
@@ -118,7 +116,7 @@ def _plan_memory(
         lengths: Typical lengths of a prompt and a response, None: the limits.
     """
     from mathrl.planning.memory import plan_memory
-    from mathrl.planning.memory_advice import advise
+    from mathrl.planning.memory_advice import MARGIN, RESERVE, advise
     from mathrl.planning.rollout_memory import check_vllm_share
 
     processes = params.run.processes

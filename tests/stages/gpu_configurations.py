@@ -17,7 +17,7 @@ from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import PIPELINE, Params
 from mathrl.rollout import resolve
-from mathrl.rollout.engine import dtype_name
+from mathrl.rollout.choices import dtype_name
 from mathrl.rollout.serve import server_arguments
 from mathrl.rollout.vllm_arguments import command_line, llm_arguments
 from mathrl.rollout.vllm_budget import VllmBudget, vllm_budget
