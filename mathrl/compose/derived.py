@@ -168,9 +168,7 @@ def _settings(fit: Fit, hardware: Hardware, model: KnownModel) -> Iterator[Deriv
     for key, value in fit.values.items():
         yield Derived(key, value, _reason(key, fit, hardware, model), PLAN)
     for key, value in fit.beside.items():
-        yield Derived(
-            key, value, f"fits {_size(hardware.memory)} beside the trained weights, should a step need it", PLAN
-        )
+        yield Derived(key, value, f"fits {_size(hardware.memory)}, should a step of a recipe need it", PLAN)
 
 
 def _reason(key: str, fit: Fit, hardware: Hardware, model: KnownModel) -> str:

@@ -284,9 +284,9 @@ class _Case:
             keys, section = TRAINED[name], getattr(params, name)
             if name in self.stages:
                 continue
-            recomputed = bool(keys.checkpointing) and (
-                keys.checkpointing not in self.written or section.gradient_checkpointing
-            )
+            recomputed = False
+            if keys.checkpointing:
+                recomputed = section.gradient_checkpointing if keys.checkpointing in self.written else True
             for size in self.ladder(params, name, False):
                 as_sft = params.sft.model_copy(
                     update={

@@ -37,12 +37,8 @@ def too_large(params: Params, written: Collection[str], hardware: Hardware, shap
             f"run.processes is {processes}, and {spoken(hardware)} have {hardware.count}: leave it empty, or set "
             f"it to {hardware.count}"
         )
-    remedies = list(_remedies(params, written, hardware, shape))
-    would = (
-        f"it would fit with {', or '.join(dict.fromkeys(remedies))}"
-        if remedies
-        else "take a smaller model and more GPUs"
-    )
+    remedies = list(dict.fromkeys(_remedies(params, written, hardware, shape)))
+    would = f"it would fit with {', or '.join(remedies)}" if remedies else "take a smaller model and more GPUs"
     size = f"{shape.parameters / GB:.3g} billion parameters"
     return UserError(f"{size} with {_trained(params)} do not fit {spoken(hardware)}: {would}")
 
