@@ -31,8 +31,9 @@ from mathrl.params.schema import Params
 from mathrl.planning.memory import plan_memory
 from mathrl.planning.memory_advice import MARGIN, RESERVE
 from mathrl.planning.memory_states import MemoryPlan, Stage
-from mathrl.planning.rollout_memory import longest_request, vllm_parts
-from mathrl.rollout.choices import stage_longest
+from mathrl.planning.rollout_memory import LEAST_CACHED, longest_request, vllm_parts
+from mathrl.rollout.choices import dtype_name, stage_longest
+from mathrl.rollout.vllm_budget import BLOCK, SIZE
 
 MOST_TOKENS = {"cpu": 4096, "cuda": 16384}  # of a micro-batch; on a GPU prime-rl's benchmarks have rows of 16k
 FEWEST_TOKENS = {"cpu": 512, "cuda": 2048}  # on a GPU fewer leave it idle between kernels, unless a sequence is shorter
@@ -158,7 +159,7 @@ class _Case:
 
     def micro_batches(self, params: Params, values: Values, fewest: bool) -> dict[str, int] | None:
         """The largest micro-batches that fit by stage, with all else as small as it may be; None if none fit."""
-        params, chosen = with_values(params, values), {}
+        params, chosen = with_values(params, values), dict[str, int]()
         for stage in self.stages:
             sizes = self.ladder(params, stage, fewest)
             size = next((size for size in sizes if self.sampler(self.smallest(params, stage, size), stage)), None)
@@ -189,14 +190,14 @@ class _Case:
     def samplers(self, params: Params) -> Iterator[Params]:
         """The settings of the sampler that need least memory, if rl fits with them."""
         for parallel in self.parallels(params):
-            yield from self.shared(params, parallel, self.sequences(params)[-1], FEWEST_SEQUENCES)
+            yield from self.shared(params, parallel, self.sequences(params)[-1], LEAST_CACHED)
 
     def best_sampler(self, params: Params) -> Params:
         """The sampler that decodes most at a time with a cache that holds a part of it, else the first that fits."""
         for parallel in self.parallels(params):
             for sequences in self.sequences(params):
                 for cached in (sequences, -(-sequences // CACHED)):
-                    found = next(self.shared(params, parallel, sequences, cached), None)
+                    found = next(self.shared(params, parallel, sequences, max(cached, LEAST_CACHED)), None)
                     if found is not None:
                         return found
         return next(self.samplers(params))
@@ -213,22 +214,26 @@ class _Case:
             return
         values |= {PARALLEL: parallel, SLEEP: params.rl.asynchronous is None}
         changed = with_values(params, left_open(values, self.written))
-        longest = max(stage_longest(changed, stage) for stage in ("difficulty", "rl", "evaluate"))
-        for share in [changed.rollout.vllm.memory_share] if SHARE in self.written else SHARES:
-            with_share = with_values(changed, {SHARE: share})
-            parts, lacking = vllm_parts(self.shape, with_share, longest_request(changed), self.hardware.memory)
-            row = self.row(with_share, longest_request(changed))
-            if lacking or parts["vLLM: cache"] < max(cached * row, self.row(with_share, longest)):
-                continue
-            if self.fits(with_share, "rl") is not None:
-                yield with_share
-            return
+        share = changed.rollout.vllm.memory_share if SHARE in self.written else self.share(changed, cached)
+        if share is not None:
+            changed = with_values(changed, {SHARE: share})
+            if self.fits(changed, "rl") is not None:
+                yield changed
+
+    def share(self, params: Params, cached: int) -> float | None:
+        """The smallest share of a GPU with which vLLM caches so many sequences of rl, and one of every other stage."""
+        length = longest_request(params)
+        longest = max(stage_longest(params, stage) for stage in ("difficulty", "rl", "evaluate"))
+        parts, _ = vllm_parts(self.shape, params, length, float(self.hardware.memory))
+        beside = sum(parts.values()) - parts["vLLM: cache"]
+        cache = max(cached * self.row(params, length), self.row(params, longest))
+        return next((share for share in SHARES if share * self.hardware.memory >= beside + cache), None)
 
     def row(self, params: Params, length: int) -> float:
-        """Bytes of the cache of one sequence."""
+        """Bytes of the cache of one sequence, in whole blocks."""
         keys = -(-self.shape.key_heads // params.rollout.vllm.tensor_parallel)
-        size = 4 if params.model.precision == "float32" else 2
-        return 2.0 * size * self.shape.layers * keys * self.shape.head_width * length
+        size = SIZE[dtype_name(params.rollout, params.model)]
+        return 2.0 * size * self.shape.layers * keys * self.shape.head_width * (BLOCK * -(-length // BLOCK))
 
     def vllm(self, params: Params) -> bool:
         return self.hardware.is_gpu and params.rollout.engine in ("auto", "vllm")
@@ -267,7 +272,11 @@ class _Case:
             without = with_values(params, left_open({key: False}, self.written))
             if self.fits(without, stage) is not None:
                 params = without
-        plans = {stage: plan for stage in self.stages if (plan := self.fits(params, stage)) is not None}
+        plans: dict[str, MemoryPlan] = {}
+        for stage in self.stages:
+            plans[stage] = plan_memory(
+                self.shape, params, stage, self.hardware.kind, gpu_memory=float(self.hardware.memory)
+            )
         keys = [PROCESSES, *values, *self.sampling_keys(params)]
         keys += [key for stage in self.stages for key in (TRAINED[stage].microbatch, TRAINED[stage].checkpointing)]
         return Fit({key: value_at(params, key) for key in keys}, params, plans, self.beside(params))

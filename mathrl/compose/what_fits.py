@@ -72,9 +72,8 @@ def _remedies(params: Params, written: Collection[str], hardware: Hardware, shap
         yield from first(replace(hardware, count=count) for count in COUNTS if count > hardware.count)
         yield from first(cards)
         several = [replace(card, count=count) for card in cards for count in COUNTS if count > hardware.count]
-        several = [each for each in several if (found := fit(each)) is not None and not found.host]
-        if several:
-            yield spoken(min(several, key=lambda each: (each.count * each.memory, each.count)))
+        several.sort(key=lambda each: (each.count * each.memory, each.count))
+        yield from islice((spoken(each) for each in several if (found := fit(each)) and not found.host), 1)
     smaller = (name for name in reversed(MODELS.values()) if known_shape(name).parameters < shape.parameters)
     model = next((name for name in smaller if fit(hardware, size=known_shape(name))), None)
     if model is not None:

@@ -16,12 +16,7 @@ from mathrl.core.types import Problem
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.load import plain_dtype
-<<<<<<< HEAD
-from mathrl.models.model_shape import KNOWN
-=======
 from mathrl.models.shapes import KNOWN
-from mathrl.params.load import load_params
->>>>>>> 1b8387f (Shapes, limits and the memory plan without torch; settings that follow)
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import PretrainedModel, Reward
 from mathrl.params.schema import Params
