@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
+from mathrl.cli.fit import fit_params
 from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
@@ -57,6 +58,9 @@ def plan_run(
     simulate: Annotated[
         str | None, typer.Option(help="Simulate a cluster instead: a file of params/simulate, by name or path.")
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Derive lengths, rates and what fits, and write them to params/.")
+    ] = False,
 ) -> None:
     """Print the plan of a run, unless a subcommand plans something else."""
     if context.invoked_subcommand:
@@ -64,15 +68,18 @@ def plan_run(
     if simulate is not None:
         show_simulation(simulate)
         return
+    preset, settings = joined(presets), list(overrides or ())
+    memory = size_in_bytes(gpu_memory) if gpu_memory else None
+    if fit:
+        settings += fit_params(preset, settings, gpus, memory)
+    elif gpus:
+        settings.append(f"run.processes={gpus}")
     from mathrl.models.model_shape import config_of, shape_of  # torch: --help answers without it
 
-    settings = [*(overrides or ()), *([f"run.processes={gpus}"] if gpus else [])]
-    preset = joined(presets)
     params = load_params(preset=preset, overrides=settings)
     config = config_of(params.model.base)
     params.training.check_ranks(params.run.processes)
     shape = shape_of(config)
-    memory = size_in_bytes(gpu_memory) if gpu_memory else None
     if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
         gpu_memory = f"{gpu_memory.strip()}GB"
         print(f"--gpu-memory: read as {gpu_memory}")

@@ -74,29 +74,36 @@ class Fit:
 
 def fitted(params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape) -> Fit | None:
     """The settings with which sft (if it has steps) and rl fit the hardware; None if there are none."""
-    for engine in _samplers(params, written, hardware):
-        case = _Case(with_values(params, engine), written, hardware, shape, bool(engine))
+    for engine, reserve, last in _attempts(params, written, hardware):
+        case = _Case(with_values(params, engine), written, hardware, shape, reserve, last)
         fit = case.on_gpus() if hardware.is_gpu else case.on_cpus()
         if fit is not None:
             return Fit({**engine, **fit.values}, fit.params, fit.plans, fit.beside)
     return None
 
 
-def _samplers(params: Params, written: Collection[str], hardware: Hardware) -> Iterator[Values]:
-    """vLLM, which `auto` means on a GPU, and the torch engine where vLLM does not fit."""
-    yield {}
+def _attempts(params: Params, written: Collection[str], hardware: Hardware) -> Iterator[tuple[Values, float, bool]]:
+    """The sampler, the share of the memory that stays free, and whether micro-batches are the fewest.
+
+    First with room for fragmentation, then without; then with the torch engine, where vLLM does not fit.
+    """
+    engines: list[Values] = [{}]
     if hardware.is_gpu and params.rollout.engine == "auto" and ENGINE not in written:
-        yield {ENGINE: "torch"}
+        engines.append({ENGINE: "torch"})
+    for engine in engines:
+        yield engine, RESERVE + MARGIN, bool(engine)
+        yield engine, RESERVE, True
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A run on hardware; `last` if it is tried because vLLM does not fit."""
+    """A run on hardware of which a share stays free; `last`: with the fewest micro-batches, since little fits."""
 
     params: Params
     written: Collection[str]
     hardware: Hardware
     shape: ModelShape
+    reserve: float
     last: bool
 
     @cached_property
@@ -105,7 +112,7 @@ class _Case:
 
     @property
     def room(self) -> float:
-        return self.hardware.memory * (1 - RESERVE - MARGIN)
+        return self.hardware.memory * (1 - self.reserve)
 
     def on_gpus(self) -> Fit | None:
         """One process per GPU: whole models if micro-batches are then no smaller, sharded ones, or offload."""
@@ -129,7 +136,7 @@ class _Case:
         counts = [self.params.run.processes] if PROCESSES in self.written else range(cores, 0, -1)
         for count in counts:
             params = with_values(self.params, {PROCESSES: count})
-            batches = self.micro_batches(params, {}, False)
+            batches = self.micro_batches(params, {}, self.last)
             most = {stage: self.ladder(params, stage, False)[0] for stage in self.stages}
             if batches is not None and (batches == most or count == counts[-1]):
                 return self.finished(params, {}, batches)
