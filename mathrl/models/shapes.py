@@ -59,7 +59,7 @@ def _listed() -> dict[str, tuple[str, Sizes]]:
 
 
 # From https://huggingface.co/ID/resolve/main/config.json of each, so that a plan needs no hub;
-# tests/planning/test_memory.py holds the weights that follow against the number that the hub counts in their files.
+# tests/models/test_shapes.py holds the weights that follow against the number that the hub counts in their files.
 KNOWN = _listed()
 HEADS_OF_128 = ("qwen3",)  # architectures whose heads are not width / heads wide, unless config.json says so
 DENSE = ("qwen2", "qwen3", "llama", "mistral")  # architectures whose weights `dense_shape` counts
