@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from mathrl.compose.fitting import Fit, fitted
+from mathrl.compose.fitting import Fit, fitted, planned_stages
 from mathrl.compose.load import Layers
 from mathrl.compose.settings import BACKEND, ENGINE, OFFLOAD_PARAMETERS, TRAINED
 from mathrl.compose.what_fits import GB, MODELS, spoken, with_lora
@@ -127,7 +127,9 @@ def settings(method: str, *more: str) -> Params:
 def fit_of(method: str, adapters: bool, model: str, hardware: Hardware, *more: str) -> Fit | None:
     """How a model of MODELS, or a hub id, is trained on the hardware."""
     params = settings(method, *more)
-    return fitted(with_lora(params) if adapters else params, (), hardware, known_shape(MODELS.get(model, model)))
+    stages = planned_stages(params)
+    shape = known_shape(MODELS.get(model, model))
+    return fitted(with_lora(params, stages) if adapters else params, (), hardware, shape, stages)
 
 
 def cell(fit: Fit | None) -> str:

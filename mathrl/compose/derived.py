@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mathrl.compose.fitting import FEWEST_TOKENS, MOST_TOKENS, Fit, fitted
+from mathrl.compose.fitting import FEWEST_TOKENS, FITTED, MOST_TOKENS, Fit, fitted, planned_stages
 from mathrl.compose.settings import (
     BACKEND,
     ENGINE,
@@ -64,6 +64,7 @@ def derive(
     hardware: Hardware | None = None,
     model: KnownModel | None = None,
     tokens: DataTokens | None = None,
+    stages: Collection[str] = FITTED,
 ) -> list[Derived]:
     """The values that follow, in the order in which they are found: lengths, rates, hardware.
 
@@ -73,6 +74,7 @@ def derive(
         hardware: `count` GPUs of `memory` bytes each, or `count` cores with `memory` bytes together; None: not known.
         model: What is known of the pretrained model (`mathrl.models.shapes.known_model`).
         tokens: The data's, where they were counted.
+        stages: That will run; sft without steps does not count.
 
     Raises:
         UserError: the run fits the hardware with no setting; the message says what would fit.
@@ -83,11 +85,12 @@ def derive(
     params = with_values(params, {each.key: each.value for each in found})
     rates = [each for each in _rates(params, written, model) if each.key not in written]
     params = with_values(params, {each.key: each.value for each in rates})
-    if hardware is None or model is None or not hardware.memory or params.rl.engine != "mathrl":
+    planned = planned_stages(params, stages)
+    if hardware is None or model is None or not hardware.memory or not planned:
         return found + rates
-    fit = fitted(params, written, hardware, model.shape)
+    fit = fitted(params, written, hardware, model.shape, planned)
     if fit is None:
-        raise too_large(params, written, hardware, model.shape)
+        raise too_large(params, written, hardware, model.shape, planned)
     return found + rates + [each for each in _settings(fit, hardware, model) if each.key not in written]
 
 

@@ -4,9 +4,8 @@ What somebody has written is kept and planned with. The rest is chosen in an ord
 micro-batch smaller: a backend that costs speed gets no larger micro-batch than one that costs less must at least have.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from mathrl.compose.settings import (
@@ -42,6 +41,7 @@ PARALLELS = (1, 2, 4, 8)
 MOST_SEQUENCES = 1024
 FEWEST_SEQUENCES = 16
 CACHED = 4  # sequences of full length per one that vLLM's cache holds at least: most responses are shorter
+FITTED: tuple[Stage, ...] = ("sft", "rl")  # stages that the memory plan knows
 Values = dict[str, Any]
 PLAIN: Values = {BACKEND: "torch"}
 SHARDED: Values = {BACKEND: "fsdp"}
@@ -72,10 +72,18 @@ class Fit:
         return self.params.run.processes * max(sum(plan.host.values()) for plan in self.plans.values())
 
 
-def fitted(params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape) -> Fit | None:
-    """The settings with which sft (if it has steps) and rl fit the hardware; None if there are none."""
+def planned_stages(params: Params, stages: Collection[str] = FITTED) -> tuple[Stage, ...]:
+    """Those of the stages that train here, with mathrl's own loop: other engines have their own memory."""
+    own = {"sft": params.sft.engine == "mathrl" and params.sft.steps > 0, "rl": params.rl.engine == "mathrl"}
+    return tuple(stage for stage in FITTED if stage in stages and own[stage])
+
+
+def fitted(
+    params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape, stages: Sequence[Stage]
+) -> Fit | None:
+    """The settings with which the stages fit the hardware; None if there are none."""
     for engine, reserve, last in _attempts(params, written, hardware):
-        case = _Case(with_values(params, engine), written, hardware, shape, reserve, last)
+        case = _Case(with_values(params, engine), written, hardware, shape, stages, reserve, last)
         fit = case.on_gpus() if hardware.is_gpu else case.on_cpus()
         if fit is not None:
             return Fit({**engine, **fit.values}, fit.params, fit.plans, fit.beside)
@@ -103,12 +111,9 @@ class _Case:
     written: Collection[str]
     hardware: Hardware
     shape: ModelShape
+    stages: Sequence[Stage]
     reserve: float
     last: bool
-
-    @cached_property
-    def stages(self) -> tuple[Stage, ...]:
-        return ("sft", "rl") if self.params.sft.steps else ("rl",)
 
     @property
     def room(self) -> float:
@@ -273,7 +278,8 @@ class _Case:
         params = with_values(params, values)
         for stage in self.stages:
             params = self.smallest(params, stage, batches[stage])
-        params = self.best_sampler(params)
+        if "rl" in self.stages:
+            params = self.best_sampler(params)
         for stage in self.stages:
             key = TRAINED[stage].checkpointing
             without = with_values(params, left_open({key: False}, self.written))
@@ -284,7 +290,7 @@ class _Case:
             plans[stage] = plan_memory(
                 self.shape, params, stage, self.hardware.kind, gpu_memory=float(self.hardware.memory)
             )
-        keys = [PROCESSES, *values, *self.sampling_keys(params)]
+        keys = [PROCESSES, *values, *(self.sampling_keys(params) if "rl" in self.stages else [])]
         keys += [key for stage in self.stages for key in (TRAINED[stage].microbatch, TRAINED[stage].checkpointing)]
         return Fit({key: value_at(params, key) for key in keys}, params, plans, self.beside(params))
 

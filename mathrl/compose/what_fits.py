@@ -1,6 +1,6 @@
 """What would fit, where a run does not fit its hardware; each remedy has been tried with the memory plan."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -12,6 +12,7 @@ from mathrl.models.shapes import ModelShape, known_shape
 from mathrl.params.final_values import SHORTEST
 from mathrl.params.lora import Lora
 from mathrl.params.schema import Params
+from mathrl.planning.memory_states import Stage
 
 GB = 1e9
 CARDS = (8, 12, 16, 24, 32, 40, 48, 80, 141, 192)  # GB of cards that are sold or rented
@@ -29,7 +30,9 @@ MODELS = {
 }
 
 
-def too_large(params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape) -> UserError:
+def too_large(
+    params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape, stages: Sequence[Stage]
+) -> UserError:
     """The error of a run that fits with no setting: what it needs most, and what would fit."""
     processes = params.run.processes
     if hardware.is_gpu and PROCESSES in written and processes > hardware.count:
@@ -37,17 +40,19 @@ def too_large(params: Params, written: Collection[str], hardware: Hardware, shap
             f"run.processes is {processes}, and {spoken(hardware)} have {hardware.count}: leave it empty, or set "
             f"it to {hardware.count}"
         )
-    remedies = list(dict.fromkeys(_remedies(params, written, hardware, shape)))
+    remedies = list(dict.fromkeys(_remedies(params, written, hardware, shape, stages)))
     would = f"it would fit with {', or '.join(remedies)}" if remedies else "take a smaller model and more GPUs"
     size = f"{shape.parameters / GB:.3g} billion parameters"
-    return UserError(f"{size} with {_trained(params)} do not fit {spoken(hardware)}: {would}")
+    return UserError(f"{size} with {_trained(params, stages)} do not fit {spoken(hardware)}: {would}")
 
 
-def _remedies(params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape) -> Iterator[str]:
+def _remedies(
+    params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape, stages: Sequence[Stage]
+) -> Iterator[str]:
     """Adapters, shorter responses, more or larger GPUs, a smaller model: each with which the run fits."""
 
     def fit(on: Hardware, changed: Params = params, size: ModelShape = shape) -> Fit | None:
-        return fitted(changed, written, on, size)
+        return fitted(changed, written, on, size, stages)
 
     def first(machines: Iterable[Hardware], changed: Params = params) -> Iterator[str]:
         found = ((machine, fit(machine, changed)) for machine in machines)
@@ -55,9 +60,9 @@ def _remedies(params: Params, written: Collection[str], hardware: Hardware, shap
 
     cards = [replace(hardware, memory=int(size * GB)) for size in CARDS if size * GB > hardware.memory]
     cards = cards if hardware.is_gpu else []
-    adapted = with_lora(params)
+    adapted = with_lora(params, stages)
     if adapted != params:
-        settings = " ".join(f"{keys.lora}={{}}" for keys in _trained_keys(params))
+        settings = " ".join(f"{keys.lora}={{}}" for keys in _trained_keys(params, stages))
         if fit(hardware, adapted):
             yield f"LoRA ({settings})"
         else:
@@ -84,20 +89,21 @@ def _offloaded(fit: Fit) -> str:
     return f" with {fit.host / GB:.0f} GB of CPU memory" if fit.host else ""
 
 
-def with_lora(params: Params) -> Params:
-    """The parameters with adapters in everything that trains."""
-    keys = [keys.lora for keys in _trained_keys(params)]
+def with_lora(params: Params, stages: Sequence[Stage]) -> Params:
+    """The parameters with adapters in everything that the stages train."""
+    keys = [keys.lora for keys in _trained_keys(params, stages)]
     return with_values(params, {key: Lora() for key in keys})
 
 
-def _trained_keys(params: Params) -> list[Trained]:
-    """The keys of what a run trains in its stages sft and rl, without adapters so far."""
-    names = [*(["sft"] if params.sft.steps else []), "rl", *(["rl.critic"] if params.rl.critic else [])]
+def _trained_keys(params: Params, stages: Sequence[Stage]) -> list[Trained]:
+    """The keys of what the stages train, without adapters so far."""
+    names = [*stages, *(["rl.critic"] if "rl" in stages and params.rl.critic else [])]
     return [TRAINED[name] for name in names if value_at(params, TRAINED[name].lora) is None]
 
 
-def _trained(params: Params) -> str:
-    return "all weights trained" if params.rl.lora is None else "adapters trained (LoRA)"
+def _trained(params: Params, stages: Sequence[Stage]) -> str:
+    full = any(getattr(params, stage).lora is None for stage in stages)
+    return "all weights trained" if full else "adapters trained (LoRA)"
 
 
 def spoken(hardware: Hardware) -> str:

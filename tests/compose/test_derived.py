@@ -12,7 +12,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.compose.derived import DataTokens, changes, derive, derived_params
-from mathrl.compose.fitting import SHARES, fitted
+from mathrl.compose.fitting import SHARES, fitted, planned_stages
 from mathrl.compose.settings import (
     BACKEND,
     PROCESSES,
@@ -30,8 +30,9 @@ from mathrl.core.errors import UserError
 from mathrl.core.hardware import Hardware
 from mathrl.models.shapes import KNOWN, known_model, known_shape
 from mathrl.params.final_values import RATES, judge
+from mathrl.params.load import validate
 from mathrl.params.run import PretrainedModel
-from mathrl.params.schema import Params
+from mathrl.params.schema import SECTIONS, Params
 from mathrl.planning.memory import plan_memory
 
 PARAMS = Path(__file__).parents[2] / "params"
@@ -151,7 +152,7 @@ def test_a_length_that_is_written_is_that_of_all_responses() -> None:
 def settled(given: Params, found: dict[str, Derived]) -> Params:
     """The parameters with the derived values, as the schema takes them."""
     after = derived_params(given, found.values())
-    return Params.model_validate(after.model_dump(mode="json", by_alias=True))
+    return validate(after.model_dump(mode="json", by_alias=True), dict.fromkeys(SECTIONS, "the test"))
 
 
 def compositions(count: int, seed: int) -> list[tuple[Params, Hardware, DataTokens | None, set[str]]]:
@@ -193,7 +194,7 @@ def test_a_random_experiment_fits_and_is_judged_right_or_is_refused_with_what_wo
         after = settled(given, found)
         assert all(value_at(after, key) == value_at(given, key) for key in written)
         assert not judge(after, ("sft", "difficulty", "rl", "dpo", "reward_model", "sample", "evaluate"))[0]
-        for stage in ("sft", "rl") if after.sft.steps else ("rl",):
+        for stage in planned_stages(after):
             shape = known_model(after.model.base).shape  # type: ignore[arg-type, union-attr]
             plan = plan_memory(shape, after, stage, "cuda", gpu_memory=hardware.memory)  # type: ignore[arg-type]
             assert not plan.excess(0.95 * hardware.memory), (stage, found)
@@ -213,11 +214,12 @@ def test_more_memory_never_makes_a_micro_batch_smaller(seed: int) -> None:
     for given, hardware, _, written in compositions(25, 50 + seed):
         before: dict[str, int] = {}
         for memory in sorted(draw.uniform(6, 160) for _ in range(8)):
-            fit = fitted(given, written, gpus(hardware.count, memory), known_shape(given.model.base.path))
+            shape = known_shape(given.model.base.path)
+            fit = fitted(given, written, gpus(hardware.count, memory), shape, planned_stages(given))
             if fit is None:
                 assert not before, f"it did fit less than {memory:.1f} GB"
                 continue
-            for stage in ("sft", "rl") if given.sft.steps else ("rl",):
+            for stage in planned_stages(given):
                 size = value_at(fit.params, TRAINED[stage].microbatch)
                 assert size >= before.get(stage, 0), (given.model.base, hardware.count, memory, stage)
                 grown += size > before.get(stage, size)
@@ -241,6 +243,14 @@ def test_a_model_that_cannot_be_trained_on_a_card_says_what_would_fit() -> None:
     with pytest.raises(UserError, match=r"shorter responses \(rl\.max_tokens=\d+\)"):
         given = with_values(of("Qwen/Qwen2.5-0.5B-Instruct"), {RESPONSES["rl"]: 30_000})
         derived(given, gpus(1, 8))
+
+
+def test_only_the_stages_that_run_have_to_fit() -> None:
+    given = of("Qwen/Qwen2.5-7B-Instruct", "sft.steps=50", "sft.lora={}")
+    found = {each.key for each in derive(given, (), gpus(1, 24), known_model(given.model.base), None, ["sft"])}
+    assert TRAINED["sft"].microbatch in found and not {SHARE, SEQUENCES, TRAINED["rl"].microbatch} & found
+    other = of("Qwen/Qwen2.5-7B-Instruct", "rl.engine=trl", "rl.importance=null", "rl.std_eps=1e-4")
+    assert BACKEND not in derived(other, gpus(1, 8)), "TRL has memory of its own"
 
 
 def test_settings_of_a_cpu_follow_its_cores_and_memory() -> None:
