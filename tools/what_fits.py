@@ -101,7 +101,7 @@ PUBLISHED = [
     Published(
         "GRPO, 7B (verl)", "one of 80 GB is not listed", "GRPO", False, "7B", one(80), (), "**looser**: by offload"
     ),
-    Published("GRPO, 14B (verl)", f"4x80GB, {VERL}", "GRPO", False, "14B", gpus(4, 80), (), "agrees, with offload"),
+    Published("GRPO, 14B (verl)", f"4x80GB, {VERL}", "GRPO", False, "14B", gpus(4, 80), (), "agrees, without offload"),
     Published("GRPO, 32B (verl)", f"8x96GB, {VERL}", "GRPO", False, "32B", gpus(8, 96), (), "agrees, without offload"),
     Published(
         "GRPO, 8B, LoRA (Unsloth)",

@@ -6,7 +6,7 @@ micro-batch smaller: a backend that costs speed gets no larger micro-batch than 
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mathrl.compose.settings import (
     BACKEND,
@@ -82,58 +82,65 @@ def fitted(
     params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape, stages: Sequence[Stage]
 ) -> Fit | None:
     """The settings with which the stages fit the hardware; None if there are none."""
-    for engine, reserve, last in _attempts(params, written, hardware):
-        case = _Case(with_values(params, engine), written, hardware, shape, stages, reserve, last)
+    for attempt in _attempts(params, written, hardware):
+        case = _Case(with_values(params, attempt.engine), written, hardware, shape, stages, attempt)
         fit = case.on_gpus() if hardware.is_gpu else case.on_cpus()
         if fit is not None:
-            return Fit({**engine, **fit.values}, fit.params, fit.plans, fit.beside)
+            return Fit({**attempt.engine, **fit.values}, fit.params, fit.plans, fit.beside)
     return None
 
 
-def _attempts(params: Params, written: Collection[str], hardware: Hardware) -> Iterator[tuple[Values, float, bool]]:
-    """The sampler, the share of the memory that stays free, and whether micro-batches are the fewest.
+class _Attempt(NamedTuple):
+    """What is tried: the sampler, the share of the memory that stays free, offload, and the smallest micro-batches."""
 
-    First with room for fragmentation, then without; then with the torch engine, where vLLM does not fit.
+    engine: Values
+    reserve: float
+    offload: bool = False
+    fewest: bool = True
+
+
+def _attempts(params: Params, written: Collection[str], hardware: Hardware) -> Iterator[_Attempt]:
+    """All on the GPU, with room for fragmentation or without; offload; the torch engine, where vLLM does not fit.
+
+    Only the first may have more than the smallest micro-batches, so that less memory never has larger ones.
     """
-    engines: list[Values] = [{}]
-    if hardware.is_gpu and params.rollout.engine == "auto" and ENGINE not in written:
-        engines.append({ENGINE: "torch"})
-    for engine in engines:
-        yield engine, RESERVE + MARGIN, bool(engine)
-        yield engine, RESERVE, True
+    yield _Attempt({}, RESERVE + MARGIN, fewest=False)
+    yield _Attempt({}, RESERVE)
+    if not hardware.is_gpu:
+        return
+    yield _Attempt({}, RESERVE + MARGIN, offload=True)
+    yield _Attempt({}, RESERVE, offload=True)
+    if params.rollout.engine == "auto" and ENGINE not in written:
+        yield from (_Attempt({ENGINE: "torch"}, RESERVE, offload) for offload in (False, True))
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A run on hardware of which a share stays free; `last`: with the fewest micro-batches, since little fits."""
+    """A run on hardware, and what is tried."""
 
     params: Params
     written: Collection[str]
     hardware: Hardware
     shape: ModelShape
     stages: Sequence[Stage]
-    reserve: float
-    last: bool
+    attempt: _Attempt
 
     @property
     def room(self) -> float:
-        return self.hardware.memory * (1 - self.reserve)
+        return self.hardware.memory * (1 - self.attempt.reserve)
 
     def on_gpus(self) -> Fit | None:
-        """One process per GPU: whole models if micro-batches are then no smaller, sharded ones, or offload."""
+        """One process per GPU: whole models if micro-batches are then no smaller, else sharded ones; or offload."""
         params = with_values(self.params, left_open({PROCESSES: _processes(self.params, self.hardware)}, self.written))
         if params.run.processes > self.hardware.count:
             return None
-        found = [(values, self.micro_batches(params, values, self.last)) for values in self.arrangements(params)]
-        several = [(values, batches) for values, batches in found if batches is not None]
-        if several:
-            values, batches = max(several, key=lambda item: sum(item[1].values()))  # the first of equal ones
-            return self.finished(params, values, batches)
-        for values in self.offloads(params):
-            fewest = self.micro_batches(params, values, True)
-            if fewest is not None:
-                return self.finished(params, values, fewest)
-        return None
+        several = self.offloads(params) if self.attempt.offload else self.arrangements(params)
+        found = [(values, self.micro_batches(params, values)) for values in several]
+        fitting = [(values, batches) for values, batches in found if batches is not None]
+        if not fitting:
+            return None
+        values, batches = max(fitting, key=lambda item: sum(item[1].values()))  # the first of equal ones
+        return self.finished(params, values, batches)
 
     def on_cpus(self) -> Fit | None:
         """As many processes as leave whole micro-batches, at most one per core; a last one may have smaller ones."""
@@ -141,8 +148,8 @@ class _Case:
         counts = [self.params.run.processes] if PROCESSES in self.written else range(cores, 0, -1)
         for count in counts:
             params = with_values(self.params, {PROCESSES: count})
-            batches = self.micro_batches(params, {}, self.last)
-            most = {stage: self.ladder(params, stage, False)[0] for stage in self.stages}
+            batches = self.micro_batches(params, {})
+            most = {stage: self.ladder(params, stage)[0] for stage in self.stages}
             if batches is not None and (batches == most or count == counts[-1]):
                 return self.finished(params, {}, batches)
         return None
@@ -169,25 +176,25 @@ class _Case:
         kinds = {getattr(params, stage).optimizer.type for stage in self.stages}
         return backend != "deepspeed" or (kinds == {"adamw"} and not params.rl.ema)
 
-    def micro_batches(self, params: Params, values: Values, fewest: bool) -> dict[str, int] | None:
+    def micro_batches(self, params: Params, values: Values) -> dict[str, int] | None:
         """The largest micro-batches that fit by stage, with all else as small as it may be; None if none fit."""
         params, chosen = with_values(params, values), dict[str, int]()
         for stage in self.stages:
-            sizes = self.ladder(params, stage, fewest)
+            sizes = self.ladder(params, stage)
             size = next((size for size in sizes if self.sampler(self.smallest(params, stage, size), stage)), None)
             if size is None:
                 return None
             chosen[stage] = size
         return chosen
 
-    def ladder(self, params: Params, stage: str, fewest: bool) -> list[int]:
-        """Sizes of a micro-batch in tokens, the largest first; `fewest`: only the smallest that is worth a run."""
+    def ladder(self, params: Params, stage: str) -> list[int]:
+        """Sizes of a micro-batch in tokens, the largest first."""
         key, kind = TRAINED[stage].microbatch, self.hardware.kind
         if key in self.written:
             return [value_at(params, key)]
         least = max(FEWEST_TOKENS[kind], _rounded(longest_request(params)))
         sizes = [MOST_TOKENS[kind] >> n for n in range(8) if MOST_TOKENS[kind] >> n > least]
-        return [least] if fewest else [*sizes, least]
+        return [least] if self.attempt.fewest else [*sizes, least]
 
     def smallest(self, params: Params, stage: str, size: int) -> Params:
         keys = TRAINED[stage]
@@ -309,7 +316,7 @@ class _Case:
             recomputed = False
             if keys.checkpointing:
                 recomputed = section.gradient_checkpointing if keys.checkpointing in self.written else True
-            for size in self.ladder(params, name, False):
+            for size in self.ladder(params, name):
                 as_sft = params.sft.model_copy(
                     update={
                         "optimizer": section.optimizer,
@@ -326,12 +333,12 @@ class _Case:
 
 
 def _processes(params: Params, hardware: Hardware) -> int:
-    """One process per GPU that no server of its own takes, at most one per prompt of a mini-batch."""
+    """One process per GPU that no server of its own takes, at most one per prompt of a step."""
     rollout = params.rollout
     taken = 0
     if rollout.engine == "vllm_server" and rollout.servers.weights != "ipc":
         taken = rollout.servers.start * rollout.vllm.tensor_parallel
-    return max(1, min(hardware.count - taken, params.rl.prompts_per_step // params.rl.minibatches))
+    return max(1, min(hardware.count - taken, params.rl.prompts_per_step))
 
 
 def _rounded(tokens: int) -> int:

@@ -58,6 +58,10 @@ def _remedies(
         found = ((machine, fit(machine, changed)) for machine in machines)
         yield from islice((f"{spoken(machine)}{_offloaded(fit)}" for machine, fit in found if fit is not None), 1)
 
+    if not hardware.is_gpu and PROCESSES in written:
+        fewer = fitted(params, set(written) - {PROCESSES}, hardware, shape, stages)
+        if fewer is not None:
+            yield f"fewer processes ({PROCESSES}={fewer.params.run.processes})"
     cards = [replace(hardware, memory=int(size * GB)) for size in CARDS if size * GB > hardware.memory]
     cards = cards if hardware.is_gpu else []
     adapted = with_lora(params, stages)

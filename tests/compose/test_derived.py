@@ -259,6 +259,8 @@ def test_settings_of_a_cpu_follow_its_cores_and_memory() -> None:
     many = derived(given, Hardware("cpu", memory=400 * GB, count=8))
     assert one[PROCESSES].value < many[PROCESSES].value == 8
     assert "8 cores, 24.0 GB" in one[PROCESSES].reason
+    with pytest.raises(UserError, match=r"fewer processes \(run\.processes=1\)"):
+        derived(with_values(given, {PROCESSES: 2}), Hardware("cpu", memory=24 * GB, count=8), written=[PROCESSES])
     with pytest.raises(UserError, match="2 cores with 4 GB"):
         derived(given, Hardware("cpu", memory=4 * GB, count=2))
 

@@ -45,6 +45,13 @@ def test_a_larger_machine_or_less_to_train_never_fits_worse(tool: ModuleType) ->
         assert all(more >= less for more, less in zip(alone, critic, strict=True))
 
 
+def test_what_the_page_says_of_published_runs_holds(tool: ModuleType) -> None:
+    for row in tool.PUBLISHED:
+        fit = tool.fit_of(row.method, row.adapters, row.model, row.hardware, *row.settings)
+        assert (fit is None) == ("cannot" in row.verdict), row
+        assert fit is None or bool(fit.host) == (not row.verdict.startswith("agrees")), row
+
+
 def test_models_are_listed_by_size() -> None:
     assert set(MODELS.values()) <= set(KNOWN)
     parameters = [known_shape(name).parameters for name in MODELS.values()]
