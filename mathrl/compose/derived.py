@@ -33,7 +33,7 @@ from mathrl.models.shapes import KnownModel
 from mathrl.params.final_values import MUON, billions, usual_rate
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
-from mathrl.planning.lengths import LONGEST, prompt_tokens, response_tokens
+from mathrl.planning.lengths import LONGEST, MORE, prompt_tokens, response_tokens, rounded
 
 PLAN = "memory plan (docs/planning.md)"
 MUON_SOURCE = "Muon's update is about ten times smaller: Liu et al. 2025, arXiv:2502.16982, equation 4"
@@ -142,7 +142,11 @@ def _response(
         return THINKING_TOKENS, f"{name} thinks before it answers", "DeepScaleR's first stage, 1.5B"
     if solved is None:
         return response, f"the data have no solutions, and {name} is {'an instruct' if chat else 'a base'} model", DATA
-    return response, f"95 % of the solutions have at most {solved:,.0f} tokens; half as much again", DATA
+    half = f"95 % of the solutions have at most {solved:,.0f} tokens; half as much again is {MORE * solved:,.0f}"
+    if response < MORE * solved:
+        return response, f"{half}, and responses get {longest:,} beyond the solutions at most", DATA
+    least = f", and {'an instruct' if chat else 'a base'} model gets {response} at least"
+    return response, half + (least if response > rounded(MORE * solved) else ""), DATA
 
 
 def _rates(params: Params, written: Collection[str], model: KnownModel | None) -> Iterator[Derived]:
