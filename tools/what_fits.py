@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mathrl.compose.fitting import Fit, fitted, planned_stages
-from mathrl.compose.load import Layers
 from mathrl.compose.settings import BACKEND, ENGINE, OFFLOAD_PARAMETERS, TRAINED
 from mathrl.compose.what_fits import GB, MODELS, spoken, with_lora
 from mathrl.core.hardware import Hardware
 from mathrl.models.shapes import known_shape
+from mathrl.params.load import apply_override, validate
 from mathrl.params.schema import SECTIONS, Params
 
 
@@ -119,9 +119,10 @@ PUBLISHED = [
 @cache
 def settings(method: str, *more: str) -> Params:
     """The parameters of a method with a pretrained model, whose shape the caller has."""
-    values = {section: BASE.get(section, {}) for section in SECTIONS}
-    origin = dict.fromkeys(SECTIONS, "the table")
-    return Layers(values, origin).params([*COMMON, *METHODS[method], *more])
+    values = {section: dict(BASE.get(section, {})) for section in SECTIONS}
+    for setting in [*COMMON, *METHODS[method], *more]:
+        apply_override(values, setting)
+    return validate(values, dict.fromkeys(SECTIONS, "the table"))
 
 
 def fit_of(method: str, adapters: bool, model: str, hardware: Hardware, *more: str) -> Fit | None:
