@@ -38,14 +38,7 @@ COMMON = [
     *(f"{section}.max_tokens=1024" for section in ("difficulty", "rl", "sample", "evaluate")),
     *("sft.steps=0", "rl.ema=null", "rl.prompts_per_step=128", "rl.group_size=8", "rl.minibatches=1"),
 ]
-METHODS = {
-    "GRPO": [],
-    "PPO": [
-        "rl.advantage=gae",
-        "rl.critic={optimizer: {type: adamw}}",
-        *("rl.kl_coef=0.001", "rl.kl_in=reward", "rl.kl_estimator=k1"),
-    ],
-}
+METHODS = {"GRPO": [], "PPO": ["rl.advantage=gae", "rl.kl={type: reward, coef: 0.001}"]}
 
 
 class Published(NamedTuple):

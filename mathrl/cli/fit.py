@@ -1,5 +1,6 @@
 """`mathrl plan --fit`: what follows from data, model, method and hardware, shown with its reasons and written down."""
 
+import copy
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ def fit_params(preset: str | None, overrides: Sequence[str], gpus: int | None, m
         UserError: nothing fits, or the parameters are wrong.
     """
     layers = read_layers(preset=preset)
-    values = dict(layers.values)
+    values = copy.deepcopy(dict(layers.values))
     params = layers.params(overrides)
     for override in overrides:
         apply_override(values, override)
@@ -131,8 +132,9 @@ def _write(values: Mapping[str, Any], own: Params, folder: Path = FOLDER) -> lis
             files[file] = (yaml.load(file.read_text(encoding="utf-8")) if file.exists() else None) or CommentedMap()
         place = files[file]
         for name in above:
-            if not isinstance(place.get(name), dict):
-                place[name] = CommentedMap()
+            bare = place.get(name)
+            if not isinstance(bare, dict):
+                place[name] = CommentedMap({"type": bare} if isinstance(bare, str) else {})
             place = place[name]
         place[last] = value
     for file, content in files.items():

@@ -13,6 +13,7 @@ from typing import Any
 from mathrl.compose.fitting import FEWEST_TOKENS, FITTED, MOST_TOKENS, Fit, fitted, planned_stages
 from mathrl.compose.settings import (
     BACKEND,
+    CRITIC,
     ENGINE,
     OFFLOAD_OPTIMIZER,
     PARALLEL,
@@ -30,7 +31,9 @@ from mathrl.compose.settings import (
 from mathrl.compose.what_fits import too_large
 from mathrl.core.hardware import Hardware
 from mathrl.models.shapes import KnownModel
-from mathrl.params.final_values import MUON, billions, usual_rate
+from mathrl.params.advantage import Gae
+from mathrl.params.final_values import billions, usual_rate
+from mathrl.params.optimizer import MUON_TIMES
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.planning.lengths import LONGEST, MORE, prompt_tokens, response_tokens, rounded
@@ -156,7 +159,7 @@ def _rates(params: Params, written: Collection[str], model: KnownModel | None) -
     size = model.shape.parameters / 1e9 if model else billions(name)
     width = model.shape.width if model else None
     for path, keys in TRAINED.items():
-        if path == "rl.critic" and params.rl.critic is None:
+        if path == CRITIC and not isinstance(params.rl.advantage, Gae):
             continue
         lora, muon = value_at(params, keys.lora) is not None, value_at(params, keys.kind) == "muon"
         rate, source = usual_rate(path, lora, size, width)
@@ -165,8 +168,10 @@ def _rates(params: Params, written: Collection[str], model: KnownModel | None) -
         if rate != usual_rate(path, lora, size, None)[0]:
             reason += f", {width} wide"
         if muon:
-            yield Derived(keys.scale, 1 / MUON, f"AdamW's own rate, {rate:.1g}, for what Muon does not train", source)
-            rate, source = rate * MUON, MUON_SOURCE
+            yield Derived(
+                keys.scale, 1 / MUON_TIMES, f"AdamW's own rate, {rate:.1g}, for what Muon does not train", source
+            )
+            rate, source = rate * MUON_TIMES, MUON_SOURCE
         yield Derived(keys.lr, float(f"{rate:.1g}"), reason, source)
 
 

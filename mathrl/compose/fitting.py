@@ -27,6 +27,7 @@ from mathrl.compose.settings import (
 from mathrl.core.hardware import Hardware
 from mathrl.models.shapes import ModelShape
 from mathrl.params.schema import Params
+from mathrl.params.training_engine import MathRl
 from mathrl.planning.memory import plan_memory
 from mathrl.planning.memory_advice import MARGIN, RESERVE
 from mathrl.planning.memory_states import MemoryPlan, Stage
@@ -74,7 +75,10 @@ class Fit:
 
 def planned_stages(params: Params, stages: Collection[str] = FITTED) -> tuple[Stage, ...]:
     """Those of the stages that train here, with mathrl's own loop: other engines have their own memory."""
-    own = {"sft": params.sft.engine == "mathrl" and params.sft.steps > 0, "rl": params.rl.engine == "mathrl"}
+    own = {
+        "sft": isinstance(params.sft.engine, MathRl) and params.sft.steps > 0,
+        "rl": isinstance(params.rl.engine, MathRl),
+    }
     return tuple(stage for stage in FITTED if stage in stages and own[stage])
 
 

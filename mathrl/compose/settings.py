@@ -24,17 +24,18 @@ class Trained(NamedTuple):
 
 
 def _trained(section: str, *own: str) -> Trained:
-    keys = ("lr", "optimizer.type", "optimizer.adamw_scale", "lora", *own)
+    keys = ("optimizer.lr", "optimizer.type", "optimizer.adamw_scale", "lora", *own)
     return Trained(*(f"{section}.{key}" for key in keys))
 
 
 # Every parameter that is derived stands here, once.
 PROMPT = "prompt.max_tokens"
+CRITIC = "rl.advantage.critic"
 RESPONSES = {stage: f"{stage}.max_tokens" for stage in SAMPLING}
 TRAINED = {
     "sft": _trained("sft", "tokens_per_microbatch", "gradient_checkpointing"),
     "rl": _trained("rl", "tokens_per_microbatch", "gradient_checkpointing"),
-    "rl.critic": _trained("rl.critic"),
+    CRITIC: _trained(CRITIC),
     "dpo": _trained("dpo", "tokens_per_microbatch"),
     "reward_model": _trained("reward_model", "tokens_per_microbatch"),
 }
@@ -51,7 +52,7 @@ SHARE, SLEEP, PARALLEL = (f"rollout.vllm.{key}" for key in ("memory_share", "sle
 class Derived:
     """A value that follows from the rest of an experiment, and why.
 
-    Example: Derived("rl.lr", 1e-6, "0.494 billion parameters, adamw, all weights", "DeepSeekMath, arXiv:2402.03300")
+    Example: Derived("rl.optimizer.lr", 1e-6, "0.494 billion parameters, AdamW, all weights", "DeepSeekMath")
     """
 
     key: str
@@ -76,12 +77,12 @@ def value_at(params: Params, key: str) -> Any:
     """The value of a dotted key.
 
     Raises:
-        UserError: a section on the way is null.
+        UserError: a section on the way is null, or of a type without it.
     """
     value: Any = params
     for name in key.split("."):
-        if value is None:
-            raise UserError(f"{key}: its section is null")
+        if not hasattr(value, name):
+            raise UserError(f"{key}: nothing has it here")
         value = getattr(value, name)
     return value
 

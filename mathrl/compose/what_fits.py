@@ -5,12 +5,13 @@ from dataclasses import replace
 from itertools import islice
 
 from mathrl.compose.fitting import Fit, fitted
-from mathrl.compose.settings import PROCESSES, RESPONSES, TRAINED, Trained, value_at, with_values
+from mathrl.compose.settings import CRITIC, PROCESSES, RESPONSES, TRAINED, Trained, value_at, with_values
 from mathrl.core.errors import UserError
 from mathrl.core.hardware import Hardware
 from mathrl.models.shapes import ModelShape, known_shape
+from mathrl.params.advantage import Gae
 from mathrl.params.final_values import SHORTEST
-from mathrl.params.lora import Lora
+from mathrl.params.lora import Adapters, Lora
 from mathrl.params.schema import Params
 from mathrl.planning.memory_states import Stage
 
@@ -96,12 +97,12 @@ def _offloaded(fit: Fit) -> str:
 def with_lora(params: Params, stages: Sequence[Stage]) -> Params:
     """The parameters with adapters in everything that the stages train."""
     keys = [keys.lora for keys in _trained_keys(params, stages)]
-    return with_values(params, {key: Lora() for key in keys})
+    return with_values(params, {key: Lora() if key == TRAINED["sft"].lora else Adapters() for key in keys})
 
 
 def _trained_keys(params: Params, stages: Sequence[Stage]) -> list[Trained]:
     """The keys of what the stages train, without adapters so far."""
-    names = [*stages, *(["rl.critic"] if "rl" in stages and params.rl.critic else [])]
+    names = [*stages, *([CRITIC] if "rl" in stages and isinstance(params.rl.advantage, Gae) else [])]
     return [TRAINED[name] for name in names if value_at(params, TRAINED[name].lora) is None]
 
 

@@ -32,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "mix.yaml").write_text("components: [{source: own, weight: 1.0}]\n")
     (folder / "model.yaml").write_text(f"base: {{type: pretrained, path: {tmp_path / 'model'}}}\n")
     (folder / "sft.yaml").write_text("steps: 0\n")
-    (folder / "rl.yaml").write_text("# by hand\nema: null\noptimizer: {type: adamw}  # of the paper\nlr: 3.0e-6\n")
+    (folder / "rl.yaml").write_text("# by hand\nema: null\noptimizer: {type: adamw, lr: 3.0e-6}  # of the paper\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mathrl.cli.known_lengths.main_checkout", lambda: tmp_path)
     monkeypatch.setattr("mathrl.cli.known_lengths._curated", lambda *_: {})
@@ -49,7 +49,7 @@ def test_what_follows_is_measured_shown_written_and_then_kept(
     assert "written:" in shown
     params = load_params()
     assert params.rl.max_tokens == params.evaluate.max_tokens == 480 and params.rollout.vllm.sleep
-    assert params.rl.lr == 3e-6, "what somebody wrote is left alone"
+    assert params.rl.optimizer.lr == 3e-6, "what somebody wrote is left alone"
     text = (project / "params" / "rl.yaml").read_text()
     assert "# by hand" in text and "# of the paper" in text and "steps" not in text
     assert fit_params(None, [], 1, 24e9) == []

@@ -15,6 +15,7 @@ from mathrl.compose.derived import DataTokens, changes, derive, derived_params
 from mathrl.compose.fitting import SHARES, fitted, planned_stages
 from mathrl.compose.settings import (
     BACKEND,
+    CRITIC,
     PROCESSES,
     PROMPT,
     RESPONSES,
@@ -45,7 +46,7 @@ PRETRAINED = (
     *("prompt.template=chat", "prompt.max_tokens=512", "sft.steps=0", "rl.ema=null"),
     *("rl.steps=100", "rl.prompts_per_step=128", "rl.group_size=8"),
 )
-PPO = ("rl.advantage=gae", "rl.critic={optimizer: {type: adamw}}")
+PPO = ("rl.advantage=gae",)
 MODELS = sorted(KNOWN)
 CARDS = (8, 12, 16, 24, 40, 48, 80, 141)
 
@@ -72,7 +73,7 @@ def gpus(count: int, memory: float) -> Hardware:
     return Hardware("cuda", memory=int(memory * GB), count=count)
 
 
-CRITIC_LORA, REWARD_LORA = (*PPO, "rl.critic.lora={}"), ("reward_model.lora={}",)
+CRITIC_LORA, REWARD_LORA = (*PPO, "rl.advantage.critic.lora={}"), ("reward_model.lora={}",)
 # Each as its document has it: the section, the model, further settings, and the rate.
 PUBLISHED: list[tuple[str, str, tuple[str, ...], float, str]] = [
     ("sft", "Qwen/Qwen2.5-0.5B", (), 1e-5, "verl, SFT trainer: optim.lr 1e-5"),
@@ -83,9 +84,9 @@ PUBLISHED: list[tuple[str, str, tuple[str, ...], float, str]] = [
     ("rl", "deepseek-ai/deepseek-math-7b-instruct", (), 1e-6, "DeepSeekMath, arXiv:2402.03300, section 4.2"),
     ("rl", "Qwen/Qwen2.5-32B", (), 1e-6, "DAPO, arXiv:2503.14476, section 4.1"),
     ("rl", "Qwen/Qwen2.5-7B-Instruct", ("rl.lora={}",), 1e-5, "ten times 1e-6: LoRA Without Regret"),
-    ("rl.critic", "Qwen/Qwen2.5-0.5B-Instruct", PPO, 1e-5, "verl, docs/start/quickstart.rst: critic.optim.lr"),
-    ("rl.critic", "Qwen/Qwen2.5-32B", PPO, 1e-5, "as for smaller ones: verl's PPO examples"),
-    ("rl.critic", "Qwen/Qwen2.5-0.5B-Instruct", CRITIC_LORA, 1e-4, "ten times 1e-5: LoRA Without Regret"),
+    (CRITIC, "Qwen/Qwen2.5-0.5B-Instruct", PPO, 1e-5, "verl, docs/start/quickstart.rst: critic.optim.lr"),
+    (CRITIC, "Qwen/Qwen2.5-32B", PPO, 1e-5, "as for smaller ones: verl's PPO examples"),
+    (CRITIC, "Qwen/Qwen2.5-0.5B-Instruct", CRITIC_LORA, 1e-4, "ten times 1e-5: LoRA Without Regret"),
     ("dpo", "meta-llama/Llama-3.1-8B", (), 5e-7, "Tulu 3, arXiv:2411.15124: 8B"),
     ("dpo", "meta-llama/Llama-3.1-70B", (), 2e-7, "Tulu 3, arXiv:2411.15124: 70B"),
     ("dpo", "Qwen/Qwen2.5-0.5B-Instruct", ("dpo.lora={}",), 5e-6, "ten times 5e-7: LoRA Without Regret"),
@@ -165,7 +166,7 @@ def compositions(count: int, seed: int) -> list[tuple[Params, Hardware, DataToke
     for _ in range(count):
         more = draw.choice([(), (), PPO])
         if draw.random() < 0.4:
-            more += ("rl.lora={}", *(["rl.critic.lora={}"] if more else []))
+            more += ("rl.lora={}", *(["rl.advantage.critic.lora={}"] if more else []))
         more += draw.choice([(), ("sft.steps=50",), ("rl.optimizer.type=muon",), ("rl.ema=0.9",)])
         values: dict[str, Any] = {
             RESPONSES["rl"]: draw.choice([256, 1024, 4096]),
@@ -253,7 +254,7 @@ def test_only_the_stages_that_run_have_to_fit() -> None:
     given = of("Qwen/Qwen2.5-7B-Instruct", "sft.steps=50", "sft.lora={}")
     found = {each.key for each in derive(given, (), gpus(1, 24), known_model(given.model.base), None, ["sft"])}
     assert TRAINED["sft"].microbatch in found and not {SHARE, SEQUENCES, TRAINED["rl"].microbatch} & found
-    other = of("Qwen/Qwen2.5-7B-Instruct", "rl.engine=trl", "rl.importance=null", "rl.std_eps=1e-4")
+    other = of("Qwen/Qwen2.5-7B-Instruct", "rl.engine=trl", "rl.importance=null", "rl.advantage.eps=1e-4")
     assert BACKEND not in derived(other, gpus(1, 8)), "TRL has memory of its own"
 
 
