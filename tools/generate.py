@@ -2,10 +2,10 @@
 
 - the code that DVC watches in dvc.yaml;
 - the floors and the map in docs/house.md;
-- the tables in docs/engines.md;
-- the tables in docs/what_fits.md.
+- the tables in docs/engines.md, docs/coming_from.md and docs/what_fits.md.
 """
 
+import coming_from
 import engine_tables
 import house_map
 import what_fits
@@ -16,4 +16,5 @@ if __name__ == "__main__":
     watched_code.main(house_map.ROOT)
     house_map.main()
     engine_tables.main()
+    coming_from.main()
     what_fits.main()
