@@ -75,14 +75,12 @@ OVERRIDES = option(list[str], "Further parameters as section.key=value, e.g. rl.
 ALLOW_DIRTY = option(bool, "Run from the last commit even if code or parameters have uncommitted changes.", False)
 
 
-def stage_flow(name: str, description: str, **options: Option) -> Flow[..., str]:
+def stage_flow(name: str, description: str) -> Flow[..., str]:
     """The flow that brings the stage `name`, or `pipeline`, up to date with all that it depends on.
 
     Without any setting it runs in the checkout, as `dvc repro` does; with settings in a worktree under runs/.
-    `options` are named after the stages that they add.
     """
-    sections = sections_read([*stages_until(name), *options])
-    return form_flow(name, description, sections, partial(run_stages, name), **options)
+    return form_flow(name, description, sections_read(stages_until(name)), partial(run_stages, name))
 
 
 def form_flow(

@@ -37,9 +37,11 @@ def run_controls(
         )
     checkout = main_checkout()
     settings = [*form_overrides(sections), *overrides]
-    name = write_control_recipe(rl_run, seeds, only, settings, checkout)
-    folder = run_recipe(name, preset=None, sections={}, overrides=[], allow_dirty=allow_dirty, jobs=jobs)
-    for benchmark, results in recipe_summary(checkout, name).get(CLAIM, {}).items():
+    name, place = write_control_recipe(rl_run, seeds, only, settings, checkout)
+    folder = run_recipe(
+        name, preset=None, sections={}, overrides=[], allow_dirty=allow_dirty, jobs=jobs, folder=place.absolute()
+    )
+    for benchmark, results in recipe_summary(place, name).get(CLAIM, {}).items():
         text = "\n".join(f"- {line}" for line in conclusion(results))
         key = artifact_key(f"{name}-{benchmark}")
         create_markdown_artifact(

@@ -5,7 +5,7 @@ DVC reads, hashes and writes its lock files one process at a time, and lets the 
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -126,29 +126,45 @@ def run_at_once(steps: Steps, needs: Mapping[str, Sequence[str]], ended: Callabl
         steps.stop()
 
 
-def needed_steps(stages: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, list[str]], bool]:
-    """The steps of a DVC file that each one needs, and whether one needs data that none of them makes.
+def needed_steps(stages: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, list[str]], set[str]]:
+    """The steps of a DVC file that each one needs, and what they need that none of them makes.
 
     >>> a = {"deps": ["data/curated/rl.jsonl"], "outs": ["p/a"]}
-    >>> needed_steps({"a": a, "b": {"deps": ["p/a/model"], "outs": ["p/b"]}, "c": {"deps": ["p/ab"], "outs": []}})
-    ({'a': [], 'b': ['a'], 'c': []}, True)
+    >>> needed_steps({"a": a, "b": {"deps": ["p/a/model"], "outs": ["p/b"]}})
+    ({'a': [], 'b': ['a']}, {'data/curated/rl.jsonl'})
     """
-    makers = {
+    makers = outputs_of(stages)
+    needs = {
+        step: list(dict.fromkeys(made for dep in stage.get("deps", []) if (made := _maker(dep, makers)) is not None))
+        for step, stage in stages.items()
+    }
+    deps = {dep for stage in stages.values() for dep in stage.get("deps", [])}
+    return needs, {dep for dep in deps if _maker(dep, makers) is None}
+
+
+def last_maker(stages: Mapping[str, Mapping[str, Any]], paths: Collection[str]) -> str | None:
+    """The last of the stages, which need one another in their order, that makes one of the paths; None if none does.
+
+    >>> last_maker({"a": {"outs": ["data/a"]}, "b": {"outs": ["b"]}, "c": {}}, ["data/a/x.jsonl", "b"])
+    'b'
+    """
+    makers = outputs_of(stages)
+    made = {_maker(path, makers) for path in paths}
+    return next((stage for stage in reversed(list(stages)) if stage in made), None)
+
+
+def outputs_of(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The stage of each output of a DVC file."""
+    return {
         (out if isinstance(out, str) else next(iter(out))): step
         for step, stage in stages.items()
         for kind in ("outs", "metrics", "plots")
         for out in stage.get(kind, [])
     }
 
-    def maker(dep: str) -> str | None:
-        return next((step for out, step in makers.items() if dep == out or dep.startswith(f"{out}/")), None)
 
-    needs = {
-        step: list(dict.fromkeys(made for dep in stage.get("deps", []) if (made := maker(dep)) is not None))
-        for step, stage in stages.items()
-    }
-    deps = [dep for stage in stages.values() for dep in stage.get("deps", [])]
-    return needs, any(dep.startswith("data/") and maker(dep) is None for dep in deps)
+def _maker(dep: str, makers: Mapping[str, str]) -> str | None:
+    return next((step for out, step in makers.items() if dep == out or dep.startswith(f"{out}/")), None)
 
 
 def places(jobs: int, processes: int, gpus: Sequence[str]) -> list[str]:

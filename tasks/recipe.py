@@ -12,18 +12,19 @@ from mathrl.core.environment import Variable
 from mathrl.core.mirroring import mirroring
 from mathrl.core.results import RecipeSummary, read_recipe_summary, results_table
 from mathrl.params.form import form_overrides
+from mathrl.compose import load_params
 from mathrl.params.load import parse_yaml
 from mathrl.recipes.graph import ROOT, write_recipe_graph
 from mathrl.recipes.recipe import recipe_warnings
 from tasks.concurrency import slot
 from tasks.mlflow_links import artifact_key
-from tasks.parallel import Steps, needed_steps, places, run_at_once, side_by_side, visible_gpus
+from tasks.parallel import Steps, last_maker, needed_steps, places, run_at_once, side_by_side, visible_gpus
 from tasks.report import link_to_mlflow, show_pictures
 from tasks.repro import Repro, environment, remove_if_half_written, running
 from tasks.run_names import announce_model, name_run
 from tasks.stage_output import line_handler
 from tasks.stages import run_stage
-from tasks.workspace import prepare_recipe, working
+from tasks.workspace import Workspace, prepare_recipe, working
 
 
 def run_recipe(
@@ -34,13 +35,17 @@ def run_recipe(
     overrides: Sequence[str],
     allow_dirty: bool = False,
     jobs: int = 1,
+    folder: Path | None = None,
 ) -> str:
     """Bring every step of the recipe up to date and report it; returns the workspace's folder.
 
     Overrides go over those of every step, in a worktree of their own. With several `jobs`, steps that do not depend on
-    one another run at the same time, each in a slot of its own.
+    one another run at the same time, each in a slot of its own. With `folder`, of a run that has the recipe, there.
     """
-    workspace = prepare_recipe(recipe, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
+    if folder is not None:
+        workspace = Workspace(folder, load_params(folder / "params"))
+    else:
+        workspace = prepare_recipe(recipe, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
     checked = write_recipe_graph(recipe, workspace.folder)
     seeds = checked.seeds or (workspace.params.run.seed,)
     named = name_run("recipe", recipe, workspace, seeds)
@@ -58,10 +63,11 @@ def run_recipe(
             with slot(show):
                 _run_in_turn(workspace.folder, file, env, show, ended)
         else:
-            needs, curated = needed_steps(parse_yaml((workspace.folder / file).read_text("utf-8"), file)["stages"])
-            if curated:
+            needs, given = needed_steps(parse_yaml((workspace.folder / file).read_text("utf-8"), file)["stages"])
+            pipeline = parse_yaml((workspace.folder / "dvc.yaml").read_text("utf-8"), "dvc.yaml")["stages"]
+            if last := last_maker(pipeline, given):
                 with slot(show):
-                    _run_in_turn(workspace.folder, "curate", env, show, ended)
+                    _run_in_turn(workspace.folder, last, env, show, ended)
             remove_if_half_written(workspace.folder, file, show)
             free = places(jobs, workspace.params.run.processes, visible_gpus())
             run_at_once(Steps(workspace.folder, file, side_by_side(env), show, free), needs, ended)

@@ -33,7 +33,6 @@ def run_stages(
     preset: str | None,
     sections: Mapping[str, BaseModel | None],
     overrides: Sequence[str],
-    controls: bool = False,
     allow_dirty: bool = False,
 ) -> str:
     """Bring `target` (a stage, or pipeline) up to date and report it; returns the workspace's folder.
@@ -49,8 +48,7 @@ def run_stages(
     announced.announce(chain[: chain.index(announced.stage)])
     with tags(*run_tags), working(workspace, show), slot(show), mirroring(env, workspace.folder):
         link_inputs(workspace.folder, chain, workspace.params, env)
-        for stages in [chain, *([("controls",)] if controls else [])]:
-            _run_chain(stages, workspace, env, show, announced)
+        _run_chain(chain, workspace, env, show, announced)
     report(workspace.folder, chain)
     return str(workspace.folder)
 

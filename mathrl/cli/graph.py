@@ -13,7 +13,7 @@ from mathrl.recipes.graph import write_recipe_graph
 from mathrl.recipes.recipe import recipe_names
 
 
-def graph(name: Annotated[str, typer.Argument(help="controls, pages, suite, or a recipe.")]) -> None:
+def graph(name: Annotated[str, typer.Argument(help="pages, suite, or a recipe.")]) -> None:
     """Write the DVC graph of a side pipeline or a recipe, so that DVC's own commands see it.
 
     `mathrl run` and `mathrl recipe` write it themselves. Remove its folder to hide it from `dvc status` and `dvc dag`.

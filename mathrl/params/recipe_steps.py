@@ -12,6 +12,17 @@ SPLITS = ("sft", "rl")  # dev and test are never trained on
 POLICIES = ("base", "sft", "rl", "dpo")
 Names = tuple[str, ...]
 START = "Step whose model this step starts from, or base."
+PIPELINE = "default"  # in a reference, default/sft: the stage of the pipeline, whose outputs are taken as they are
+# Where the pipeline's stages, and the base model that its stage sft makes, have what other steps read.
+PIPELINE_OUTPUTS = {
+    "default/base": "models/base",
+    "default/sft": "models/sft",
+    "default/difficulty": "data/difficulty",
+    "default/mix": "data/mixture",
+    "default/rl": "models/rl",
+    "default/evaluate": "reports/evaluate",
+}
+PIPELINE_MODELS = ("base", "sft", "rl")  # that its stage evaluate evaluates
 
 
 class _Step(Section):
@@ -146,6 +157,7 @@ class Claim(Section):
         description="Evaluate steps: the first has start, model and controls; a further one of a single model is a "
         "control by its step's name.",
     )
+    beside: Names = Field((), description="Models of the evaluations that are no controls, such as the start's base.")
 
 
 PRODUCES = {
@@ -186,8 +198,20 @@ class Recipe(Section):
     )
 
 
+def short(name: str) -> str:
+    """What a reference is called where no path may stand, such as the label of a model.
+
+    >>> short("default/sft"), short("sft_2")
+    ('sft', 'sft_2')
+    """
+    return name.removeprefix(f"{PIPELINE}/")
+
+
 def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out."""
+    """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out.
+
+    A name such as default/sft is a stage of the pipeline.
+    """
     for field, kinds in (
         ("start", ("a model",)),
         ("teacher", ("a model",)),

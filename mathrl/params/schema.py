@@ -39,10 +39,7 @@ RECIPE_STAGES: dict[str, tuple[str, ...]] = {
     "summary": ("run", "evaluate"),
 }
 # Stages outside the pipeline, each in pipelines/<stage>.yaml.
-BESIDE: dict[str, tuple[str, ...]] = {
-    "pages": ("run", "pages"),
-    "controls": ("run", "model", "prompt", "rollout", "training", "sft", "rl", "evaluate", "controls"),
-}
+BESIDE: dict[str, tuple[str, ...]] = {"pages": ("run", "pages")}
 STAGES = tuple(PIPELINE)
 READS = PIPELINE | RECIPE_STAGES | BESIDE
 TARGETS = (*STAGES, "pipeline", "pages")  # what `mathrl run` brings up to date

@@ -208,8 +208,6 @@ class Rl(Section):
 class Controls(Section):
     """Control runs to compare RL with."""
 
-    more_sft: bool = Field(True, description="Control: SFT for as much computation as RL took.")
     forced_prefix: str | None = Field(
-        "<think>", description="Control: responses of the SFT model must start with this text; null: no such control."
+        "<think>", description="Control: responses of the start must begin with this text; null: no such control."
     )
-    worked_only: bool = Field(True, description="Control: SFT on demonstrations with reasoning steps only.")

@@ -12,7 +12,7 @@ from typing import Any
 from mathrl.compose import load_params
 from mathrl.core.files import write_text
 from mathrl.params.load import dump_yaml
-from mathrl.params.recipe_steps import Recipe
+from mathrl.params.recipe_steps import PIPELINE_OUTPUTS, Recipe, short
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
 from mathrl.params.watched_code import watched_code
@@ -61,9 +61,12 @@ def graph(name: str, recipe: Recipe, folder: Path, preset: str | None = None) ->
                 options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
             overrides += [f"run.seed={seed}"] if seed is not None else []
             stages[paths.label(step_name)] = _stage(step.stage, paths.folder(step_name), options, overrides, folder)
-    tests = [(step, seed) for step in summary_models(recipe) for seed in seeds]
+    given = [step for step in (recipe.claim.evaluations if recipe.claim else ()) if step in PIPELINE_OUTPUTS]
+    tests = [(step, seed) for step in (*given, *summary_models(recipe)) for seed in seeds]
     if tests:
-        options = [("evaluated", f"{step}={_Paths(name, recipe, seed, once).folder(step)}") for step, seed in tests]
+        options = [
+            ("evaluated", f"{short(step)}={_Paths(name, recipe, seed, once).report(step)}") for step, seed in tests
+        ]
         file = f"{ROOT}/{name}/summary.json"
         overrides = [item for item in (*recipe.set, *recipe.overrides) if item.split(".")[0] in READS["summary"]]
         stages["summary"] = _stage("summary", file, options, overrides, folder, _claim_words(recipe))
@@ -81,7 +84,8 @@ def _claim_words(recipe: Recipe) -> Options:
         return []
     fields = recipe.claim.model_dump()
     names = [("start", fields["start"]), ("model", fields["model"])]
-    return [("claim", f"{field}={name}") for field, name in [*names, *(("of", e) for e in fields["evaluations"])]]
+    names += [("of", short(step)) for step in fields["evaluations"]] + [("beside", m) for m in fields["beside"]]
+    return [("claim", f"{field}={name}") for field, name in names]
 
 
 class _Paths:
@@ -95,10 +99,13 @@ class _Paths:
         return step + ("" if step in self.once else self.suffix)
 
     def folder(self, step: str) -> str:
-        return f"{ROOT}/{self.name}/{self.label(step)}"
+        return PIPELINE_OUTPUTS.get(step) or f"{ROOT}/{self.name}/{self.label(step)}"
 
     def model(self, step: str) -> str:
-        return f"{self.folder(step)}/model"
+        return PIPELINE_OUTPUTS.get(step) or f"{self.folder(step)}/model"
+
+    def report(self, step: str) -> str:
+        return PIPELINE_OUTPUTS.get(step) or f"{self.folder(step)}/report"
 
     def curated(self, step: Any) -> str:
         curate_step = getattr(step, "curated", None) or self.recipe.curated
@@ -150,7 +157,7 @@ def _options(step: Any, paths: _Paths) -> Options:
             if getattr(step, field):
                 options.append((field.replace("_", "-"), paths.model(getattr(step, field))))
     if step.stage == "evaluate":
-        options += [("model", f"{model}={paths.model(model)}") for model in step.models]
+        options += [("model", f"{short(model)}={paths.model(model)}") for model in step.models]
     if hasattr(step, "replay"):
         options += [("replay", file) for file in paths.replay(step)]
     return options

@@ -16,6 +16,9 @@ from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, apply_override, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
+    PIPELINE,
+    PIPELINE_MODELS,
+    PIPELINE_OUTPUTS,
     PRODUCES,
     SPLITS,
     BaseStep,
@@ -27,6 +30,7 @@ from mathrl.params.recipe_steps import (
     Recipe,
     SampleStep,
     references,
+    short,
 )
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS, Params
@@ -147,6 +151,7 @@ def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
         for field, other, kinds in references(step):
             stages = {stage for kind in kinds if kind != "a split" for stage in PRODUCES[kind]}
             fitting = [s for s, candidate in recipe.steps.items() if candidate.stage in stages]
+            fitting += [given for given in PIPELINE_OUTPUTS if short(given) in stages]
             if other not in fitting:
                 choices = [*SPLITS] * ("a split" in kinds) + [s for s in fitting if s != name]
                 problem = f"does not produce {' or '.join(kinds)}" if other in recipe.steps else "is not a step"
@@ -159,6 +164,9 @@ def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
         for override in (*recipe.set, *step.set, *recipe.overrides):
             if "=" in override and override.startswith("run.seed") and recipe.seeds:
                 yield f"steps.{name}: {override!r}: the recipe has seeds; change those"
+        labels = [short(model) for model in getattr(step, "models", ())]
+        for label in sorted({label for label in labels if labels.count(label) > 1}):
+            yield f"steps.{name}.models: two are called {label}; evaluate them in two steps"
         if problem := _shape_of_pretrained(recipe, name, layers):
             yield f"steps.{name}: {problem}"
             continue
@@ -183,13 +191,15 @@ def _shape_of_pretrained(recipe: Recipe, name: str, layers: Layers) -> str:
 
 
 def _claim_errors(recipe: Recipe, claim: Claim) -> Iterator[str]:
-    evaluated = summary_models(recipe)
+    evaluated = {**summary_models(recipe), f"{PIPELINE}/evaluate": PIPELINE_MODELS}
     for name in set(claim.evaluations) - set(evaluated):
         yield f"claim.evaluations: {name!r} is not an evaluate step; write one of {', '.join(evaluated) or 'none'}"
     first = evaluated.get(claim.evaluations[0], (claim.start, claim.model))
     for field, name in (("start", claim.start), ("model", claim.model)):
         if name not in first:
             yield f"claim.{field}: {name!r} is not evaluated by {claim.evaluations[0]}; models: {', '.join(first)}"
+    for name in set(map(short, set(claim.evaluations) & set(PIPELINE_OUTPUTS))) & set(recipe.steps):
+        yield f"steps.{name}: the pipeline's evaluation in the claim has this name; give the step another"
     if CLAIM in recipe.steps:
         yield f"steps.{CLAIM}: the table of the claim has this name; give the step another"
 
@@ -236,7 +246,8 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
             if recipe.curated and isinstance(recipe.steps[name], OnProblems):
                 needed.append(recipe.curated)
             for other in needed:
-                visit(other, (*path, name))
+                if other not in PIPELINE_OUTPUTS:
+                    visit(other, (*path, name))
             done[name] = recipe.steps[name]
 
     for name in recipe.steps:
@@ -266,5 +277,7 @@ def recipe_values(recipe: Recipe, folder: Path = FOLDER, preset: str | None = No
 
 
 def summary_models(recipe: Recipe) -> Mapping[str, Names]:
-    """The models of each evaluate step, by the step's name."""
-    return {name: step.models for name, step in recipe.steps.items() if isinstance(step, EvaluateStep)}
+    """The labels of the models of each evaluate step, by the step's name."""
+    return {
+        name: tuple(map(short, step.models)) for name, step in recipe.steps.items() if isinstance(step, EvaluateStep)
+    }

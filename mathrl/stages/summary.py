@@ -18,9 +18,10 @@ Runs = list[list[EvalRow]]
 
 
 def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path, claim: Sequence[Sequence[str]] = ()) -> None:
-    """Write `out` from the folders of evaluate steps: pairs of the step's name and a folder, one per seed.
+    """Write `out` from the reports of evaluate steps: pairs of the step's name and a folder, one per seed.
 
-    `claim` has the recipe's claim as pairs (start, NAME), (model, NAME) and an (of, STEP) per evaluation.
+    `claim` has the recipe's claim as pairs (start, NAME), (model, NAME), an (of, STEP) per evaluation and a
+    (beside, MODEL) per model that is no control.
 
     Example of what is written (evaluate step, benchmark, model):
         {"test": {"test": {"models": {"sft": {"seeds": 3, "problems": 500, "samples": 8, "pass_at_1": 0.41,
@@ -30,7 +31,7 @@ def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path, claim:
     settings = run.params.evaluate
     rows: dict[str, dict[str, dict[str, Runs]]] = {}
     for step, folder in evaluated:
-        for model in read_runs(Path(folder) / "report" / "responses.jsonl"):
+        for model in read_runs(Path(folder) / "responses.jsonl"):
             models = rows.setdefault(step, {}).setdefault(model.benchmark, {})
             models.setdefault(model.label, []).append(model.rows)
     summary = {
@@ -56,7 +57,8 @@ def _claim_tested(
     """The claim's table and tests, by benchmark."""
     named = {field: [name for other, name in words if other == field] for field, _ in words}
     evaluations = named["of"]
-    claim = Claim(start=named["start"][0], model=named["model"][0], evaluations=tuple(evaluations))
+    beside = tuple(named.get("beside", ()))
+    claim = Claim(start=named["start"][0], model=named["model"][0], evaluations=tuple(evaluations), beside=beside)
     return {
         benchmark: claim_results({step: rows[step].get(benchmark, {}) for step in evaluations}, claim, settings)
         for benchmark in rows[evaluations[0]]

@@ -12,7 +12,7 @@ from mathrl.params.watched_code import imported_files, watched_code, with_watche
 
 ROOT = Path(__file__).parents[2]
 StageFiles = Callable[[str], tuple[list[str], list[str]]]
-BESIDE = ("controls", "pages")
+BESIDE = ("pages",)
 
 
 def stages() -> dict[str, Any]:
