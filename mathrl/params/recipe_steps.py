@@ -12,17 +12,9 @@ SPLITS = ("sft", "rl")  # dev and test are never trained on
 POLICIES = ("base", "sft", "rl", "dpo")
 Names = tuple[str, ...]
 START = "Step whose model this step starts from, or base."
-PIPELINE = "default"  # in a reference, default/sft: the stage of the pipeline, whose outputs are taken as they are
-# Where the pipeline's stages, and the base model that its stage sft makes, have what other steps read.
-PIPELINE_OUTPUTS = {
-    "default/base": "models/base",
-    "default/sft": "models/sft",
-    "default/difficulty": "data/difficulty",
-    "default/mix": "data/mixture",
-    "default/rl": "models/rl",
-    "default/evaluate": "reports/evaluate",
-}
-PIPELINE_MODELS = ("base", "sft", "rl")  # that its stage evaluate evaluates
+PIPELINE_MODELS = ("models/base", "models/sft", "models/rl")
+# What the pipeline makes and steps of a recipe may take up, by its path: models, data, pass rates, the evaluation.
+PIPELINE_OUTPUTS = (*PIPELINE_MODELS, "data/curated", "data/difficulty", "data/mixture", "reports/evaluate")
 
 
 class _Step(Section):
@@ -198,19 +190,24 @@ class Recipe(Section):
     )
 
 
+def is_path(name: str) -> bool:
+    """Whether a reference names no step, but a file or folder that is taken as it is: models/sft."""
+    return "/" in name
+
+
 def short(name: str) -> str:
     """What a reference is called where no path may stand, such as the label of a model.
 
-    >>> short("default/sft"), short("sft_2")
+    >>> short("models/sft"), short("sft_2")
     ('sft', 'sft_2')
     """
-    return name.removeprefix(f"{PIPELINE}/")
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out.
 
-    A name such as default/sft is a stage of the pipeline.
+    What is taken by its path, such as models/sft, is no step.
     """
     for field, kinds in (
         ("start", ("a model",)),
@@ -237,5 +234,13 @@ def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         elif field == "data" and step.stage in ("difficulty", "mix"):
             kinds = ("a split",)
         for name in (value,) if isinstance(value, str) else value or ():
-            if not (field == "data" and "a split" in kinds and name in SPLITS):
+            if not is_path(name) and not (field == "data" and "a split" in kinds and name in SPLITS):
                 yield field, name, kinds
+
+
+def paths(step: Any) -> Iterator[str]:
+    """What a step takes by its path: models/sft, data/mixture/train.jsonl."""
+    for field in type(step).model_fields:
+        value = getattr(step, field)
+        if field not in ("set", "set_fresh"):
+            yield from filter(is_path, (value,) if isinstance(value, str) else value or ())

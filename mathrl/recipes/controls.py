@@ -32,8 +32,6 @@ from mathrl.core.statistics import sum_in_order
 from mathrl.params.advantage import Distillation, Process
 from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import (
-    PIPELINE,
-    PIPELINE_OUTPUTS,
     Claim,
     CurateStep,
     DifficultyStep,
@@ -57,8 +55,10 @@ HEADER = "# Made by `mathrl controls {run}`, which writes it anew: to change it,
 Rows = Sequence[Mapping[str, Any]]
 # The steps behind the pipeline's own models, as the controls take them up.
 OWN = {
-    "default/sft": SftStep(stage="sft", start="default/base"),
-    "default/rl": RlStep(stage="rl", start="default/sft", data=("default/mix",), difficulty="default/difficulty"),
+    "models/sft": SftStep(stage="sft", start="models/base"),
+    "models/rl": RlStep(
+        stage="rl", start="models/sft", data=("data/mixture/train.jsonl",), difficulty="data/difficulty"
+    ),
 }
 
 
@@ -66,7 +66,7 @@ OWN = {
 class ControlledRun:
     """The run `step` of a recipe, the rows of its metrics, and its parameters.
 
-    On a pipeline's own models the recipe has no step yet, and `step` is default/rl.
+    On a pipeline's own models the recipe has no step yet, and `step` is models/rl.
     """
 
     name: str
@@ -173,7 +173,7 @@ def _with_own_models(run: str, checkout: Path) -> ControlledRun:
     folder = _folder_of(run, checkout)
     rows = _metrics(run, [folder / "reports" / "rl" / METRICS])
     recipe = Recipe.model_construct(description="the pipeline", steps={})
-    return ControlledRun(run, recipe, f"{PIPELINE}/rl", rows, load_params(folder / "params"))
+    return ControlledRun(run, recipe, "models/rl", rows, load_params(folder / "params"))
 
 
 def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> Recipe:
@@ -203,9 +203,9 @@ def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> 
         steps["more_sft"] = _more_sft(run)
     if "worked" in (only or CONTROLS) and (worked := _worked(run)):
         steps["worked"] = worked
-    own = run.step == f"{PIPELINE}/rl"
+    own = run.step in OWN
     first = run.params.run.seed
-    evaluations = [f"{PIPELINE}/evaluate"] if own else []
+    evaluations = ["reports/evaluate"] if own else []
     if models := tuple(steps) if own else (rl.start, *steps, run.step):
         steps["controls"] = EvaluateStep(stage="evaluate", curated=rl.curated, models=models)
         evaluations.append("controls")
@@ -334,8 +334,7 @@ def _ancestors(recipe: Recipe, step: str) -> Recipe:
             return
         needed.add(name)
         for _, other, _ in references(recipe.steps[name]):
-            if other not in PIPELINE_OUTPUTS:
-                visit(other)
+            visit(other)
         if recipe.curated:
             needed.add(recipe.curated)
 

@@ -12,7 +12,7 @@ from typing import Any
 from mathrl.compose import load_params
 from mathrl.core.files import write_text
 from mathrl.params.load import dump_yaml
-from mathrl.params.recipe_steps import PIPELINE_OUTPUTS, Recipe, short
+from mathrl.params.recipe_steps import Recipe, is_path, short
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
 from mathrl.params.watched_code import watched_code
@@ -61,7 +61,7 @@ def graph(name: str, recipe: Recipe, folder: Path, preset: str | None = None) ->
                 options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
             overrides += [f"run.seed={seed}"] if seed is not None else []
             stages[paths.label(step_name)] = _stage(step.stage, paths.folder(step_name), options, overrides, folder)
-    given = [step for step in (recipe.claim.evaluations if recipe.claim else ()) if step in PIPELINE_OUTPUTS]
+    given = [step for step in (recipe.claim.evaluations if recipe.claim else ()) if is_path(step)]
     tests = [(step, seed) for step in (*given, *summary_models(recipe)) for seed in seeds]
     if tests:
         options = [
@@ -99,16 +99,18 @@ class _Paths:
         return step + ("" if step in self.once else self.suffix)
 
     def folder(self, step: str) -> str:
-        return PIPELINE_OUTPUTS.get(step) or f"{ROOT}/{self.name}/{self.label(step)}"
+        return step if is_path(step) else f"{ROOT}/{self.name}/{self.label(step)}"
 
     def model(self, step: str) -> str:
-        return PIPELINE_OUTPUTS.get(step) or f"{self.folder(step)}/model"
+        return step if is_path(step) else f"{self.folder(step)}/model"
 
     def report(self, step: str) -> str:
-        return PIPELINE_OUTPUTS.get(step) or f"{self.folder(step)}/report"
+        return step if is_path(step) else f"{self.folder(step)}/report"
 
     def curated(self, step: Any) -> str:
         curate_step = getattr(step, "curated", None) or self.recipe.curated
+        if curate_step and is_path(curate_step):
+            return str(curate_step)
         return f"{self.folder(curate_step)}/splits" if curate_step else CURATED
 
     def data(self, step: Any) -> list[str]:
@@ -117,6 +119,8 @@ class _Paths:
         return [self._file(name, step) for name in names]
 
     def _file(self, name: str, step: Any) -> str:
+        if is_path(name):
+            return name
         if name in ("sft", "rl") and hasattr(step, "curated"):
             return f"{self.curated(step)}/{name}.jsonl"
         output = {

@@ -16,8 +16,6 @@ from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, apply_override, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
-    PIPELINE,
-    PIPELINE_MODELS,
     PIPELINE_OUTPUTS,
     PRODUCES,
     SPLITS,
@@ -29,6 +27,8 @@ from mathrl.params.recipe_steps import (
     OnProblems,
     Recipe,
     SampleStep,
+    is_path,
+    paths,
     references,
     short,
 )
@@ -71,7 +71,7 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
         recipe = recipe.model_copy(update={"steps": {"base": BaseStep(), **recipe.steps}})
     layers = read_layers(folder, preset)
     recipe = _resolved(recipe, layers)
-    if errors := list(_errors(recipe, layers)):
+    if errors := list(_errors(recipe, layers, folder.parent)):
         raise UserError("; ".join(f"{file}: {line}" for line in dict.fromkeys(errors)))
     return recipe.model_copy(update={"steps": _ordered(recipe, file)})
 
@@ -139,7 +139,7 @@ def step_params(recipe: Recipe, step: str, layers: Layers) -> Params:
     return layers.params(step_overrides(recipe, step))
 
 
-def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
+def _errors(recipe: Recipe, layers: Layers, checkout: Path) -> Iterator[str]:
     for split in set(SPLITS) & set(recipe.steps):
         if recipe.steps[split].stage in ("sample", "mix"):
             yield f"steps.{split}: a split has this name; give the step another"
@@ -148,10 +148,15 @@ def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
     if recipe.claim is not None:
         yield from _claim_errors(recipe, recipe.claim)
     for name, step in recipe.steps.items():
+        for path in paths(step):
+            if not path.startswith(PIPELINE_OUTPUTS) and not (checkout / path).exists():
+                yield (
+                    f"steps.{name}: {path!r} is no file of the checkout, and nothing that the pipeline makes: "
+                    f"{', '.join(PIPELINE_OUTPUTS)}"
+                )
         for field, other, kinds in references(step):
             stages = {stage for kind in kinds if kind != "a split" for stage in PRODUCES[kind]}
             fitting = [s for s, candidate in recipe.steps.items() if candidate.stage in stages]
-            fitting += [given for given in PIPELINE_OUTPUTS if short(given) in stages]
             if other not in fitting:
                 choices = [*SPLITS] * ("a split" in kinds) + [s for s in fitting if s != name]
                 problem = f"does not produce {' or '.join(kinds)}" if other in recipe.steps else "is not a step"
@@ -191,15 +196,15 @@ def _shape_of_pretrained(recipe: Recipe, name: str, layers: Layers) -> str:
 
 
 def _claim_errors(recipe: Recipe, claim: Claim) -> Iterator[str]:
-    evaluated = {**summary_models(recipe), f"{PIPELINE}/evaluate": PIPELINE_MODELS}
-    for name in set(claim.evaluations) - set(evaluated):
+    evaluated = summary_models(recipe)
+    for name in {name for name in claim.evaluations if not is_path(name)} - set(evaluated):
         yield f"claim.evaluations: {name!r} is not an evaluate step; write one of {', '.join(evaluated) or 'none'}"
     first = evaluated.get(claim.evaluations[0], (claim.start, claim.model))
     for field, name in (("start", claim.start), ("model", claim.model)):
         if name not in first:
             yield f"claim.{field}: {name!r} is not evaluated by {claim.evaluations[0]}; models: {', '.join(first)}"
-    for name in set(map(short, set(claim.evaluations) & set(PIPELINE_OUTPUTS))) & set(recipe.steps):
-        yield f"steps.{name}: the pipeline's evaluation in the claim has this name; give the step another"
+    for name in {short(name) for name in claim.evaluations if is_path(name)} & set(recipe.steps):
+        yield f"steps.{name}: an evaluation of the claim that is taken by its path has this name; give the step another"
     if CLAIM in recipe.steps:
         yield f"steps.{CLAIM}: the table of the claim has this name; give the step another"
 
@@ -246,8 +251,7 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
             if recipe.curated and isinstance(recipe.steps[name], OnProblems):
                 needed.append(recipe.curated)
             for other in needed:
-                if other not in PIPELINE_OUTPUTS:
-                    visit(other, (*path, name))
+                visit(other, (*path, name))
             done[name] = recipe.steps[name]
 
     for name in recipe.steps:

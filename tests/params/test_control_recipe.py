@@ -98,7 +98,7 @@ def test_one_seed_of_a_pipeline_is_controlled_on_its_own_models(checkout: Path) 
     assert options["summary"].claim[:3] == ["start=sft", "model=rl", "of=evaluate"], "and base beside it"
     assert options["summary"].claim[-1] == "beside=base"
     only = load_recipe(write_control_recipe("rl", 1, ["thinking"])[0])
-    assert set(only.steps) == {"thinking"} and only.claim and only.claim.evaluations == ("default/evaluate", "thinking")
+    assert set(only.steps) == {"thinking"} and only.claim and only.claim.evaluations == ("reports/evaluate", "thinking")
 
 
 def test_one_seed_of_a_run_under_runs_is_controlled_in_its_folder(checkout: Path) -> None:
