@@ -8,11 +8,11 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 from pydantic import BaseModel
 
+from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.mirroring import mirroring
 from mathrl.core.results import RecipeSummary, read_recipe_summary, results_table
 from mathrl.params.form import form_overrides
-from mathrl.compose import load_params
 from mathrl.params.load import parse_yaml
 from mathrl.recipes.graph import ROOT, write_recipe_graph
 from mathrl.recipes.recipe import recipe_warnings
