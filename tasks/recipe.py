@@ -15,8 +15,9 @@ from mathrl.core.results import RecipeSummary, read_recipe_summary, results_tabl
 from mathrl.params.form import form_overrides
 from mathrl.params.load import parse_yaml
 from mathrl.recipes.graph import ROOT, write_recipe_graph
-from mathrl.recipes.recipe import recipe_warnings
+from mathrl.recipes.recipe import recipe_warnings, step_overrides
 from tasks.concurrency import slot
+from tasks.inputs import link_inputs
 from tasks.mlflow_links import artifact_key
 from tasks.parallel import Steps, last_maker, needed_steps, places, run_at_once, side_by_side, visible_gpus
 from tasks.report import link_to_mlflow, show_pictures
@@ -59,6 +60,10 @@ def run_recipe(
             show_pictures(step, (steps / step / "report").glob("*.png"))
 
     with tags(*named), working(workspace, show), mirroring(env, workspace.folder):
+        for step in (name for name, step in checked.steps.items() if step.stage == "pages"):
+            settings = step_overrides(checked, step)
+            params = load_params(workspace.folder / "params", overrides=settings)
+            link_inputs(workspace.folder, ["pages"], params, env, settings)
         if jobs == 1:
             with slot(show):
                 _run_in_turn(workspace.folder, file, env, show, ended)

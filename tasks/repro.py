@@ -17,8 +17,6 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.processes import is_alive
-from mathrl.params.schema import BESIDE
-from mathrl.params.watched_code import write_side_graph
 from tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
 
 GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
@@ -50,17 +48,9 @@ def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
     return variables
 
 
-def dvc_target(stage: str, workspace: Path) -> str:
-    """What DVC calls the stage; one beside the pipeline is in a graph of its own, which is written for it."""
-    if stage not in BESIDE:
-        return stage
-    return f"{write_side_graph(stage, workspace).relative_to(workspace)}:{stage}"
-
-
 def is_up_to_date(workspace: Path, stage: str, env: Mapping[str, str]) -> bool:
     """Whether DVC would run neither the stage nor one before it; False also where it cannot say, as beside another."""
-    command = [sys.executable, "-m", "dvc", "status", "--quiet", dvc_target(stage, workspace)]
-    command += [] if stage in BESIDE else ["--with-deps"]
+    command = [sys.executable, "-m", "dvc", "status", "--quiet", "--with-deps", stage]
     return subprocess.run(command, cwd=workspace, env=env, capture_output=True, check=False).returncode == 0
 
 

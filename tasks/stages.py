@@ -13,12 +13,12 @@ from mathrl.core.environment import Variable
 from mathrl.core.mirroring import mirroring
 from mathrl.params.form import form_overrides
 from mathrl.params.ignored import warnings
-from mathrl.params.schema import BESIDE, stages_until
+from mathrl.params.schema import stages_until
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
 from tasks.live_progress import LiveProgress
 from tasks.report import report, report_stage
-from tasks.repro import Preempted, Repro, dvc_target, environment, running
+from tasks.repro import Preempted, Repro, environment, running
 from tasks.run_names import announce_model, name_run
 from tasks.stage_output import line_handler
 from tasks.workspace import Workspace, prepare, working
@@ -62,12 +62,11 @@ def _run_chain(
 ) -> None:
     """One `dvc repro` of the last of the stages; beside the pipeline, of it alone."""
     last = stages[-1]
-    target = dvc_target(last, workspace.folder)
-    with running(Repro(workspace.folder, target, env, show, single=last in BESIDE)) as repro:
+    with running(Repro(workspace.folder, last, env, show)) as repro:
         for stage in stages:
             live = announced if stage == announced.stage else None
             outcome = run_stage(stage, repro, env[Variable.PROGRESS], live)
-            if outcome == "ran" and stage not in BESIDE:
+            if outcome == "ran":
                 announce_model(stage, workspace.folder / "models" / stage, workspace)
         repro.finish(last)
 

@@ -12,11 +12,11 @@ import typer
 from mathrl.cli.options import AllowDirty, Overrides, Presets, joined
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_lines, print_table
-from mathrl.compose.load import preset_conflicts
+from mathrl.compose.load import preset_conflicts, read_layers
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params.load import FOLDER
 from mathrl.recipes.graph import graph
-from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings
+from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings, step_params
 
 
 def recipe(
@@ -63,9 +63,14 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
         print(f"over params/ with preset {preset}")
     values = recipe_values(checked, preset=preset)
     for step, stage in graph(name, checked, Path(), preset).items():
-        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
+        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.')}")
         if line := values.pop(re.sub(r"-s\d+$", "", step), ""):  # the same for every seed
             print(f"  with {line}")
+    for step in (name for name, step in checked.steps.items() if step.stage == "pages"):
+        from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
+
+        for parameter, files in resolve(step_params(checked, step, read_layers(FOLDER, preset))).items():
+            print(f"{parameter}: {', '.join(map(str, files))}")
     for line in [*preset_conflicts(FOLDER, preset), *recipe_warnings(checked, preset=preset)]:
         print(f"warning: {line}")
 

@@ -192,13 +192,6 @@ def _print_plan(stage: str, params: Params, before: Params | None, more_warnings
         before: Without a preset and overrides; only what differs from it is printed, or if it is `params` what differs
             from the defaults. None: all parameters.
     """
-    if stage == "pages":
-        from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
-
-        print(dump_yaml(params.pages.model_dump(mode="json")))
-        for name, files in resolve(params).items():
-            print(f"{name}: {', '.join(map(str, files))}")
-        return
     from mathrl.stages import curate  # scipy, for this alone
 
     _print_parameters(stage, params, before)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from mathrl.params.evaluate import Word
 from mathrl.params.section import Section
 
 SPLITS = ("sft", "rl")  # dev and test are never trained on
@@ -118,7 +119,21 @@ class EvaluateStep(OnProblems):
     """Evaluation of models on held-out problems."""
 
     stage: Literal["evaluate"]
-    models: Names = Field(min_length=1, description="Steps whose models are evaluated; base may be one of them.")
+    models: Names = Field(
+        min_length=1,
+        description="Steps whose models are evaluated; base may be one of them, or a model's folder.",
+    )
+    benchmarks: tuple[Word, ...] = Field(
+        (),
+        description="Benchmarks, as in evaluate.benchmarks; each model is evaluated on each in a step of its own, so "
+        "that a further one reruns none. Empty: one step for all models, on evaluate.benchmarks.",
+    )
+
+
+class PagesStep(_Step):
+    """Mathematical pages out of the corpus of params/pages.yaml."""
+
+    stage: Literal["pages"]
 
 
 Step = Annotated[
@@ -131,7 +146,8 @@ Step = Annotated[
     | SampleStep
     | DpoStep
     | RewardModelStep
-    | EvaluateStep,
+    | EvaluateStep
+    | PagesStep,
     Field(discriminator="stage"),
 ]
 
@@ -161,7 +177,7 @@ PRODUCES = {
     "samples": ("sample",),
     "a mixture": ("mix",),
 }
-STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "evaluate")
+STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "evaluate", "pages")
 
 
 class Recipe(Section):
@@ -188,6 +204,23 @@ class Recipe(Section):
     steps: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Step] = Field(
         min_length=1, description="Steps by name, each with its stage."
     )
+
+
+def single_evaluations(name: str, step: Any) -> Iterator[tuple[str, Any, Names]]:
+    """The steps that a step stands for, each with its name and overrides: itself, or where an evaluation has benchmarks
+    one for each of them and each model.
+
+    >>> each = EvaluateStep(stage="evaluate", models=("models/sft",), benchmarks=("test", "gsm8k"))
+    >>> [(name, overrides) for name, _, overrides in single_evaluations("each", each)]
+    [('each-test-sft', ('evaluate.benchmarks=[test]',)), ('each-gsm8k-sft', ('evaluate.benchmarks=[gsm8k]',))]
+    """
+    if not getattr(step, "benchmarks", ()):
+        yield name, step, ()
+        return
+    for benchmark in step.benchmarks:
+        for model in step.models:
+            single = step.model_copy(update={"models": (model,), "benchmarks": ()})
+            yield f"{name}-{benchmark}-{short(model)}", single, (f"evaluate.benchmarks=[{benchmark}]",)
 
 
 def is_path(name: str) -> bool:

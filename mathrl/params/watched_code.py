@@ -1,7 +1,7 @@
 """The code that determines a stage's results: what its module imports, as DVC's dependencies.
 
-`python -m mathrl.params.watched_code` writes it into dvc.yaml. The other graphs, of pipelines/*.yaml and of the
-recipes, are written with it when they are first asked for, so that `dvc status` and `dvc dag` show what a person runs.
+`python -m mathrl.params.watched_code` writes it into dvc.yaml. The graphs of recipes are written with it when they are
+first asked for, so that `dvc status` and `dvc dag` show what a person runs.
 """
 
 import ast
@@ -24,16 +24,10 @@ UNWATCHED = (
     "mathrl/recipes/",
     "mathrl/tracking/",
     "mathrl/reports/",
+    "mathrl/stages/command.py",
     "mathrl/stages/stage_run.py",
 )
 MOST_IDLE, MOST_IDLE_SHARE = 3, 0.25  # files of a folder watched as a whole that the stage does not import
-# The modules of stages whose work is not in mathrl/stages/<stage>.py.
-MODULES = {
-    "base": "mathrl.models.load",
-    "process_reward_model": "mathrl.stages.reward_model",
-    "suite": "mathrl.stages.evaluate",
-}
-PIPELINES = "pipelines"
 
 
 def watched_code(stage: str, checkout: Path) -> list[str]:
@@ -41,7 +35,7 @@ def watched_code(stage: str, checkout: Path) -> list[str]:
 
     Example: ["mathrl/learners", "mathrl/models", "mathrl/stages/sft.py", "mathrl/trainers/sft.py"].
     """
-    imported = imported_files(MODULES.get(stage, f"mathrl.stages.{stage}"), checkout)
+    imported = imported_files(f"mathrl.stages.{stage}", checkout)
     files = {file for file in imported if not file.endswith("__init__.py")}
     watched: set[str] = set()
     for folder in {str(Path(file).parent) for file in files}:
@@ -93,20 +87,6 @@ def with_watched_code(file: Path, checkout: Path) -> str:
     stream = io.StringIO()
     yaml.dump(content, stream)
     return stream.getvalue()
-
-
-def write_side_graph(name: str, checkout: Path) -> Path:
-    """Write pipelines/NAME/dvc.yaml from pipelines/NAME.yaml, with the code that is watched; returns its path."""
-    text = with_watched_code(checkout / PIPELINES / f"{name}.yaml", checkout)
-    graph = checkout / PIPELINES / name / "dvc.yaml"
-    if not graph.exists() or graph.read_text(encoding="utf-8") != text:
-        write_text(graph, text)
-    return graph
-
-
-def side_pipelines(checkout: Path) -> list[str]:
-    """The names of pipelines/*.yaml."""
-    return sorted(file.stem for file in (checkout / PIPELINES).glob("*.yaml"))
 
 
 def main(checkout: Path) -> None:

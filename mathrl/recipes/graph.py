@@ -12,7 +12,7 @@ from typing import Any
 from mathrl.compose import load_params
 from mathrl.core.files import write_text
 from mathrl.params.load import dump_yaml
-from mathrl.params.recipe_steps import Recipe, is_path, short
+from mathrl.params.recipe_steps import Recipe, is_path, short, single_evaluations
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
 from mathrl.params.watched_code import watched_code
@@ -20,6 +20,9 @@ from mathrl.recipes.recipe import load_recipe, step_overrides, summary_models
 
 CURATED, ROOT = "data/curated", "pipelines/recipes"
 Options = list[tuple[str, str]]
+LINKED = (
+    "pages",
+)  # stages of recipes whose files outside the checkout are links in data/inputs (mathrl/data/inputs.py)
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
 
 
@@ -55,18 +58,22 @@ def graph(name: str, recipe: Recipe, folder: Path, preset: str | None = None) ->
     for step_name, step in recipe.steps.items():
         for seed in (None,) if step_name in once else seeds:
             paths = _Paths(name, recipe, seed, once)
-            overrides = step_overrides(recipe, step_name)
-            options = _options(step, paths)
-            if step.stage == "base" and _trains_tokenizer(overrides, folder, preset):
-                options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
-            overrides += [f"run.seed={seed}"] if seed is not None else []
-            stages[paths.label(step_name)] = _stage(step.stage, paths.folder(step_name), options, overrides, folder)
+            for single_name, single, more in single_evaluations(step_name, step):
+                overrides = [*step_overrides(recipe, step_name), *more]
+                options = _options(single, paths)
+                if step.stage == "base" and _trains_tokenizer(overrides, folder, preset):
+                    options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
+                overrides += [f"run.seed={seed}"] if seed is not None else []
+                label, out = paths.label(single_name), paths.folder(single_name)
+                stages[label] = _stage(step.stage, out, options, overrides, folder)
     given = [step for step in (recipe.claim.evaluations if recipe.claim else ()) if is_path(step)]
-    tests = [(step, seed) for step in (*given, *summary_models(recipe)) for seed in seeds]
-    if tests:
-        options = [
-            ("evaluated", f"{short(step)}={_Paths(name, recipe, seed, once).report(step)}") for step, seed in tests
-        ]
+    options = [
+        ("evaluated", f"{short(step)}={_Paths(name, recipe, seed, once).report(single)}")
+        for step in (*given, *summary_models(recipe))
+        for seed in seeds
+        for single, _, _ in single_evaluations(step, recipe.steps.get(step))
+    ]
+    if options:
         file = f"{ROOT}/{name}/summary.json"
         overrides = [item for item in (*recipe.set, *recipe.overrides) if item.split(".")[0] in READS["summary"]]
         stages["summary"] = _stage("summary", file, options, overrides, folder, _claim_words(recipe))
@@ -171,10 +178,11 @@ def _stage(
     stage: str, out: str, options: Options, overrides: Iterable[str], checkout: Path, words: Options | None = None
 ) -> dict[str, Any]:
     """A stage of the graph: the values of `options` are its inputs, those of `words` are not."""
-    command = ["python", "-m", "mathrl.stages.recipe_step", stage, out]
+    command = ["python", "-m", f"mathrl.stages.{stage}", out]
     for option, value in [*options, *(words or ()), *(("set", override) for override in overrides)]:
         command += [f"--{option}", value]
     inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
+    inputs |= {f"data/inputs/{stage}": None} if stage in LINKED else {}
     outputs = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}
     return {
         "wdir": "../../..",

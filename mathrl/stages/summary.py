@@ -12,6 +12,7 @@ from mathrl.evaluation.summary import summarise_seeds
 from mathrl.params.evaluate import Evaluate
 from mathrl.params.recipe_steps import Claim
 from mathrl.recipes.recipe import CLAIM
+from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 
 Runs = list[list[EvalRow]]
@@ -68,3 +69,7 @@ def _claim_tested(
 def _results(models: dict[str, Runs], settings: Evaluate) -> BenchmarkResults:
     figures = {name: summarise_seeds(runs, settings) for name, runs in models.items()}
     return BenchmarkResults(figures, compare_models(models, settings))
+
+
+if __name__ == "__main__":
+    main("summary", work)
