@@ -24,9 +24,11 @@ from pydantic import (
 from mathrl.compose import load_params
 from mathrl.compose.load import NO_PRESET, preset_names
 from mathrl.params.form import section_form
+from mathrl.params.load import read_yaml
 from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable
+from tasks.recipe import run_recipe
 from tasks.stages import run_stages
 
 PARAMS = Path(__file__).parents[1] / "params"
@@ -72,6 +74,7 @@ PRESET = option(
     Preset, "Preset (a file of params/presets), over params/. What you change in this form goes over it.", NO_PRESET
 )
 OVERRIDES = option(list[str], "Further parameters as section.key=value, e.g. rl.optimizer.beta2=0.99.", [])
+JOBS = option(int, "Maximum number of steps that run at the same time, each in a slot of its own.", 1)
 ALLOW_DIRTY = option(bool, "Run from the last commit even if code or parameters have uncommitted changes.", False)
 
 
@@ -81,6 +84,13 @@ def stage_flow(name: str, description: str) -> Flow[..., str]:
     Without any setting it runs in the checkout, as `dvc repro` does; with settings in a worktree under runs/.
     """
     return form_flow(name, description, sections_read(stages_until(name)), partial(run_stages, name))
+
+
+def recipe_flow(name: str, description: str) -> Flow[..., str]:
+    """The flow that brings every step of the recipe `name` up to date."""
+    steps = read_yaml(PARAMS / "recipes" / f"{name}.yaml")["steps"].values()
+    sections = sections_read(step["stage"] for step in steps)
+    return form_flow(name, description, sections, partial(run_recipe, name), jobs=JOBS)
 
 
 def form_flow(

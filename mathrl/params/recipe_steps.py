@@ -1,5 +1,6 @@
 """The file of a recipe, params/recipes/<name>.yaml: its steps, each with the models and data that it starts from."""
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Any, Literal
@@ -120,8 +121,7 @@ class EvaluateStep(OnProblems):
 
     stage: Literal["evaluate"]
     models: Names = Field(
-        min_length=1,
-        description="Steps whose models are evaluated; base may be one of them, or a model's folder.",
+        min_length=1, description="Steps whose models are evaluated; base may be one of them, or a model's folder."
     )
     benchmarks: tuple[Word, ...] = Field(
         (),
@@ -210,9 +210,9 @@ def single_evaluations(name: str, step: Any) -> Iterator[tuple[str, Any, Names]]
     """The steps that a step stands for, each with its name and overrides: itself, or where an evaluation has benchmarks
     one for each of them and each model.
 
-    >>> each = EvaluateStep(stage="evaluate", models=("models/sft",), benchmarks=("test", "gsm8k"))
+    >>> each = EvaluateStep(stage="evaluate", models=("models/Qwen2.5",), benchmarks=("test", "gsm8k"))
     >>> [(name, overrides) for name, _, overrides in single_evaluations("each", each)]
-    [('each-test-sft', ('evaluate.benchmarks=[test]',)), ('each-gsm8k-sft', ('evaluate.benchmarks=[gsm8k]',))]
+    [('each-test-Qwen2_5', ('evaluate.benchmarks=[test]',)), ('each-gsm8k-Qwen2_5', ('evaluate.benchmarks=[gsm8k]',))]
     """
     if not getattr(step, "benchmarks", ()):
         yield name, step, ()
@@ -220,7 +220,8 @@ def single_evaluations(name: str, step: Any) -> Iterator[tuple[str, Any, Names]]
     for benchmark in step.benchmarks:
         for model in step.models:
             single = step.model_copy(update={"models": (model,), "benchmarks": ()})
-            yield f"{name}-{benchmark}-{short(model)}", single, (f"evaluate.benchmarks=[{benchmark}]",)
+            words = re.sub(r"[^\w-]+", "_", f"{name}-{benchmark}-{short(model)}")  # as DVC takes names of stages
+            yield words, single, (f"evaluate.benchmarks=[{benchmark}]",)
 
 
 def is_path(name: str) -> bool:

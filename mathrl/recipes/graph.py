@@ -20,9 +20,7 @@ from mathrl.recipes.recipe import load_recipe, step_overrides, summary_models
 
 CURATED, ROOT = "data/curated", "pipelines/recipes"
 Options = list[tuple[str, str]]
-LINKED = (
-    "pages",
-)  # stages of recipes whose files outside the checkout are links in data/inputs (mathrl/data/inputs.py)
+LINKED = ("pages",)  # stages of recipes that read files outside the checkout: mathrl/data/inputs.py
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
 
 

@@ -1,8 +1,8 @@
 """The command of every stage: `python -m mathrl.stages.STAGE [OUT --start … --data … --set …]`.
 
-Without arguments a stage reads and writes the files of the pipeline, the defaults of its function `work`. With OUT it is
-a step of a recipe (pipelines/recipes/<name>/dvc.yaml): it reads what its options name, and writes into the folder OUT:
-model/, report/, splits/, summary.json, or files of rows.
+Without arguments a stage reads and writes the files of the pipeline, the defaults of its function `work`. With OUT it
+is a step of a recipe (pipelines/recipes/<name>/dvc.yaml): it reads what its options name, and writes into the folder
+OUT: model/, report/, splits/, summary.json, or files of rows.
 """
 
 import argparse

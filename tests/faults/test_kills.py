@@ -38,7 +38,7 @@ class Killable:
 
 def step(stage: str, *words: str, variants: tuple[tuple[str, ...], ...] = ()) -> Killable:
     folder = f"pipelines/recipes/tried/{stage}"
-    return Killable((folder,), (stage, folder, "--start", "models/sft", *words), variants)
+    return Killable((folder,), (folder, "--start", "models/sft", *words), variants)
 
 
 STAGES = {

@@ -1,5 +1,7 @@
 """The controls of an RL run as a recipe: the rewards, the steps, and what is refused."""
 
+import argparse
+import importlib
 import json
 import shlex
 import shutil
@@ -28,7 +30,7 @@ from mathrl.recipes.graph import graph
 from mathrl.recipes.recipe import load_recipe, step_overrides
 from mathrl.rewards import RewardInput, build_reward
 from mathrl.rewards.noise import noisy_verdict
-from mathrl.stages.recipe_step import parse
+from mathrl.stages import command
 
 ROOT = Path(__file__).parents[2]
 KL = 'rl.kl={"type": "loss", "coef": 0.5, "controller": null, "estimator": "k3"}'
@@ -53,6 +55,12 @@ def rewards_of(name: str, reward: Reward | None = None, rate: float = 0.6) -> li
     return values
 
 
+def parse(text: str) -> argparse.Namespace:
+    """The arguments of a stage's command, which begins python -m mathrl.stages.STAGE."""
+    _, _, module, *words = shlex.split(text)
+    return command.parse(module, importlib.import_module(module).work, words)
+
+
 def test_the_recipe_has_a_step_per_control_and_the_claim(checkout: Path) -> None:
     name, folder = write_control_recipe("rl", 2)
     recipe = load_recipe(name)
@@ -74,8 +82,12 @@ def test_the_recipe_has_a_step_per_control_and_the_claim(checkout: Path) -> None
     )
     claim = recipe.claim
     assert claim and (claim.start, claim.model, claim.evaluations) == ("sft", "rl", ("controls", "thinking"))
-    command = graph(name, recipe, ROOT)["summary"]["cmd"]
-    assert parse(command.split()[3:]).claim == ["start=sft", "model=rl", "of=controls", "of=thinking"]
+    assert parse(graph(name, recipe, ROOT)["summary"]["cmd"]).claim == [
+        "start=sft",
+        "model=rl",
+        "of=controls",
+        "of=thinking",
+    ]
     assert "sft" not in graph(name, recipe, ROOT)["summary"]["deps"], "names of a claim are no files"
 
 
@@ -86,7 +98,7 @@ def test_one_seed_of_a_pipeline_is_controlled_on_its_own_models(checkout: Path) 
     recipe = load_recipe(name)
     assert set(recipe.steps) == {*CONTROLS, "controls"} and not recipe.seeds
     stages = graph(name, recipe, ROOT)
-    options = {step: parse(shlex.split(stage["cmd"])[3:]) for step, stage in stages.items()}
+    options = {step: parse(stage["cmd"]) for step, stage in stages.items()}
     for arm in ("random", "form", "majority", "inverted"):
         files = (options[arm].start, options[arm].difficulty, options[arm].data)
         assert files == (Path("models/sft"), Path("data/difficulty/summary.json"), ["data/mixture/train.jsonl"])

@@ -80,6 +80,8 @@ def test_the_later_override_wins_and_only_sections_that_the_stage_reads_are_hand
             "'models/stf' is no file of the checkout, and nothing that the pipeline",
         ),
         ("t: {stage: evaluate, models: [sft, models/sft]}", "steps.t.models: two are called sft"),
+        ("t: {stage: evaluate, models: [sft], benchmarks: ['$(id)']}", "it becomes part of a command"),
+        ("t: {stage: evaluate, models: [sft], benchmarks: [..]}", "it becomes part of a command"),
         ("a: {stage: rl, start: b}\n  b: {stage: rl, start: a}", "in a cycle: a -> b -> a"),
         ("a: {stage: rl, start: a}", "in a cycle: a -> a"),
     ],

@@ -17,7 +17,6 @@ from mathrl.params.schema import STAGES
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
 PARTS = ("mathrl", "flows", "tasks", "params", "dvc.yaml", "prefect.yaml", "pyproject.toml", "constraints.txt",
-         "pipelines/suite.yaml", "pipelines/pages.yaml",
          "data/inputs/curate/.gitignore", "data/inputs/evaluate/.gitignore", "data/inputs/pages/.gitignore",
          ".dvcignore", ".gitignore", ".dvc/config", ".dvc/plots.html", ".dvc/.gitignore")  # fmt: skip
 REPLACED = tuple(stage for stage in STAGES if stage != "register")

@@ -8,19 +8,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from mathrl.params.schema import READS, STAGES
-from mathrl.params.watched_code import imported_files, watched_code, with_watched_code
+from mathrl.params.watched_code import imported_files, watched_code
 
 ROOT = Path(__file__).parents[2]
 StageFiles = Callable[[str], tuple[list[str], list[str]]]
-BESIDE = ("pages",)
 
 
 def stages() -> dict[str, Any]:
-    """Every stage of the DVC files, with paths from the checkout's top."""
-    found: dict[str, Any] = dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
-    for name in BESIDE:
-        found |= YAML(typ="safe").load(with_watched_code(ROOT / "pipelines" / f"{name}.yaml", ROOT))["stages"]
-    return found
+    """The stages of dvc.yaml."""
+    return dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
 
 
 def paths(entries: list[Any]) -> set[str]:
@@ -31,7 +27,7 @@ NAMES = list(stages())
 
 
 def test_the_stages_are_those_of_the_schema() -> None:
-    assert set(NAMES) - set(BESIDE) == set(STAGES)
+    assert tuple(NAMES) == STAGES
 
 
 @pytest.mark.parametrize("stage", NAMES)

@@ -151,13 +151,13 @@ def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> No
 
     assert stages() == [*STAGES]
     checkout.mathrl("graph", "pages")
-    assert "pipelines/pages/dvc.yaml:pages" in stages()
+    assert "pipelines/recipes/pages/dvc.yaml:pages" in stages()
     refused = checkout.mathrl("graph", "page", ok=False)
     assert refused.returncode == 2
-    assert "no pipeline or recipe 'page'; write one of pages, suite, beyond-objectives" in refused.stderr
+    assert "no recipe 'page' (did you mean pages?); recipes: beyond-objectives" in refused.stderr
     # A graph that was written is no change to the code: runs with overrides are still taken.
     assert uncommitted(checkout.folder) == []
-    shutil.rmtree(checkout.folder / "pipelines" / "pages")
+    shutil.rmtree(checkout.folder / "pipelines" / "recipes" / "pages")
 
 
 def test_a_flow_with_nothing_to_do_lets_dvc_end_by_itself(checkout: Checkout) -> None:
