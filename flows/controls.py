@@ -3,7 +3,7 @@
 from flows.factory import JOBS, form_flow, option
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
-from tasks.controls import run_controls
+from tasks.runs import run_controls
 
 controls = form_flow(
     "controls",

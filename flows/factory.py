@@ -28,8 +28,7 @@ from mathrl.params.load import read_yaml
 from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable
-from tasks.recipe import run_recipe
-from tasks.stages import run_stages
+from tasks.runs import run_recipe, run_stages
 
 PARAMS = Path(__file__).parents[1] / "params"
 

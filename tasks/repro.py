@@ -79,12 +79,13 @@ class Repro:
         show: Callable[[str], None],
         *,
         single: bool = False,
+        force: bool = False,
         wait_for_lock: bool = False,
     ) -> None:
         # In the workspace's folder the guard module is the workspace's; any version of it will do.
         self.command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "dvc"]
         self.command += ["--wait-for-lock"] if wait_for_lock else []
-        self.command += ["repro", target, *(["--single-item"] if single else [])]
+        self.command += ["repro", target, *["--single-item"] * single, *["--force"] * force]
         self.workspace, self.env, self.show = workspace, env, show
         file = target.partition(":")[0]  # or a stage of the pipeline
         if not wait_for_lock:  # then others write to it

@@ -9,14 +9,10 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import Overrides
-from mathrl.cli.recipe import print_steps
+from mathrl.cli.recipe import print_recipe, print_steps
 from mathrl.cli.run import call_flow
-from mathrl.cli.tables import print_lines, print_table
-from mathrl.core.claims import conclusion
-from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.core.results import read_recipe_summary, results_table
+from mathrl.core.paths import main_checkout
 from mathrl.recipes.controls import CONTROLS, write_control_recipe
-from mathrl.recipes.recipe import CLAIM
 
 
 def controls(
@@ -63,11 +59,4 @@ def controls(
         return
     began = time.time()
     folder = Path(call_flow("controls", rl_run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
-    summary = read_recipe_summary(folder / RECIPES / name / "summary.json")
-    for benchmark, results in summary[CLAIM].items():
-        evaluated = [models for step in summary.values() for models in step[benchmark].models.items()]
-        base = {name: figures for name, figures in evaluated if name not in results.models}
-        print_table(f"{benchmark}: {run} and its controls", results_table({**base, **results.models}))
-        print_lines(conclusion(results))
-    print(f"outputs: {os.path.relpath(folder / RECIPES / name)}")
-    print(f"took {time.time() - began:.0f} s")
+    print_recipe(folder, name, time.time() - began)

@@ -13,10 +13,12 @@ from mathrl.cli.options import AllowDirty, Overrides, Presets, joined
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose.load import preset_conflicts, read_layers
+from mathrl.core.claims import conclusion
 from mathrl.core.paths import RECIPES, main_checkout
+from mathrl.core.results import results_table
 from mathrl.params.load import FOLDER
 from mathrl.recipes.graph import graph
-from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings, step_params
+from mathrl.recipes.recipe import CLAIM, load_recipe, recipe_names, recipe_values, recipe_warnings, step_params
 
 
 def recipe(
@@ -45,7 +47,7 @@ def recipe(
         load_recipe(name, overrides=tuple(overrides or ()), preset=preset)  # before any server is started
         began = time.time()
         options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty, "jobs": jobs}
-        _print(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
+        print_recipe(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
 
 
 def _print_recipes() -> None:
@@ -75,10 +77,17 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
         print(f"warning: {line}")
 
 
-def _print(folder: Path, name: str, seconds: float) -> None:
-    from tasks.recipe import recipe_summary, summary_rows, verdicts
+def print_recipe(folder: Path, name: str, seconds: float) -> None:
+    """The tables and verdicts of a recipe that was run; where it makes a claim, the claim's with its conclusion."""
+    from tasks.report import recipe_summary, summary_rows, verdicts
 
     summary = recipe_summary(folder, name)
-    print_table(f"recipe {name}", summary_rows(summary), left=("evaluation", "model"))
-    where = os.path.relpath(folder / RECIPES / name, Path.cwd())
-    print_lines([*verdicts(summary), f"outputs: {where}", f"took {seconds:.0f} s"])
+    for benchmark, results in summary.get(CLAIM, {}).items():
+        evaluated = [pair for step in summary.values() for pair in step[benchmark].models.items()]
+        beside = {model: figures for model, figures in evaluated if model not in results.models}
+        print_table(f"{benchmark}: the claim of {name}", results_table({**beside, **results.models}))
+        print_lines(conclusion(results))
+    if CLAIM not in summary:
+        print_table(f"recipe {name}", summary_rows(summary), left=("evaluation", "model"))
+        print_lines(verdicts(summary))
+    print_lines([f"outputs: {os.path.relpath(folder / RECIPES / name, Path.cwd())}", f"took {seconds:.0f} s"])
