@@ -13,9 +13,10 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import main_checkout
 from mathrl.params.form import form_overrides
 from mathrl.params.ignored import warnings
+from mathrl.params.recipe_steps import DEFAULT
 from mathrl.params.schema import stages_until
 from mathrl.recipes.controls import write_control_recipe
-from mathrl.recipes.graph import LINKED, ROOT, write_recipe_graph
+from mathrl.recipes.graph import LINKED, graph_file, write_recipe_graph
 from mathrl.recipes.recipe import recipe_warnings, step_overrides
 from tasks.graph import Graph
 from tasks.inputs import link_inputs
@@ -60,6 +61,10 @@ def run_recipe(
     Overrides go over those of every step, in a worktree of their own. With several `jobs`, steps that do not depend on
     one another run at the same time, each in a slot of its own. With `folder`, of a run that has the recipe, there.
     """
+    if recipe == DEFAULT:
+        return run_stages(
+            "pipeline", preset=preset, sections=sections or {}, overrides=overrides, allow_dirty=allow_dirty
+        )
     if folder is not None:
         workspace = Workspace(folder, load_params(folder / "params"))
     else:
@@ -70,7 +75,7 @@ def run_recipe(
         ([step.stage], step_overrides(checked, name)) for name, step in checked.steps.items() if step.stage in LINKED
     ]
     seeds, doubts = checked.seeds or (workspace.params.run.seed,), recipe_warnings(checked, workspace.folder / "params")
-    graph = Graph(workspace.folder, f"{ROOT}/{recipe}/dvc.yaml")
+    graph = Graph(workspace.folder, graph_file(recipe))
     _run(workspace, graph, ("recipe", recipe), seeds, doubts, links, jobs)
     report_recipe(workspace.folder, recipe)
     return str(workspace.folder)

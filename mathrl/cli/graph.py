@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.recipes.graph import write_recipe_graph
+from mathrl.core.paths import main_checkout
+from mathrl.recipes.graph import graph_file, write_recipe_graph
 
 
 def graph(name: Annotated[str, typer.Argument(help="A recipe.")]) -> None:
@@ -17,5 +17,5 @@ def graph(name: Annotated[str, typer.Argument(help="A recipe.")]) -> None:
     """
     os.chdir(main_checkout())
     write_recipe_graph(name, Path())
-    file = RECIPES / name / "dvc.yaml"
+    file = graph_file(name)
     print(f"wrote {file}; run it with: dvc repro {file}")

@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import AllowDirty, Overrides, Presets, joined
-from mathrl.cli.run import call_flow
+from mathrl.cli.run import call_flow, run
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose.load import preset_conflicts, read_layers
 from mathrl.core.claims import conclusion
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.core.results import results_table
 from mathrl.params.load import FOLDER
+from mathrl.params.recipe_steps import DEFAULT
 from mathrl.recipes.graph import graph
 from mathrl.recipes.recipe import CLAIM, load_recipe, recipe_names, recipe_values, recipe_warnings, step_params
 
@@ -41,6 +42,8 @@ def recipe(
     preset = joined(presets)
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
         _print_recipes()
+    elif name == DEFAULT:
+        run("pipeline", presets, overrides, dry_run=dry_run, allow_dirty=allow_dirty)
     elif dry_run:
         print_steps(name, preset, overrides or ())
     else:

@@ -14,6 +14,7 @@ SPLITS = ("sft", "rl")  # dev and test are never trained on
 POLICIES = ("base", "sft", "rl", "dpo")
 Names = tuple[str, ...]
 START = "Step whose model this step starts from, or base."
+DEFAULT = "default"  # the recipe of the pipeline
 PIPELINE_MODELS = ("models/base", "models/sft", "models/rl")
 # What the pipeline makes and steps of a recipe may take up, by its path: models, data, pass rates, the evaluation.
 PIPELINE_OUTPUTS = (*PIPELINE_MODELS, "data/curated", "data/difficulty", "data/mixture", "reports/evaluate")
@@ -130,6 +131,14 @@ class EvaluateStep(OnProblems):
     )
 
 
+class RegisterStep(_Step):
+    """The model as a version in MLflow's registry; a step of the pipeline alone."""
+
+    stage: Literal["register"]
+    model: str = Field(description="Step whose model is registered.")
+    evaluation: str = Field(description="Evaluate step that says how good it is.")
+
+
 class PagesStep(_Step):
     """Mathematical pages out of the corpus of params/pages.yaml."""
 
@@ -147,6 +156,7 @@ Step = Annotated[
     | DpoStep
     | RewardModelStep
     | EvaluateStep
+    | RegisterStep
     | PagesStep,
     Field(discriminator="stage"),
 ]
@@ -176,8 +186,9 @@ PRODUCES = {
     "splits": ("curate",),
     "samples": ("sample",),
     "a mixture": ("mix",),
+    "an evaluation": ("evaluate",),
 }
-STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "evaluate", "pages")
+STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "pages")  # that any recipe may have
 
 
 class Recipe(Section):
@@ -248,6 +259,8 @@ def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         ("teacher", ("a model",)),
         ("reference", ("a model",)),
         ("models", ("a model",)),
+        ("model", ("a model",)),
+        ("evaluation", ("an evaluation",)),
         ("reward_model", ("a reward model",)),
         ("process_reward_model", ("a process reward model",)),
         ("curated", ("splits",)),

@@ -1,7 +1,7 @@
 """The code that determines a stage's results: what its module imports, as DVC's dependencies.
 
-`python -m mathrl.params.watched_code` writes it into dvc.yaml. The graphs of recipes are written with it when they are
-first asked for, so that `dvc status` and `dvc dag` show what a person runs.
+`python -m mathrl.params.watched_code` brings it up to date in a dvc.yaml that a person has changed by hand. The graphs
+of recipes have it from the start, when they are first asked for: `dvc status` and `dvc dag` show what a person runs.
 """
 
 import ast
@@ -9,6 +9,7 @@ import io
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -77,16 +78,25 @@ def _imports(module: str, checkout: Path) -> dict[str, tuple[str, ...]]:
 
 def with_watched_code(file: Path, checkout: Path) -> str:
     """The text of the DVC file with every stage's watched code brought up to date; comments are kept."""
-    yaml = YAML()
-    yaml.width, yaml.preserve_quotes = 120, True
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    content = yaml.load(file.read_text(encoding="utf-8"))
+    content = _yaml().load(file.read_text(encoding="utf-8"))
     for name, stage in content["stages"].items():
         data = [dep for dep in stage["deps"] if not dep.startswith("mathrl/")]
         stage["deps"] = [*data, *watched_code(name, checkout)]
+    return indented(content)
+
+
+def indented(content: Any) -> str:
+    """The text of a DVC file, as people write it."""
     stream = io.StringIO()
-    yaml.dump(content, stream)
+    _yaml().dump(content, stream)
     return stream.getvalue()
+
+
+def _yaml() -> YAML:
+    yaml = YAML()
+    yaml.width, yaml.preserve_quotes = 120, True
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml
 
 
 def main(checkout: Path) -> None:

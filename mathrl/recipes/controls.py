@@ -32,11 +32,10 @@ from mathrl.core.statistics import sum_in_order
 from mathrl.params.advantage import Distillation, Process
 from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import (
+    DEFAULT,
     Claim,
     CurateStep,
-    DifficultyStep,
     EvaluateStep,
-    MixStep,
     Recipe,
     RlStep,
     SftStep,
@@ -296,13 +295,9 @@ def _prefix(params: Params) -> str | None:
 
 def _pipeline(checkout: Path, folder: Path) -> Recipe:
     """The pipeline up to RL as a recipe of the checkout, with the parameters of the run in `folder`."""
-    steps: dict[str, Any] = {
-        "sft": SftStep(stage="sft", start="base"),
-        "rates": DifficultyStep(stage="difficulty", start="sft"),
-        "mixture": MixStep(stage="mix", difficulty="rates"),
-        "rl": RlStep(stage="rl", start="sft", data=("mixture",), difficulty="rates"),
-    }
-    return _with_params(Recipe(description="the pipeline", steps=steps), folder, checkout)
+    recipe = _ancestors(load_recipe(DEFAULT, checkout / "params"), "rl")
+    steps = {name: step for name, step in recipe.steps.items() if step.stage not in ("base", "curate")}
+    return _with_params(recipe.model_copy(update={"steps": steps, "curated": None}), folder, checkout)
 
 
 def _recipe_run(checkout: Path, name: str) -> tuple[Path, str]:

@@ -16,6 +16,7 @@ from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, apply_override, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
+    DEFAULT,
     PIPELINE_OUTPUTS,
     PRODUCES,
     SPLITS,
@@ -71,7 +72,10 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
         recipe = recipe.model_copy(update={"steps": {"base": BaseStep(), **recipe.steps}})
     layers = read_layers(folder, preset)
     recipe = _resolved(recipe, layers)
-    if errors := list(_errors(recipe, layers, folder.parent)):
+    errors = list(_errors(recipe, layers, folder.parent))
+    for step in (step for step, each in recipe.steps.items() if each.stage == "register" and name != DEFAULT):
+        errors.append(f"steps.{step}: only the pipeline, recipe {DEFAULT}, registers its model")
+    if errors:
         raise UserError("; ".join(f"{file}: {line}" for line in dict.fromkeys(errors)))
     return recipe.model_copy(update={"steps": _ordered(recipe, file)})
 

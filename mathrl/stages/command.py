@@ -42,11 +42,10 @@ def main(
 
     `before` renews the links of data/inputs/STAGE, which belong to the pipeline where it has the stage.
     """
-    words = sys.argv[1:]
-    if not words and outputs:
-        run_stage(stage, work, inputs=inputs, outputs=outputs, before=before)
+    args = parse(stage, work, sys.argv[1:], pipeline=bool(outputs))
+    if args.out is None:
+        run_stage(stage, work, inputs=inputs, outputs=outputs, overrides=args.set, before=before)
         return
-    args = parse(stage, work, words)
     run_stage(
         stage,
         wire(work, args),
@@ -58,10 +57,15 @@ def main(
     )
 
 
-def parse(stage: str, work: Callable[..., None], words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a step; only what the stage's `work` takes is an option."""
+def parse(stage: str, work: Callable[..., None], words: Sequence[str], *, pipeline: bool = False) -> argparse.Namespace:
+    """The arguments of a step; only what the stage's `work` takes is an option.
+
+    Of a stage of the `pipeline` OUT may be missing, and then all options but --set.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m mathrl.stages.{stage}", allow_abbrev=False)
-    parser.add_argument("out", type=Path, help="Folder to write (stage summary: a file).")
+    parser.add_argument(
+        "out", type=Path, nargs="?" if pipeline else None, help="Folder to write (stage summary: a file)."
+    )
     taken = signature(work).parameters
     for name, options in SINGLE.items():
         for option in options if name in taken else ():
@@ -69,7 +73,10 @@ def parse(stage: str, work: Callable[..., None], words: Sequence[str]) -> argpar
     for option in dict.fromkeys(option for name, option in REPEATED.items() if name in taken):
         parser.add_argument(f"--{option}", action="append", default=[])
     parser.add_argument("--set", action="append", default=[], help="Dotted override of params/.")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if args.out is None and any(value for name, value in vars(args).items() if name != "set"):
+        parser.error("these options need OUT, the folder to write")
+    return args
 
 
 def wire(work: Callable[..., None], args: argparse.Namespace) -> Callable[[StageRun], None]:

@@ -71,7 +71,7 @@ def test_the_recipe_has_a_step_per_control_and_the_claim(checkout: Path) -> None
     assert evaluated.models == ("sft", "random", "form", "majority", "inverted", "more_sft", "worked", "rl")
     assert (thinking.models, thinking.set) == (("sft",), ('prompt.response_prefix="<think>"',))
     rl = recipe.steps["rl"]
-    assert isinstance(rl, RlStep) and (rl.start, rl.data, rl.difficulty) == ("sft", ("mixture",), "rates")
+    assert isinstance(rl, RlStep) and (rl.start, rl.data, rl.difficulty) == ("sft", ("mix",), "difficulty")
     for arm in ("random", "form", "majority", "inverted"):
         step = recipe.steps[arm]
         assert isinstance(step, RlStep) and step.model_copy(update={"set": ()}) == rl, "the same run but for its reward"

@@ -82,6 +82,10 @@ def test_the_later_override_wins_and_only_sections_that_the_stage_reads_are_hand
         ("t: {stage: evaluate, models: [sft, models/sft]}", "steps.t.models: two are called sft"),
         ("t: {stage: evaluate, models: [sft], benchmarks: ['$(id)']}", "it becomes part of a command"),
         ("t: {stage: evaluate, models: [sft], benchmarks: [..]}", "it becomes part of a command"),
+        (
+            "r: {stage: register, model: sft, evaluation: t}\n  t: {stage: evaluate, models: [sft]}",
+            "only the pipeline, r",
+        ),
         ("a: {stage: rl, start: b}\n  b: {stage: rl, start: a}", "in a cycle: a -> b -> a"),
         ("a: {stage: rl, start: a}", "in a cycle: a -> a"),
     ],

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from mathrl.params.recipe_steps import DEFAULT
 from mathrl.params.schema import READS, STAGES
 from mathrl.params.watched_code import imported_files, watched_code
+from mathrl.recipes.graph import graph_files
+from mathrl.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 StageFiles = Callable[[str], tuple[list[str], list[str]]]
@@ -24,6 +27,11 @@ def paths(entries: list[Any]) -> set[str]:
 
 
 NAMES = list(stages())
+
+
+def test_it_is_made_from_the_recipe_of_the_pipeline() -> None:
+    ((file, text),) = graph_files(DEFAULT, load_recipe(DEFAULT, ROOT / "params"), ROOT).items()
+    assert file == ROOT / "dvc.yaml" and file.read_text() == text, "run: make generate"
 
 
 def test_the_stages_are_those_of_the_schema() -> None:

@@ -14,7 +14,7 @@ from prefect.artifacts import ProgressArtifact
 
 from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
-from mathrl.params.recipe_steps import PIPELINE_OUTPUTS, STEP_STAGES
+from mathrl.params.recipe_steps import DEFAULT, PIPELINE_OUTPUTS, STEP_STAGES
 from mathrl.params.schema import READS
 from mathrl.recipes.graph import graph, graph_files
 from mathrl.recipes.recipe import load_recipe, recipe_names
@@ -23,7 +23,7 @@ from tasks.mlflow_links import artifact_key
 
 Checkout = Any
 ROOT = Path(__file__).parents[2]
-NAMES = recipe_names(ROOT / "params")
+NAMES = [name for name in recipe_names(ROOT / "params") if name != DEFAULT]  # the pipeline: test_dvc_yaml.py
 # A model of a few thousand weights that has learned to write an answer, and two steps of everything else.
 TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
