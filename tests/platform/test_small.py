@@ -151,7 +151,7 @@ def test_a_lock_file_that_a_kill_left_half_written_is_written_anew(tmp_path: Pat
 def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -> None:
     """The recipe suite: a step for each model and benchmark, and one table of both."""
     tiny.python(
-        "from mathrl.compose import load_params; from mathrl.params.load import write_params; "
+        "from mathrl.compose import load_params, write_params; "
         "write_params(load_params(), load_params(overrides=['evaluate.samples=2', 'evaluate.ks=[1, 2]', "
         "'evaluate.max_tokens=6']))"
     )
