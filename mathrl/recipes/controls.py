@@ -104,7 +104,7 @@ def write_control_recipe(
     Raises:
         UserError: no such run, one without metrics, or one whose rewards have no counterpart without truth.
     """
-    overrides = tuple(overrides)
+    overrides, run = tuple(overrides), "rl" if run == f"{DEFAULT}/rl" else run
     name, folder = f"controls-{run.replace('/', '-')}", checkout
     if seeds == 1 and "/" not in run and not overrides:
         controlled = _with_own_models(run, checkout)

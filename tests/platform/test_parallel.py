@@ -16,7 +16,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.processes import is_alive
 from mathrl.params.load import dump_yaml
 from tasks.dvc_output import was_stopped
-from tasks.graph import needed_steps
+from tasks.graph import last_maker, needed_steps
 from tasks.repro import Repro, stages_up_to_date
 from tasks.runner import places_for, side_by_side
 
@@ -111,7 +111,10 @@ def test_needs_and_places() -> None:
     }
     needs, outside = needed_steps(stages)
     assert needs == {"curate": [], "sft": ["curate"], "near": [], "test": ["sft", "curate"], "summary": ["test"]}
-    assert not outside and needed_steps({"a": {"deps": ["data/curated/rl.jsonl"]}})[1]
+    assert outside == {"p/sft2"}, "what no step makes, without the code"
+    pipeline = {"curate": {"outs": ["data/curated"]}, "sft": {"outs": ["models/sft"]}, "rl": {"outs": ["models/rl"]}}
+    assert last_maker(pipeline, {"data/curated/rl.jsonl", "models/sft", "p/sft2"}) == "sft"
+    assert last_maker(pipeline, outside) is None
     assert places_for(4, 2, ["0", "1", "2", "3", "4"]) == ["0,1", "2,3"]
     assert places_for(1, 1, ["GPU-a", "GPU-b"]) == ["GPU-a"] and places_for(2, 8, ["0", "1"]) == ["0,1"]
     assert places_for(3, 2, []) == ["", "", ""]
