@@ -16,13 +16,13 @@ Evaluations = Mapping[str, Mapping[str, Sequence[Rows]]]  # evaluate step → mo
 def claim_results(evaluations: Evaluations, claim: Claim, settings: Evaluate) -> BenchmarkResults:
     """The start, each control and the model, and the tests of start → control, control → model and start → model.
 
-    Controls are the other models of the evaluations but those `beside` it, and the best of k: the start's majority vote
+    Controls are the other models of the evaluations but those `apart`, and the best of k: the start's majority vote
     over k of its samples. A test is shown only by its p-value corrected for all of them (Holm).
 
     Example: models sft, random, form, thinking, best_of_8, rl; comparisons sft_to_rl, sft_to_random, random_to_rl, …
     """
     first, *others = claim.evaluations
-    models = {model: runs for model, runs in evaluations[first].items() if model not in claim.beside}
+    models = {model: runs for model, runs in evaluations[first].items() if model not in claim.apart}
     for step in others:
         for model, runs in evaluations[step].items():
             name = model if model not in models else f"{step}_{model}"

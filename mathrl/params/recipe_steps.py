@@ -175,7 +175,7 @@ class Claim(Section):
         description="Evaluate steps: the first has start, model and controls; a further one of a single model is a "
         "control by its step's name.",
     )
-    beside: Names = Field((), description="Models of the evaluations that are no controls, such as the start's base.")
+    apart: Names = Field((), description="Models of the evaluations that are no controls, such as the start's base.")
 
 
 PRODUCES = {

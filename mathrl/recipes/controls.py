@@ -220,7 +220,7 @@ def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> 
                 start=short(rl.start),
                 model=short(run.step),
                 evaluations=tuple(evaluations),
-                beside=("base",) if own and short(rl.start) != "base" else (),
+                apart=("base",) if own and short(rl.start) != "base" else (),
             ),
             "steps": {**run.recipe.steps, **steps},
         }

@@ -134,7 +134,7 @@ def _claim_words(recipe: Recipe) -> Options:
         return []
     fields = recipe.claim.model_dump()
     names = [("start", fields["start"]), ("model", fields["model"])]
-    names += [("of", short(step)) for step in fields["evaluations"]] + [("beside", m) for m in fields["beside"]]
+    names += [("of", short(step)) for step in fields["evaluations"]] + [("apart", m) for m in fields["apart"]]
     return [("claim", f"{field}={name}") for field, name in names]
 
 

@@ -22,7 +22,7 @@ def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path, claim:
     """Write `out` from the reports of evaluate steps: pairs of the step's name and a folder, one per seed.
 
     `claim` has the recipe's claim as pairs (start, NAME), (model, NAME), an (of, STEP) per evaluation and a
-    (beside, MODEL) per model that is no control.
+    (apart, MODEL) per model that is no control.
 
     Example of what is written (evaluate step, benchmark, model):
         {"test": {"test": {"models": {"sft": {"seeds": 3, "problems": 500, "samples": 8, "pass_at_1": 0.41,
@@ -58,8 +58,8 @@ def _claim_tested(
     """The claim's table and tests, by benchmark."""
     named = {field: [name for other, name in words if other == field] for field, _ in words}
     evaluations = named["of"]
-    beside = tuple(named.get("beside", ()))
-    claim = Claim(start=named["start"][0], model=named["model"][0], evaluations=tuple(evaluations), beside=beside)
+    apart = tuple(named.get("apart", ()))
+    claim = Claim(start=named["start"][0], model=named["model"][0], evaluations=tuple(evaluations), apart=apart)
     return {
         benchmark: claim_results({step: rows[step].get(benchmark, {}) for step in evaluations}, claim, settings)
         for benchmark in rows[evaluations[0]]

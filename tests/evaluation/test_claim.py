@@ -86,7 +86,7 @@ def test_a_models_base_is_no_control_and_models_of_a_further_evaluation_keep_the
         EvalRow("m", "test", f"{n}", None, None, (n % 2 == 0,) * 4, ("1",) * 4, (5,) * 4, (False,) * 4)
         for n in range(8)
     ]
-    claim = Claim(start="sft", model="rl", evaluations=("evaluate", "controls"), beside=("base",))
+    claim = Claim(start="sft", model="rl", evaluations=("evaluate", "controls"), apart=("base",))
     first, second = ({model: [rows] for model in models} for models in (("base", "sft", "rl"), ("worked", "rl")))
     results = claim_results({"evaluate": first, "controls": second}, claim, params.evaluate)
     assert list(results.models) == ["sft", "worked", "controls_rl", "best_of_4", "rl"]

@@ -107,8 +107,8 @@ def test_one_seed_of_a_pipeline_is_controlled_on_its_own_models(checkout: Path) 
     tests = [f"{step}=pipelines/recipes/{name}/{step}/report" for step in ("controls", "thinking")]
     assert options["summary"].evaluated == ["evaluate=reports/evaluate", *tests]
     assert "reports/evaluate" in stages["summary"]["deps"]
-    assert options["summary"].claim[:3] == ["start=sft", "model=rl", "of=evaluate"], "and base beside it"
-    assert options["summary"].claim[-1] == "beside=base"
+    assert options["summary"].claim[:3] == ["start=sft", "model=rl", "of=evaluate"], "and base apart"
+    assert options["summary"].claim[-1] == "apart=base"
     only = load_recipe(write_control_recipe("rl", 1, ["thinking"])[0])
     assert set(only.steps) == {"thinking"} and only.claim and only.claim.evaluations == ("reports/evaluate", "thinking")
 
