@@ -2,10 +2,11 @@
 
 - the code that DVC watches in dvc.yaml;
 - the floors and the map in docs/house.md;
-- the tables in docs/engines.md.
+- the tables in docs/engines.md and docs/experiments.md.
 """
 
 import engine_tables
+import group_tables
 import house_map
 
 from mathrl.params import watched_code
@@ -14,3 +15,4 @@ if __name__ == "__main__":
     watched_code.main(house_map.ROOT)
     house_map.main()
     engine_tables.main()
+    group_tables.main()
