@@ -48,9 +48,7 @@ class Evaluate(Section):
 class Register(Section):
     """The model's entry in the registry."""
 
-    name: str = Field(
-        "mathrl", min_length=1, pattern=r"^[^/:@'\"]+$", description="Name of the registered model."
-    )
+    name: str = Field("mathrl", min_length=1, pattern=r"^[^/:@'\"]+$", description="Name of the registered model.")
     most_false_positives: float | None = Field(
         None,
         gt=0,
