@@ -2,11 +2,12 @@
 
 - dvc.yaml, from the recipe of the pipeline and the code that its stages import;
 - the floors and the map in docs/house.md;
-- the tables in docs/engines.md, docs/coming_from.md and docs/what_fits.md.
+- the tables in docs/engines.md, docs/coming_from.md, docs/experiments.md and docs/what_fits.md.
 """
 
 import coming_from
 import engine_tables
+import group_tables
 import house_map
 import what_fits
 
@@ -18,4 +19,5 @@ if __name__ == "__main__":
     house_map.main()
     engine_tables.main()
     coming_from.main()
+    group_tables.main()
     what_fits.main()

@@ -7,11 +7,13 @@ of recipes have it from the start, when they are first asked for: `dvc status` a
 import ast
 import io
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
 
 from mathrl.core.files import write_text
 
@@ -28,6 +30,8 @@ UNWATCHED = (
     "mathrl/stages/command.py",
     "mathrl/stages/stage_run.py",
 )
+# The stage that composes the parameters watches what everything imports.
+COMPOSES = {"resolve": ["mathrl/compose", "mathrl/params", "mathrl/planning", "mathrl/stages/resolve.py"]}
 MOST_IDLE, MOST_IDLE_SHARE = 3, 0.25  # files of a folder watched as a whole that the stage does not import
 
 
@@ -36,6 +40,8 @@ def watched_code(stage: str, checkout: Path) -> list[str]:
 
     Example: ["mathrl/learners", "mathrl/models", "mathrl/stages/sft.py", "mathrl/trainers/sft.py"].
     """
+    if stage in COMPOSES:
+        return COMPOSES[stage]
     imported = imported_files(f"mathrl.stages.{stage}", checkout)
     files = {file for file in imported if not file.endswith("__init__.py")}
     watched: set[str] = set()
@@ -90,6 +96,13 @@ def indented(content: Any) -> str:
     stream = io.StringIO()
     _yaml().dump(content, stream)
     return stream.getvalue()
+
+
+def in_line(values: Iterable[str]) -> Any:
+    """A list that `indented` writes in one line."""
+    line = CommentedSeq(values)
+    line.fa.set_flow_style()
+    return line
 
 
 def _yaml() -> YAML:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.compose import load_params
+from mathrl.compose.resolved import RESOLVE, RESOLVED
 from mathrl.core.files import write_text
 from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import DEFAULT, Recipe, is_path, short, single_evaluations
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
-from mathrl.params.watched_code import indented, watched_code
+from mathrl.params.watched_code import in_line, indented, watched_code
 from mathrl.recipes.recipe import load_recipe, step_overrides, summary_models
 
 CURATED, ROOT, SUMMARY = "data/curated", "pipelines/recipes", "reports/summary.json"
@@ -24,9 +25,11 @@ LINKED = ("pages",)  # stages of recipes that read files outside the checkout: m
 PIPELINE_LINKED = ("curate", "evaluate")  # and of the pipeline
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
 PIPELINE_HEADER = """# The pipeline. `dvc repro` runs what is not up to date; the flows start the same command.
-# Made from params/recipes/default.yaml by `make generate`. A stage depends on its inputs, on the sections of params/
-# that it reads (mathrl/params/schema.py: READS) and on the code that determines its numbers: what its module imports,
-# by rooms; core and params, which everything imports, are left out. The plots are pictures that the stages drew.
+# Made from params/recipes/default.yaml by `make generate`.
+# The stage resolve composes the parameters and writes all of their final values to resolved.yaml. Any other stage
+# depends on its inputs, on the sections of resolved.yaml that it reads (mathrl/params/schema.py: READS, checked by a
+# test) and on the code that determines its numbers: what its module imports, by rooms, also checked by a test; core,
+# params and compose, which everything imports, are left out. The plots are pictures that the stages drew.
 """
 # What the pipeline's stages write, as DVC has it; a stage's module names the same files (a test compares them).
 PLACES: dict[str, dict[str, list[Any]]] = {
@@ -70,6 +73,7 @@ def graph_files(name: str, recipe: Recipe, folder: Path) -> dict[Path, str]:
     """The text of each file that a recipe generates."""
     stages = graph(name, recipe, folder)
     if name == DEFAULT:
+        stages = {RESOLVE: _resolve(folder), **stages}
         return {folder / graph_file(name): PIPELINE_HEADER + indented({"stages": stages, "plots": list(PLOTS)})}
     outputs = "".join(f"/{stage}\n" for stage in stages if stage != "summary")
     return {
@@ -87,7 +91,9 @@ def graph_file(name: str) -> str:
     return "dvc.yaml" if name == DEFAULT else f"{ROOT}/{name}/dvc.yaml"
 
 
-def graph(name: str, recipe: Recipe, folder: Path, preset: str | None = None) -> dict[str, Any]:
+def graph(
+    name: str, recipe: Recipe, folder: Path, preset: str | None = None, groups: Sequence[str] = ()
+) -> dict[str, Any]:
     """The DVC stages by name, each after the stages that it needs."""
     once = {name for name, step in recipe.steps.items() if step.stage == "curate"}
     seeds: Sequence[int | None] = recipe.seeds or (None,)
@@ -100,7 +106,7 @@ def graph(name: str, recipe: Recipe, folder: Path, preset: str | None = None) ->
             for single_name, single, more in single_evaluations(step_name, step):
                 overrides = [*step_overrides(recipe, step_name), *more]
                 options = _options(single, paths)
-                if step.stage == "base" and _trains_tokenizer(overrides, folder, preset):
+                if step.stage == "base" and _trains_tokenizer([*groups, *overrides], folder, preset):
                     options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
                 overrides += [f"run.seed={seed}"] if seed is not None else []
                 label, out = paths.label(single_name), paths.folder(single_name)
@@ -225,6 +231,15 @@ def _options(step: Any, paths: _Paths) -> Options:
     return options
 
 
+def _resolve(checkout: Path) -> dict[str, Any]:
+    """The stage that composes the parameters for all others."""
+    return {
+        "cmd": f"python -m mathrl.stages.{RESOLVE}",
+        "deps": ["params", *watched_code(RESOLVE, checkout)],
+        "outs": [RESOLVED],
+    }
+
+
 def _is_pipelines(recipe: str, step: str, stage: str) -> bool:
     """Whether a step is a stage of the pipeline, with places of its own."""
     return recipe == DEFAULT and step == stage and stage in PLACES
@@ -239,7 +254,7 @@ def _pipeline_stage(stage: str, options: Options, overrides: Iterable[str], chec
     return {
         "cmd": shlex.join(command).replace("${", r"\${"),
         "deps": [*(path for path in inputs if path not in made), *watched_code(stage, checkout)],
-        "params": [{f"params/{section}.yaml": None} for section in READS[stage]],
+        "params": [{RESOLVED: in_line(READS[stage])}],
         **PLACES[stage],
     }
 
@@ -258,6 +273,6 @@ def _stage(
         "wdir": "../../..",
         "cmd": shlex.join(command).replace("${", r"\${"),  # DVC must not read a value as a template
         "deps": [*inputs, *watched_code(stage, checkout)],
-        "params": [{f"params/{section}.yaml": None} for section in READS[stage]],
+        "params": [{RESOLVED: list(READS[stage])}],
         **outputs,
     }

@@ -18,8 +18,10 @@ StageFiles = Callable[[str], tuple[list[str], list[str]]]
 
 
 def stages() -> dict[str, Any]:
-    """The stages of dvc.yaml."""
-    return dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
+    """The stages of dvc.yaml but the one that resolves the parameters."""
+    found: dict[str, Any] = dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
+    del found["resolve"]
+    return found
 
 
 def paths(entries: list[Any]) -> set[str]:
@@ -38,9 +40,19 @@ def test_the_stages_are_those_of_the_schema() -> None:
     assert tuple(NAMES) == STAGES
 
 
+def test_only_the_stage_that_resolves_them_depends_on_params() -> None:
+    resolve = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]["resolve"]
+    assert resolve == {
+        "cmd": "python -m mathrl.stages.resolve",
+        "deps": ["params", *watched_code("resolve", ROOT)],
+        "outs": ["resolved.yaml"],
+    }
+    assert not [dep for stage in stages().values() for dep in paths(stage["deps"]) if dep.startswith("params")]
+
+
 @pytest.mark.parametrize("stage", NAMES)
-def test_a_stage_watches_whole_files_of_the_sections_that_it_may_read(stage: str) -> None:
-    assert stages()[stage]["params"] == [{f"params/{section}.yaml": None} for section in READS[stage]]
+def test_a_stage_watches_the_sections_that_it_may_read(stage: str) -> None:
+    assert stages()[stage]["params"] == [{"resolved.yaml": list(READS[stage])}]
 
 
 @pytest.mark.parametrize("stage", NAMES)
