@@ -14,8 +14,9 @@ from mathrl.core.results import RecipeSummary, read_recipe_summary, results_tabl
 from mathrl.params.form import form_overrides
 from mathrl.params.load import parse_yaml
 from mathrl.recipes.graph import ROOT, write_recipe_graph
-from mathrl.recipes.recipe import recipe_warnings
+from mathrl.recipes.recipe import has_pretrained, recipe_warnings
 from tasks.concurrency import slot
+from tasks.lengths import check_lengths
 from tasks.mlflow_links import artifact_key
 from tasks.parallel import Steps, needed_steps, places, run_at_once, side_by_side, visible_gpus
 from tasks.report import link_to_mlflow, show_pictures
@@ -54,6 +55,12 @@ def run_recipe(
             show_pictures(step, (steps / step / "report").glob("*.png"))
 
     with tags(*named), working(workspace, show), mirroring(env, workspace.folder):
+        if has_pretrained(checked, workspace.folder / "params"):
+            words = ["--recipe", recipe]
+            if not check_lengths(workspace, words, env) and checked.curated is None:
+                with slot(show):
+                    _run_in_turn(workspace.folder, "curate", env, show, ended)
+                check_lengths(workspace, words, env)
         if jobs == 1:
             with slot(show):
                 _run_in_turn(workspace.folder, file, env, show, ended)

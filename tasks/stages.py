@@ -16,6 +16,7 @@ from mathrl.params.ignored import warnings
 from mathrl.params.schema import BESIDE, stages_until
 from tasks.concurrency import slot
 from tasks.inputs import link_inputs
+from tasks.lengths import check_lengths, is_judged
 from tasks.live_progress import LiveProgress
 from tasks.report import report, report_stage
 from tasks.repro import Preempted, Repro, dvc_target, environment, running
@@ -49,7 +50,14 @@ def run_stages(
     announced.announce(chain[: chain.index(announced.stage)])
     with tags(*run_tags), working(workspace, show), slot(show), mirroring(env, workspace.folder):
         link_inputs(workspace.folder, chain, workspace.params, env)
-        for stages in [chain, *([("controls",)] if controls else [])]:
+        beside = [("controls",)] if controls else []
+        asked = [*chain, *(stage for stages in beside for stage in stages)]
+        left = chain
+        if is_judged(workspace.params) and not check_lengths(workspace, asked, env):
+            _run_chain(chain[:1], workspace, env, show, announced)  # what is on the hub is known when it is curated
+            check_lengths(workspace, asked, env)
+            left = chain[1:]
+        for stages in [left, *beside]:
             _run_chain(stages, workspace, env, show, announced)
     report(workspace.folder, chain)
     return str(workspace.folder)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
-from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
@@ -29,6 +28,7 @@ from mathrl.params.final_values import judge
 from mathrl.params.load import FOLDER
 from mathrl.params.schema import STAGES, Params
 from mathrl.stages.difficulty import PROBLEMS
+from mathrl.stages.known_lengths import judge_lengths
 from mathrl.stages.rl import DIFFICULTY, check_skill
 
 if TYPE_CHECKING:
@@ -93,7 +93,12 @@ def plan_run(
         if fits:
             verdict += show_time(params, shape, preset, settings)
     print("\n".join(verdict))
-    cut = chain(*judge_lengths(params, STAGES, settings))
+    from tasks.lengths import curated_splits, is_judged  # as torch
+
+    cut = list[str]()
+    if is_judged(params):
+        judged = judge_lengths(params, STAGES, settings, curated_splits(main_checkout(), params))
+        cut = [*judged.refused, *judged.warned]
     for line in [*preset_conflicts(FOLDER, preset), *chain(*judge(params, ("sft", "rl"), settings)), *cut]:
         print(f"warning: {line}")
     print(f"\n{details.getvalue()}", end="")

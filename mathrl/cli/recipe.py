@@ -12,11 +12,14 @@ import typer
 from mathrl.cli.options import AllowDirty, Overrides, Presets, joined
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_lines, print_table
+from mathrl.compose import load_params
 from mathrl.compose.load import preset_conflicts
+from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params.load import FOLDER
+from mathrl.params.recipe_steps import Recipe
 from mathrl.recipes.graph import graph
-from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings
+from mathrl.recipes.recipe import has_pretrained, load_recipe, recipe_names, recipe_values, recipe_warnings
 
 
 def recipe(
@@ -61,13 +64,27 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
     print(checked.description)
     if preset:
         print(f"over params/ with preset {preset}")
+    refused, cut = _lengths(checked, preset)
+    if refused:
+        raise UserError("; ".join(refused))
     values = recipe_values(checked, preset=preset)
     for step, stage in graph(name, checked, Path(), preset).items():
         print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
         if line := values.pop(re.sub(r"-s\d+$", "", step), ""):  # the same for every seed
             print(f"  with {line}")
-    for line in [*preset_conflicts(FOLDER, preset), *recipe_warnings(checked, preset=preset)]:
+    for line in [*preset_conflicts(FOLDER, preset), *recipe_warnings(checked, preset=preset), *cut]:
         print(f"warning: {line}")
+
+
+def _lengths(checked: Recipe, preset: str | None) -> tuple[list[str], list[str]]:
+    """What the steps would say of their lengths, as far as the data are known: refused, and typed."""
+    if not has_pretrained(checked, preset=preset):
+        return [], []
+    from mathrl.stages.known_lengths import judge_recipe  # the formats of rows, for a dry run alone
+    from tasks.lengths import curated_splits
+
+    judged = judge_recipe(checked, preset=preset, curated=curated_splits(Path.cwd(), load_params(preset=preset)))
+    return judged.refused, judged.warned
 
 
 def _print(folder: Path, name: str, seconds: float) -> None:

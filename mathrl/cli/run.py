@@ -70,12 +70,7 @@ def run(
     stages = (*stages_until(stage), *(["controls"] if controls else []))
     doubtful = check_final_values(params, stages, overrides or ())
     if dry_run:
-        from mathrl.cli.known_lengths import judge_lengths  # the formats of rows, for a dry run alone
-
-        refused, cut = judge_lengths(params, stages, overrides or ())
-        if refused:
-            raise UserError("; ".join(refused))
-        doubtful += cut
+        doubtful += _doubtful_lengths(params, stages, overrides or ())
         before = None if verbose else load_params() if preset or overrides else params
         _print_plan(stage, params, before, [*preset_conflicts(FOLDER, preset), *doubtful])
         return
@@ -88,6 +83,24 @@ def run(
         _print_results(folder, params, controls, time.time() - began)
     elif stage == "mix":
         _print_mixture(folder, params, preset, overrides or ())
+
+
+def _doubtful_lengths(params: Params, stages: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """Warnings about lengths that were typed, as far as the data and the tokenizer are on this machine.
+
+    Raises:
+        UserError: a length that nobody typed cuts off the data, or a benchmark cannot be read.
+    """
+    from tasks.lengths import curated_splits, is_judged
+
+    if not is_judged(params):
+        return []
+    from mathrl.stages.known_lengths import judge_lengths  # the formats of rows, for a dry run alone
+
+    judged = judge_lengths(params, stages, typed, curated_splits(Path.cwd(), params))
+    if judged.refused:
+        raise UserError("; ".join(judged.refused))
+    return judged.warned
 
 
 def _up_to_date_folder(

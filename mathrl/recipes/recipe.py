@@ -102,6 +102,12 @@ def _is_fresh(layers: Layers, overrides: Iterable[str]) -> bool:
     return not isinstance(base, dict) or base.get("type", "fresh") == FreshModel().type
 
 
+def has_pretrained(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None) -> bool:
+    """Whether a step starts from a pretrained model."""
+    layers = read_layers(folder, preset)
+    return any(not _is_fresh(layers, (*recipe.set, *step.set, *recipe.overrides)) for step in recipe.steps.values())
+
+
 def _absolute(override: str, layers: Layers, before: Names) -> str:
     """rl.optimizer.lr={times: 0.5} as a number: so many times the value that it has so far.
 

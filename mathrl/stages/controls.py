@@ -10,6 +10,7 @@ Writes models/controls/ and reports/controls/summary.json, evaluated like the mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from mathrl.core.files import read_jsonl, write_json, written_aside
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
+from mathrl.core.types import Problem
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.summary import summarise
@@ -39,6 +41,9 @@ MODELS, REPORT = Path("models/controls"), Path("reports/controls")
 
 def work(run: StageRun) -> None:
     params = run.params
+    benchmark = params.evaluate.benchmarks[0]
+    problems, few_shot = benchmark_problems(benchmark, params), few_shot_examples(params.prompt, PROBLEMS)
+    _check_lengths(run, problems, few_shot)
     training = open_training(run)
     controls: dict[str, tuple[Path, Sft]] = {}
     if params.controls.more_sft:
@@ -47,11 +52,11 @@ def work(run: StageRun) -> None:
     if params.controls.worked_only:
         controls["worked_only"] = (BASE, params.sft.model_copy(update={"terse_share": 0.0}))
     trained = {name: _train(name, start, sft, run.params, training) for name, (start, sft) in controls.items()}
-    results = _evaluate(run, trained)
+    results = _evaluate(run, trained, benchmark, problems, few_shot)
     if rank() != 0:
         return
     summary: dict[str, Any] = {
-        "benchmark": params.evaluate.benchmarks[0],
+        "benchmark": benchmark,
         "models": {r.model: summarise(r.rows, params.evaluate).to_row() for r in results},
         "training": {name: {"steps": sft.steps, "from": str(start)} for name, (start, sft) in controls.items()},
     }
@@ -63,6 +68,18 @@ def work(run: StageRun) -> None:
         folder.mkdir()
         write_json(folder / "summary.json", summary)
     run.summary({f"{r.model}/pass_at_1": float(summary["models"][r.model]["pass_at_1"]) for r in results})
+
+
+def _check_lengths(run: StageRun, problems: Sequence[Problem], few_shot: Sequence[Problem]) -> None:
+    """Of what is trained on, and of what the controls are evaluated on as the stage `evaluate` does."""
+    from mathrl.models.load import load_tokenizer  # transformers
+
+    def tokenizer() -> Any:
+        return load_tokenizer(SFT, run.params.model)
+
+    if run.params.controls.more_sft or run.params.controls.worked_only:
+        run.check_lengths(read_problems(PROBLEMS), tokenizer)
+    run.check_lengths(problems, tokenizer, few_shot, stage="evaluate")
 
 
 def _train(name: str, start: Path, sft: Sft, params: Params, training: TrainingRun) -> Path:
@@ -94,8 +111,10 @@ def _train(name: str, start: Path, sft: Sft, params: Params, training: TrainingR
     return folder
 
 
-def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[EvaluatedModel]:
-    """The controls on the first benchmark of `evaluate.benchmarks`; empty at ranks other than 0."""
+def _evaluate(
+    run: StageRun, trained: dict[str, Path], benchmark: str, problems: Sequence[Problem], few_shot: Sequence[Problem]
+) -> list[EvaluatedModel]:
+    """The controls on the benchmark; empty at ranks other than 0."""
     from mathrl.evaluation.evaluate_model import evaluate_model  # torch
 
     params = run.params
@@ -103,9 +122,6 @@ def _evaluate(run: StageRun, trained: dict[str, Path]) -> list[EvaluatedModel]:
     if params.controls.forced_prefix:
         forced = params.prompt.model_copy(update={"response_prefix": params.controls.forced_prefix})
         plans["forced_prefix"] = (SFT, forced)
-    benchmark = params.evaluate.benchmarks[0]
-    problems = benchmark_problems(benchmark, params)
-    few_shot = few_shot_examples(params.prompt, PROBLEMS)
     results = []
     for name, (folder, prompt) in plans.items():
         with progress(f"evaluate {name}", len(problems) * params.evaluate.samples) as bar:
