@@ -35,7 +35,7 @@ Splits = dict[str, list[Problem]]
 
 
 class Judged(NamedTuple):
-    """A sentence per refused length or unreadable benchmark, and per typed length.
+    """A sentence per refused length, unreadable benchmark and tokenizer, and per typed length.
 
     `unknown`: some problems or a tokenizer could not be read.
     """
@@ -62,18 +62,22 @@ class _Reader:
     fetch: bool
     unknown: bool = False
     unreadable: list[str] = field(default_factory=list)
-    """Why a benchmark cannot be read."""
+    """Why a benchmark or a tokenizer cannot be read."""
     splits: dict[str, Splits] = field(default_factory=dict)
     tokenizers: dict[str, Any] = field(default_factory=dict)
 
     def tokenizer(self, params: Params) -> Any:
-        """That of the pretrained model; None if it is not here."""
+        """That of the pretrained model; None if it is not here or cannot be read."""
         from mathrl.models.load import load_tokenizer  # transformers
 
         key = params.model.model_dump_json()
         if key not in self.tokenizers:
             folder = self._model_folder(params)
-            self.tokenizers[key] = load_tokenizer(folder, params.model) if folder else None
+            try:
+                self.tokenizers[key] = load_tokenizer(folder, params.model) if folder else None
+            except UserError as error:
+                self.unreadable.append(str(error))
+                self.tokenizers[key] = None
         return self.tokenizers[key]
 
     def problems(self, asked: Asked, split: str) -> list[Problem]:
@@ -120,7 +124,7 @@ def judge_lengths(
         fetch: Whether benchmarks and the tokenizer may come from the hub.
 
     Raises:
-        UserError: `fetch`, and the sources or the tokenizer cannot be read.
+        UserError: `fetch`, and the sources cannot be read.
     """
     return _judge([Asked(stage, params, curated) for stage in stages], typed, fetch)
 
@@ -153,7 +157,7 @@ def _judge(asked: Sequence[Asked], typed: Sequence[str], fetch: bool) -> Judged:
         except UserError:
             if fetch:
                 raise
-            reader.unknown = True  # of the model or of the data: it is the stage's to say
+            reader.unknown = True  # of the data: it is the stage's to say
             continue
         new = {doubt.key: doubt for doubt in reversed(found) if (one.step, doubt.key) not in seen}
         seen |= {(one.step, key) for key in new}
@@ -186,7 +190,7 @@ def _doubts(asked: Asked, reader: _Reader) -> Iterator[Doubt]:
 
 def _curated(folder: Path) -> Splits:
     files = {split: folder / f"{split}.jsonl" for split in ("sft", "rl", TEST)}
-    return {split: read_problems(file) for split, file in files.items() if file.exists()}
+    return {split: read_problems(file) for split, file in files.items() if file.exists() and file.stat().st_size}
 
 
 def _sources(params: Params) -> Splits:
