@@ -254,10 +254,16 @@ def _print_parameters(stage: str, params: Params, before: Params | None) -> None
 
 
 def _at(values: Any, key: str) -> Any:
-    """The value at a dotted path; None where there is none."""
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
+    """The value at a dotted path, of which a part may have dots itself (sweep.space.rl.lr.low); None if there is none.
+
+    >>> _at({"sweep": {"space": {"rl.lr": {"low": 0.001}}}}, "sweep.space.rl.lr.low")
+    0.001
+    """
+    if not key:
+        return values
+    inside = values.items() if isinstance(values, dict) else ()
+    below = (_at(value, key[len(name) + 1 :]) for name, value in inside if f"{key}.".startswith(f"{name}."))
+    return next(below, None)
 
 
 def _model(params: Params) -> str:

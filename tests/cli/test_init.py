@@ -250,6 +250,9 @@ def test_a_plan_says_whether_rl_would_start_and_a_command_that_helps(
     assert load_params(ROOT / "params", overrides=[word for word in anyway if "=" in word]).rl.min_pass_at_8 == 0
     again = plan.skill_lines(advised, tmp_path, None, given)[1]
     assert again.endswith("mathrl run mix --set curate.sft_share=0.25 --set sft.steps=400")
+    # A few steps more than init chose would teach hardly more, and cost a round of advice.
+    by_init = load_params(ROOT / "params", overrides=["curate.sft_share=0.25", "sft.steps=45"])
+    assert plan.skill_lines(by_init, tmp_path)[1].endswith("mathrl run mix --set sft.steps=400")
     much = load_params(ROOT / "params", overrides=["curate.sft_share=0.25", "sft.steps=400"])
     assert "400 steps of SFT on your solutions did not teach it: " in plan.skill_lines(much, tmp_path)[1]
     write_problems(

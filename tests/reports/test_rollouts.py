@@ -237,3 +237,12 @@ def test_a_person_finds_wrong_verdicts_of_a_step_in_two_clicks(server: Any) -> N
         expect(page.locator("#count")).to_have_text("3 of 12 responses")
         assert errors == []
         browser.close()
+
+
+def test_a_stage_that_has_not_run_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not answered by its own name: "rl: no such run (did you mean rl?)"."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(UserError, match=r"^rl: no such run \(it has not run here: mathrl run rl\); give rl, "):
+        find_rollouts("rl")
