@@ -36,7 +36,13 @@ def project(real_checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -
     written = [
         f"model.base={{type: pretrained, path: {folder / 'start'}}}",
         f"curate.sources=[{{type: file, name: own, path: {folder / 'rows.jsonl'}, split: rl, {SOURCE}}}]",
-        *("curate.test_share=0.3", "curate.dev_share=0.1", "curate.decontaminate=null", "sft.steps=0", "rl.lr=1e-6"),
+        *(
+            "curate.test_share=0.3",
+            "curate.dev_share=0.1",
+            "curate.decontaminate=null",
+            "sft.steps=0",
+            "rl.optimizer.lr=1e-6",
+        ),
         *("rl.optimizer.type=adamw", "prompt.max_tokens=128", "difficulty.max_tokens=256", "rl.max_tokens=256"),
         *("evaluate.max_tokens=160", f"evaluate.data_folder={folder / 'named'}"),
     ]
