@@ -120,6 +120,21 @@ def test_a_response_has_room_for_the_solutions_on_every_device(p95: float, chat:
 
 
 @checkout
+def test_answers_that_no_response_could_equal_are_said_before_the_next_command(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = [
+        {"question": f"What is {n} + 1?", "answer": f"One more than {n} makes {n + 1}, as we saw"} for n in range(60)
+    ]
+    Path("told.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    init(Path("told"), data=Path("told.jsonl"), model=str(folder / "neox"))
+    *_, warned, following = capsys.readouterr().out.splitlines()
+    assert warned.startswith("warning: the grader cannot compare 100% of the answers") and "answer_key=FIELD" in warned
+    assert following.startswith("next: cd told && mathrl run mix")
+
+
+@checkout
 def test_a_file_of_test_problems_takes_the_place_of_the_share(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
