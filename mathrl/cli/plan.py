@@ -10,40 +10,54 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
+from typer.core import TyperGroup
 
+from mathrl.cli.fit import fit_params
+from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_conflicts
+from mathrl.compose.experiment import split_choices
+from mathrl.compose.load import choice_notes, read_layers
+from mathrl.compose.names import hardware_of
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.paths import main_checkout
+from mathrl.core.paths import is_group, main_checkout
 from mathrl.core.problems import read_problems
 from mathrl.params.final_values import judge
 from mathrl.params.load import FOLDER
 from mathrl.params.schema import STAGES, Params
 from mathrl.stages.difficulty import PROBLEMS
-from mathrl.stages.known_lengths import judge_lengths
 from mathrl.stages.rl import DIFFICULTY, check_skill
 
 if TYPE_CHECKING:
-    from mathrl.models.model_shape import ModelShape
+    from mathrl.models.shapes import ModelShape
     from mathrl.planning.memory_states import MemoryPlan, Stage
 
 GIB = 1 << 30
 MOST_GB = 1000.0  # below it a number without a unit means GB
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
 NO_START = "rl would not start"
-MARGIN = 0.03  # share of a GPU beside the reserve, below which fragmentation may end a run
-RESERVE = 0.05  # share of a GPU for what is not counted
 
 
-plan = typer.Typer(name="plan", help=__doc__, invoke_without_command=True, add_completion=False)
+class PlanGroup(TyperGroup):
+    """`mathrl plan data=gsm8k …`: groups stand where a subcommand could, and are options of the plan itself."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = next((at for at, word in enumerate(args) if word in self.commands), len(args))
+        words = list[str]()
+        for at, word in enumerate(args[:end]):
+            option = at > 0 and args[at - 1] in ("--set", "--preset")
+            words += ["--set", word] if is_group(word) and not option else [word]
+        return super().parse_args(ctx, [*words, *args[end:]])
+
+
+plan = typer.Typer(name="plan", cls=PlanGroup, help=__doc__, invoke_without_command=True, add_completion=False)
 plan.command()(evaluate)
 
 
@@ -53,28 +67,41 @@ def plan_run(
     presets: Presets = None,
     overrides: Overrides = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, with one process each.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, e.g. 24GB; omit to plan for CPU.")] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of one GPU, e.g. 24GB; default: as hardware=1x24GB says, else for the CPU."),
+    ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Typical length of a prompt, not the longest.")] = None,
     response_tokens: Annotated[int | None, typer.Option(help="Typical length of a response, not the longest.")] = None,
     simulate: Annotated[
         str | None, typer.Option(help="Simulate a cluster instead: a file of params/simulate, by name or path.")
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Derive lengths, rates and what fits, and write them to params/.")
+    ] = False,
 ) -> None:
-    """Print the plan of a run, unless a subcommand plans something else."""
+    """Print the plan of a run, such as data=gsm8k model=FOLDER hardware=1x24GB, unless a subcommand plans something
+    else."""
     if context.invoked_subcommand:
         return
     if simulate is not None:
         show_simulation(simulate)
         return
+    preset, settings = joined(presets), list(overrides or ())
+    hardware = hardware_of(read_layers(FOLDER, preset, None, split_choices(settings)[0]).groups.get("hardware", ""))
+    if hardware is not None and not gpu_memory:
+        gpu_memory = f"{hardware.memory / 1e9:g}GB"
+    memory = size_in_bytes(gpu_memory) if gpu_memory else None
+    if fit:
+        settings += fit_params(preset, settings, gpus, memory)
+    elif gpus:
+        settings.append(f"run.processes={gpus}")
     from mathrl.models.model_shape import config_of, shape_of  # torch: --help answers without it
 
-    settings = [*(overrides or ()), *([f"run.processes={gpus}"] if gpus else [])]
-    preset = joined(presets)
     params = load_params(preset=preset, overrides=settings)
     config = config_of(params.model.base)
     params.training.check_ranks(params.run.processes)
     shape = shape_of(config)
-    memory = size_in_bytes(gpu_memory) if gpu_memory else None
     if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
         gpu_memory = f"{gpu_memory.strip()}GB"
         print(f"--gpu-memory: read as {gpu_memory}")
@@ -93,13 +120,8 @@ def plan_run(
         if fits:
             verdict += show_time(params, shape, preset, settings)
     print("\n".join(verdict))
-    from tasks.lengths import curated_splits, is_judged  # as torch
-
-    cut = list[str]()
-    if is_judged(params):
-        judged = judge_lengths(params, STAGES, settings, curated_splits(main_checkout(), params))
-        cut = [*judged.refused, *judged.warned]
-    for line in [*preset_conflicts(FOLDER, preset), *chain(*judge(params, ("sft", "rl"), settings)), *cut]:
+    cut = chain(*judge_lengths(params, STAGES, settings))
+    for line in [*choice_notes(FOLDER, preset, settings), *chain(*judge(params, ("sft", "rl"), settings)), *cut]:
         print(f"warning: {line}")
     print(f"\n{details.getvalue()}", end="")
     if not fits:
@@ -123,7 +145,7 @@ def _plan_memory(
         lengths: Typical lengths of a prompt and a response, None: the limits.
     """
     from mathrl.planning.memory import plan_memory
-    from mathrl.planning.memory_advice import advise
+    from mathrl.planning.memory_advice import MARGIN, RESERVE, advise
     from mathrl.planning.rollout_memory import check_vllm_share
 
     processes = params.run.processes

@@ -15,8 +15,9 @@ from ruamel.yaml.error import YAMLError
 from mathrl.core.errors import UserError
 from mathrl.params.curriculum import UserCurriculum
 from mathrl.params.engines import engine_problem
-from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters
+from mathrl.params.messages import did_you_mean, messages, parameters
 from mathrl.params.old_names import OldNames, new_key
+from mathrl.params.other_trainers import ours
 from mathrl.params.paths import choose_type, merge, name_types, place_at, written_at
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
@@ -188,13 +189,25 @@ def _set_at(values: dict[str, Any], keys: list[str], value: Any, override: str, 
             here = here[slot]
         elif appended:
             whole = here.get(slot) if isinstance(here, dict) else here[slot]
+            whole = _default_list(keys) if whole is None else whole
             if not (isinstance(value, list) and isinstance(whole, list)):
                 raise UserError(
-                    f"override {override!r}: += appends a list, such as [{{…}}], to a list that params/ or a preset has"
+                    f"override {override!r}: += appends a list, such as [{{…}}], to a list that this parameter is"
                 )
             here[slot] = [*whole, *value]
         else:
             here[slot] = value
+
+
+def _default_list(keys: list[str]) -> list[Any] | None:
+    """The list that a parameter is by default; None of any other parameter."""
+    here: Any = SECTIONS[keys[0]]
+    for key in keys[1:]:
+        info = here.model_fields.get(key) if hasattr(here, "model_fields") else None
+        if info is None:
+            return None
+        here = info.get_default(call_default_factory=True, validated_data={})
+    return list(here) if isinstance(here, list | tuple) else None
 
 
 def _with_section(name: str, value: str, equals: str) -> str:
@@ -212,8 +225,13 @@ def _with_section(name: str, value: str, equals: str) -> str:
 
 
 def _paths_of(name: str) -> list[str]:
-    """The parameters of this name, or of what it means in other programs, in any section; first those used most."""
-    known, wanted = list(parameters(Params)), MEANINGS.get(name, name)
+    """The parameters of this name, or of what other trainers call so, in any section; first those used most.
+
+    What RL has is looked for in every section: learning_rate is rl.optimizer.lr, sft.optimizer.lr, ….
+    """
+    known, meant = list(parameters(Params)), ours(name)
+    section, _, rest = meant.partition(".")
+    wanted = name if not meant else rest if section == "rl" else meant
     paths = [path for path in known if path == wanted or path.endswith(f".{wanted}")]
     places = {"rl": 0, "sft": 1}
     return sorted(

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mathrl.compose import load_params
+from mathrl.compose.derived import DataTokens
+from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.core.paths import typed_overrides
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
+from mathrl.data.difficulty import seeded_subset
 from mathrl.data.sources import resolve_benchmark, resolve_source
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params import Params
@@ -31,6 +34,7 @@ from mathrl.recipes.recipe import load_recipe, step_params
 # What the stages prompt with. The controls are trained on the first of these and evaluated as `evaluate` does.
 SPLITS = {"sft": "sft", "controls": "sft", "difficulty": "rl", "rl": "rl", "sample": "rl", "evaluate": TEST}
 CURATED = Path("data/curated")
+WORKED = 0.5  # share of the problems with solutions from which on these say how long responses are
 Splits = dict[str, list[Problem]]
 
 
@@ -87,6 +91,12 @@ class _Reader:
             self.splits[key] = _sources(asked.params) if asked.curated is None else _curated(asked.curated)
         return self.splits[key].get(split, [])
 
+    def examples(self, asked: Asked) -> list[Problem] | None:
+        """The worked examples before a question; None if they cannot be known."""
+        count = asked.params.prompt.few_shot
+        shots = [problem for problem in self.problems(asked, "sft") if problem.solution][:count] if count else []
+        return shots if len(shots) == count else None
+
     def benchmark(self, name: str, params: Params) -> list[Problem]:
         """Those of a named benchmark; empty if they cannot be read, or are on the hub and not to be fetched."""
         try:
@@ -133,12 +143,13 @@ def judge_recipe(
     recipe: Recipe,
     folder: Path = FOLDER,
     preset: str | None = None,
+    overrides: Sequence[str] = (),
     curated: Path | None = None,
     *,
     fetch: bool = False,
 ) -> Judged:
-    """As `judge_lengths`, of every step of a recipe over params/ in `folder` and the preset."""
-    layers, asked = read_layers(folder, preset), []
+    """As `judge_lengths`, of every step of a recipe over params/ in `folder`, the preset, and groups in `overrides`."""
+    layers, asked = read_layers(folder, preset, None, split_choices(overrides)[0]), []
     for name, step in recipe.steps.items():
         if isinstance(step, OnProblems) and step.stage in SPLITS:
             params, splits, of = step_params(recipe, name, layers), curated, step.curated or recipe.curated
@@ -146,6 +157,33 @@ def judge_recipe(
                 params, splits = params.model_copy(update={"curate": step_params(recipe, of, layers).curate}), None
             asked.append(Asked(step.stage, params, splits, name))
     return _judge(asked, recipe.overrides, fetch)
+
+
+def data_tokens(params: Params, curated: Path | None) -> DataTokens | None:
+    """Tokens of the prompts and solutions that rl would have; None where they cannot be known (see `judge_lengths`)."""
+    if params.model.base.type != "pretrained":
+        return None
+    from mathrl.data.lengths import ROWS, answer_lengths, nearly_all
+    from mathrl.data.templates import prompt_lengths
+
+    reader, asked = _Reader(fetch=False), Asked("rl", params, curated)
+    try:
+        tokenizer, problems = reader.tokenizer(params), reader.problems(asked, "rl")
+        shots = reader.examples(asked)
+    except UserError:
+        return None
+    if tokenizer is None or not problems or shots is None:
+        return None
+    chosen = seeded_subset(problems, ROWS, params.run.seed)
+    prompts = prompt_lengths(chosen, params.prompt, tokenizer, shots)
+    worked = [problem for problem in chosen if problem.solution]
+    known = len(worked) >= WORKED * len(chosen)
+    return DataTokens(
+        rows=len(chosen),
+        prompts_p95=nearly_all(prompts),
+        longest_prompt=max(prompts),
+        solutions_p95=nearly_all(answer_lengths(worked, tokenizer)) if known else None,
+    )
 
 
 def _judge(asked: Sequence[Asked], typed: Sequence[str], fetch: bool) -> Judged:
@@ -176,10 +214,8 @@ def _doubts(asked: Asked, reader: _Reader) -> Iterator[Doubt]:
         return
     from mathrl.data.lengths import length_doubts  # transformers
 
-    tokenizer, shots = reader.tokenizer(params), list[Problem]()
-    if params.prompt.few_shot and SPLITS[stage] != "sft":
-        shots = [problem for problem in reader.problems(asked, "sft") if problem.solution][: params.prompt.few_shot]
-    if tokenizer is None or (SPLITS[stage] != "sft" and len(shots) < params.prompt.few_shot):
+    tokenizer, shots = reader.tokenizer(params), reader.examples(asked) if SPLITS[stage] != "sft" else []
+    if tokenizer is None or shots is None:
         reader.unknown = True
         return
     for name in params.evaluate.benchmarks if stage == "evaluate" else [SPLITS[stage]]:

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from mathrl.compose import load_params
 from mathrl.compose.changes import changed_since_commit
+from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable, rank, wait_without_spinning
 from mathrl.core.errors import UserError, exit_on_user_error, without_logins
 from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
@@ -29,7 +30,7 @@ from mathrl.core.gpus import gpu_count, use_expandable_segments
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import mirroring
-from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_preset
+from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_groups, workspace_preset
 from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
 from mathrl.core.types import Problem
 from mathrl.params import Params, stage_params
@@ -40,6 +41,7 @@ from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
 from mathrl.stages.launch import RankFailed, process_count, receive_signals, run_ranks
+from mathrl.stages.loopback import listen_on_loopback
 
 
 @dataclass
@@ -202,6 +204,7 @@ def _run(stage: _Stage) -> None:
     check_final_values(params, [stage.name, *(["evaluate"] if stage.name == "controls" else [])], typed)
     if trains(stage.name, params) and not hands_over(stage.name, params) and params.run.device != "cpu" and gpu_count():
         use_expandable_segments()
+    listen_on_loopback(stage.name, params)
     stage.before(params)
     inputs = {str(path): digest_path(_present(path, stage.name)) for path in stage.inputs}
     sections = resolved.model_dump(mode="json", by_alias=True)
@@ -288,6 +291,8 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "name": stage.title,
         "recipe": stage.recipe,
         "preset": workspace_preset(),
+        "groups": workspace_groups(),
+        "composition": read_layers().composed(),
         "status": "running",
         "started": time.time(),
         "pid": os.getpid(),
@@ -296,7 +301,7 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "git": code_version(),
         "pipeline": digest([stage.recipe, pipeline] if stage.recipe else pipeline),
         "pipeline_params": pipeline,
-        "changed": changed_since_commit(pipeline, workspace_preset()),
+        "changed": changed_since_commit(pipeline, workspace_preset(), groups=workspace_groups()),
         "prefect_flow_run": Variable.FLOW_RUN.get(),
         "sweep": Variable.SWEEP.get(),
         "trial": Variable.TRIAL.get(),
