@@ -89,7 +89,7 @@ def test_every_registered_version_goes_back_to_the_sources(store: Store) -> None
         assert len(back.steps) == len(CHAIN)
         (rl,) = (step for step in back.steps if step.stage == "rl")
         assert rl.outputs["models/rl"] == back.digest == version.tags["mathrl.digest"]
-        assert rl.params == {"rl.optimizer.lr": {"1": "0.1", "2": "0.2"}[str(version.version)]}
+        assert rl.params == {"rl.lr": {"1": "0.1", "2": "0.2"}[str(version.version)]}
         (curate,) = (step for step in back.steps if step.stage == "curate")
         assert curate.sources == {"gsm8k/train.jsonl": "5ec0"} and not curate.inputs
         assert all(step.commit == "c0ffee" * 6 for step in back.steps)
