@@ -36,9 +36,12 @@ HEADINGS = {
     "sample": "Sampling for recipes: responses to imitate, preference pairs, labels of steps.",
     "dpo": "DPO in recipes. The learning rate suits a pretrained model of this size.",
     "reward_model": "Reward models in recipes. The learning rate suits a pretrained model of this size.",
-    "controls": "`mathrl run pipeline --controls`: runs to compare RL with.",
+    "controls": "`mathrl controls`: runs to compare RL with.",
     "sweep": "`mathrl sweep run`: a search around the project's own learning rate, scored on dev.",
 }
+
+
+COMPOSED = "Groups and presets below the files of this folder; none: what they do not say has the schema's defaults."
 
 
 def init(
@@ -70,6 +73,7 @@ def init(
         for name, values in sections.items():
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
             write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
+        write_text(aside / "params" / "experiment.yaml", f"# {COMPOSED}\npresets: []\n")
         params = load_params(aside / "params")
         check_final_values(params, TARGETS)
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
@@ -159,4 +163,5 @@ def _commit(folder: Path, message: str) -> None:
     """Commit the project's parameters, by the person's own identity where git knows it."""
     identified = subprocess.run(["git", "-C", str(folder), "config", "user.email"], capture_output=True, check=False)
     identity = [] if identified.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
+    _git("-C", str(folder), "add", "params")
     _git("-C", str(folder), *identity, "commit", "--quiet", "--all", "--message", message)

@@ -31,8 +31,8 @@ from mathrl.params.load import FOLDER
 from mathrl.params.recipe_steps import OnProblems, Recipe
 from mathrl.recipes.recipe import load_recipe, step_params
 
-# What the stages prompt with. The controls are trained on the first of these and evaluated as `evaluate` does.
-SPLITS = {"sft": "sft", "controls": "sft", "difficulty": "rl", "rl": "rl", "sample": "rl", "evaluate": TEST}
+# What the stages prompt with.
+SPLITS = {"sft": "sft", "difficulty": "rl", "rl": "rl", "sample": "rl", "evaluate": TEST}
 CURATED = Path("data/curated")
 WORKED = 0.5  # share of the problems with solutions from which on these say how long responses are
 Splits = dict[str, list[Problem]]

@@ -78,17 +78,12 @@ class StageRun:
         return JsonlSink(self.metrics_file, resume_after=resume_after)
 
     def check_lengths(
-        self,
-        problems: Sequence[Problem],
-        tokenizer: Callable[[], Any],
-        few_shot: Sequence[Problem] = (),
-        stage: str | None = None,
+        self, problems: Sequence[Problem], tokenizer: Callable[[], Any], few_shot: Sequence[Problem] = ()
     ) -> None:
         """Check that the prompts and the answers of the problems fit the lengths of the stage (data/lengths.py).
 
         Args:
             tokenizer: Called only for a pretrained model.
-            stage: The one whose lengths are used, if not this one's own.
 
         Raises:
             UserError: more than a tenth do not fit a length that nobody typed for this run.
@@ -97,8 +92,7 @@ class StageRun:
             return
         from mathrl.data.lengths import length_doubts  # transformers
 
-        doubts = length_doubts(self.params, stage or self.name, problems, tokenizer(), few_shot)
-        refused, warned = verdict(doubts, self.typed)
+        refused, warned = verdict(length_doubts(self.params, self.name, problems, tokenizer(), few_shot), self.typed)
         if refused:
             raise UserError("; ".join(refused))
         if rank() == 0:
@@ -201,7 +195,7 @@ def _run(stage: _Stage) -> None:
     resolved = load_params(overrides=stage.overrides)
     params = stage_params(resolved, stage.name)
     typed = _typed(stage)
-    check_final_values(params, [stage.name, *(["evaluate"] if stage.name == "controls" else [])], typed)
+    check_final_values(params, [stage.name], typed)
     if trains(stage.name, params) and not hands_over(stage.name, params) and params.run.device != "cpu" and gpu_count():
         use_expandable_segments()
     listen_on_loopback(stage.name, params)

@@ -1,22 +1,28 @@
 """Every stage of a pretrained model refuses lengths that cut off its data, before it trains or samples."""
 
-import shutil
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from mathrl.compose import load_params, write_params
 from mathrl.core.problems import write_problems
 from mathrl.core.types import Problem
 from mathrl.models.base import make_base
 from mathrl.params.load import dump_yaml
 from mathrl.params.run import FreshModel, Model
-from mathrl.stages import controls, recipe_step
-from mathrl.stages.stage_run import run_stage
+from mathrl.stages import command
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("sft", "difficulty", "rl", "sample", "evaluate")
+STARTED = "--start start --data rows.jsonl"
+OPTIONS = {
+    "sft": f"{STARTED} --dev rows.jsonl",
+    "difficulty": f"{STARTED} --examples rows.jsonl",
+    "rl": f"{STARTED} --dev rows.jsonl --examples rows.jsonl",
+    "sample": f"{STARTED} --examples rows.jsonl",
+    "evaluate": "--test rows.jsonl --examples rows.jsonl --model start=start",
+}
+STAGES = tuple(OPTIONS)
 SETTINGS = (
     "run.processes=1", "run.device=cpu", "prompt.template=plain", "model.precision=float32", "sft.steps=1",
     "sft.optimizer={type: adamw, lr: 1e-5}", "rl.steps=1", "rl.optimizer={type: adamw, lr: 1e-6}",
@@ -46,15 +52,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(stage: str, capsys: pytest.CaptureFixture[str], settings: Sequence[str]) -> tuple[int, str]:
     """The exit status of the stage as a recipe's step, and what it says."""
-    words = [stage, "pipelines/recipes/r/step", "--start", "start", "--data", "rows.jsonl", "--dev", "rows.jsonl"]
-    words += ["--examples", "rows.jsonl", "--test", "rows.jsonl", "--model", "start=start"]
+    work = importlib.import_module(f"mathrl.stages.{stage}").work
+    words = ["pipelines/recipes/r/step", *OPTIONS[stage].split()]
     base = f"model.base={{type: pretrained, path: {Path.cwd() / 'start'}}}"
     sets = [word for setting in (base, *SETTINGS, *settings) for word in ("--set", setting)]
     status = 0
-    try:
-        recipe_step.main([*words, *sets])
-    except SystemExit as ended:
-        status = int(ended.code or 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [stage, *words, *sets])
+        try:
+            command.main(stage, work)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
     return status, capsys.readouterr().err
 
 
@@ -95,31 +103,3 @@ def test_a_typed_length_is_one_warning(place: Path, capsys: pytest.CaptureFixtur
     assert status == 0
     (line,) = [line for line in said.splitlines() if line.startswith("warning: sample.max_tokens is 130")]
     assert line.endswith("taken, since it was typed")
-
-
-def run_controls(place: Path, capsys: pytest.CaptureFixture[str], *settings: str) -> str:
-    """What the stage says, which has the pipeline's models and splits, and is refused before it trains."""
-    base = f"model.base={{type: pretrained, path: {place / 'start'}}}"
-    params = load_params(ROOT / "params", overrides=[base, *SETTINGS, "prompt.max_tokens=160", *settings])
-    write_params(load_params(place / "params"), params, place / "params")
-    for name in ("base", "sft"):
-        shutil.copytree("start", f"models/{name}", dirs_exist_ok=True)
-    for split in ("sft", "dev", "test"):
-        (place / "data/curated").mkdir(parents=True, exist_ok=True)
-        shutil.copy("rows.jsonl", f"data/curated/{split}.jsonl")
-    with pytest.raises(SystemExit) as ended:
-        run_stage("controls", controls.work, inputs=[], outputs=[controls.MODELS, controls.REPORT])
-    assert ended.value.code == 2 and not controls.MODELS.exists()
-    return capsys.readouterr().err
-
-
-def test_the_controls_are_held_against_what_they_are_trained_and_evaluated_on(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = run_controls(place, capsys, "evaluate.max_tokens=160")
-    assert "evaluate.max_tokens is 160, and 100.0% of 20 solutions of the data are longer" in said
-    said = run_controls(place, capsys, "evaluate.max_tokens=224", "prompt.max_tokens=130")
-    assert "prompt.max_tokens is 130, and 100.0% of 30 prompts of the data are longer" in said
-    assert "evaluate.max_tokens is 64, too short for the pretrained" in run_controls(
-        place, capsys, "evaluate.max_tokens=64"
-    )
