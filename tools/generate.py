@@ -2,9 +2,10 @@
 
 - the code that DVC watches in dvc.yaml;
 - the floors and the map in docs/house.md;
-- the tables in docs/engines.md and docs/experiments.md.
+- the tables in docs/engines.md, docs/experiments.md and docs/coming_from.md.
 """
 
+import coming_from
 import engine_tables
 import group_tables
 import house_map
@@ -16,3 +17,4 @@ if __name__ == "__main__":
     house_map.main()
     engine_tables.main()
     group_tables.main()
+    coming_from.main()

@@ -16,16 +16,9 @@ from mathrl.engines.trl_checkpoints import SealedCheckpoint, seal
 from mathrl.engines.trl_packages import TrainerCallback
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.preemption import Stopped, StopRequest
+from mathrl.params.trl_meanings import TRL_METRICS
 from mathrl.trainers.training_run import TrainingLog, TrainingRun
 
-# TRL's names of a figure, and mathrl's.
-NAMES = {
-    "grad_norm": "grad_norm",
-    "entropy": "entropy",
-    "kl": "kl",
-    "clip_ratio/region_mean": "clip_fraction",
-    "cispo_clip_ratio": "clip_fraction",
-}
 # What the progress bar shows, and the figure it is.
 SHOWN = {"accuracy": "reward/accuracy", "length": "response_length", "loss": "loss"}
 
@@ -114,7 +107,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         row[self.steps.loss_name] = logs["loss"]
         if self.steps.lr:
             row["lr_factor"] = logs["learning_rate"] / self.steps.lr
-        row |= {ours: logs[theirs] for theirs, ours in NAMES.items() if logs.get(theirs) is not None}
+        row |= {ours: logs[theirs] for theirs, ours in TRL_METRICS.items() if logs.get(theirs) is not None}
         self.latest |= row
         self.log.write(step, row)
         self.log.check_health(step, row)

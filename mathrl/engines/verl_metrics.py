@@ -12,22 +12,10 @@ import numpy as np
 
 from mathrl.core.types import Completion, Graded, Problem
 from mathrl.params.train import Rl
+from mathrl.params.verl_meanings import VERL_METRICS
 from mathrl.rewards.counters import merged_counters
 from mathrl.trainers.rollouts import metrics_by_source, rollout_groups, rollout_metrics
 
-# verl's names of a figure, and mathrl's. Whatever is not here keeps verl's name under verl/.
-NAMES = {
-    "actor/loss": "actor_loss",
-    "actor/entropy": "entropy",
-    "actor/kl_loss": "kl",
-    "actor/reward_kl_penalty": "kl",
-    "actor/grad_norm": "grad_norm",
-    "actor/pg_clipfrac": "clip_fraction",
-    "timing_s/step": "time/step",
-    "timing_s/gen": "time/rollout",
-    "timing_s/update_actor": "time/update",
-    "timing_s/testing": "time/eval",
-}
 # Wall-clock figures and those of the machine, which equal runs do not share.
 TIMINGS = ("timing_s/", "timing_per_token_ms/", "perf/")
 
@@ -53,8 +41,8 @@ def verl_figures(data: Mapping[str, float | None], gpus: int) -> dict[str, float
     figures: dict[str, float] = {}
     for name, figure in data.items():
         value = math.nan if figure is None else float(figure)
-        if name in NAMES:
-            figures[NAMES[name]] = value
+        if name in VERL_METRICS:
+            figures[VERL_METRICS[name]] = value
         elif name == "perf/throughput":  # per GPU
             figures["throughput/tokens_per_second"] = value * gpus
         elif name.startswith(TIMINGS):

@@ -15,8 +15,9 @@ from ruamel.yaml.error import YAMLError
 from mathrl.core.errors import UserError
 from mathrl.params.curriculum import UserCurriculum
 from mathrl.params.engines import engine_problem
-from mathrl.params.messages import MEANINGS, did_you_mean, messages, parameters
+from mathrl.params.messages import did_you_mean, messages, parameters
 from mathrl.params.old_names import OldNames, new_key
+from mathrl.params.other_trainers import ours
 from mathrl.params.paths import choose_type, merge, name_types, place_at, written_at
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
@@ -224,8 +225,13 @@ def _with_section(name: str, value: str, equals: str) -> str:
 
 
 def _paths_of(name: str) -> list[str]:
-    """The parameters of this name, or of what it means in other programs, in any section; first those used most."""
-    known, wanted = list(parameters(Params)), MEANINGS.get(name, name)
+    """The parameters of this name, or of what other trainers call so, in any section; first those used most.
+
+    What RL has is looked for in every section: learning_rate is rl.optimizer.lr, sft.optimizer.lr, ….
+    """
+    known, meant = list(parameters(Params)), ours(name)
+    section, _, rest = meant.partition(".")
+    wanted = name if not meant else rest if section == "rl" else meant
     paths = [path for path in known if path == wanted or path.endswith(f".{wanted}")]
     places = {"rl": 0, "sft": 1}
     return sorted(

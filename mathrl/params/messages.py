@@ -32,29 +32,6 @@ UNSUPPORTED = {
     "responses are sampled from softmax(logits / temperature) as a whole, the distribution whose log-probs are "
     "trained on; leave it out (evaluate alone has a top_p)",
 )
-# Names in other programs (transformers, TRL, verl): what mathrl calls it; with a section where it is another one's.
-MEANINGS = {
-    **dict.fromkeys(("learning_rate", "rate", "actor_lr", "lr"), "optimizer.lr"),
-    **dict.fromkeys(("num_generations", "rollout_n", "n", "num_samples", "responses_per_prompt"), "group_size"),
-    **dict.fromkeys(("beta", "kl_beta", "kl_loss_coef", "kl_weight", "kl_penalty"), "kl.coef"),
-    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "prompts_per_step"),
-    **dict.fromkeys(("max_new_tokens", "max_completion_length", "max_response_length", "max_length"), "max_tokens"),
-    **dict.fromkeys(("max_steps", "num_steps", "total_steps", "total_training_steps", "iterations"), "steps"),
-    **dict.fromkeys(("epsilon", "eps", "cliprange", "clip_ratio", "clip_ratio_low", "clip_eps"), "loss.low"),
-    **dict.fromkeys(("epsilon_high", "clip_ratio_high"), "loss.high"),
-    **dict.fromkeys(("num_iterations", "ppo_epochs", "num_train_epochs"), "epochs"),
-    **dict.fromkeys(("entropy_coeff", "ent_coef"), "loss.entropy_coef"),
-    **dict.fromkeys(("loss_type", "policy_loss_type"), "loss.type"),
-    **dict.fromkeys(("eval_steps", "test_freq"), "dev.every"),
-    **dict.fromkeys(("save_steps", "save_freq"), "checkpoint_every"),
-    **dict.fromkeys(("num_gpus", "n_gpus", "gpus", "nproc_per_node", "world_size"), "run.processes"),
-    **dict.fromkeys(("max_prompt_length", "max_prompt_tokens"), "prompt.max_tokens"),
-    **dict.fromkeys(("system_prompt",), "prompt.system"),
-    **dict.fromkeys(("model_name_or_path", "model_path", "model_name"), "model.base.path"),
-    **dict.fromkeys(("dtype", "bf16", "torch_dtype"), "model.precision"),
-    **dict.fromkeys(("gpu_memory_utilization", "vllm_gpu_memory_utilization"), "rollout.vllm.memory_share"),
-    **dict.fromkeys(("tensor_parallel_size", "tensor_model_parallel_size"), "rollout.vllm.tensor_parallel"),
-}
 Location = Sequence[int | str]
 
 
@@ -195,13 +172,16 @@ def item_of(kind: Any) -> Any:
 
 
 def unknown_hint(key: str, names: Iterable[str]) -> str:
-    """What to write instead of an unknown parameter: its successor, else the nearest name."""
+    """What to write instead of an unknown parameter: its successor, its name here, or the nearest name."""
     if key in UNSUPPORTED:
         return f": {UNSUPPORTED[key]}"
     if key in REPLACED:
         return f": write {REPLACED[key]}"
-    names, meant = list(names), MEANINGS.get(key, "")
-    return f" (did you mean {meant}?)" if meant in names or "." in meant else did_you_mean(key, names)
+    from mathrl.params.other_trainers import ours_from  # it reads the whole schema, for an error alone
+
+    names = list(names)
+    meant = ours_from(key, names)
+    return f" (did you mean {meant}?)" if meant else did_you_mean(key, names)
 
 
 def parameters(kind: Any, above: str = "") -> Iterator[str]:

@@ -23,6 +23,14 @@ def _adamw_meanings(stage: str) -> tuple[Meaning, ...]:
     )
 
 
+# TRL's names of a figure, and mathrl's.
+TRL_METRICS = {
+    "grad_norm": "grad_norm",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_ratio/region_mean": "clip_fraction",
+    "cispo_clip_ratio": "clip_fraction",
+}
 _MACHINE = (
     Meaning("run.seed", "`seed`, `data_seed`"),
     Meaning("run.device", "`use_cpu`"),

@@ -14,6 +14,19 @@ from mathrl.params.training_engine import Verl
 ORDERS = ("shuffled", "as_given", "easy_to_hard")
 ONE_SIZE = {"sapo": "sequence_mean", "gmpo": "sequence_mean"}
 
+# verl's names of a figure, and mathrl's. Whatever is not here keeps verl's name under verl/.
+VERL_METRICS = {
+    "actor/loss": "actor_loss",
+    "actor/entropy": "entropy",
+    "actor/kl_loss": "kl",
+    "actor/reward_kl_penalty": "kl",
+    "actor/grad_norm": "grad_norm",
+    "actor/pg_clipfrac": "clip_fraction",
+    "timing_s/step": "time/step",
+    "timing_s/gen": "time/rollout",
+    "timing_s/update_actor": "time/update",
+    "timing_s/testing": "time/eval",
+}
 # rl.engine verl: the trainer `sync` of verl 0.9.1, with FSDP and vLLM.
 VERL_RL = (
     Meaning("rl.engine.nodes", "`trainer.nnodes`"),

@@ -8,7 +8,6 @@ from mathrl.compose.load import preset_conflicts, preset_names
 from mathrl.core.errors import UserError
 from mathrl.params.load import merge, stage_params
 from mathrl.params.loss import Cispo
-from mathrl.params.messages import MEANINGS, parameters
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, Params
 from mathrl.params.train import Sft
@@ -171,12 +170,6 @@ def test_asynchronous_rl_with_an_engine_that_ranks_share_is_refused_before_anyth
     assert load_params(PARAMS, overrides=shared).rl.asynchronous  # the torch engine has no such ranks
     with pytest.raises(UserError, match=r"rl\.yaml .*: asynchronous needs rollout\.vllm\.tensor_parallel 1: ranks "):
         load_params(PARAMS, overrides=[*shared, "rollout.engine=vllm"])
-
-
-def test_what_is_suggested_for_names_of_other_programs_exists() -> None:
-    known = {*parameters(Params)}
-    assert {meant for meant in MEANINGS.values() if meant not in known and f"rl.{meant}" not in known} == set()
-    assert not [name for name in MEANINGS if f"rl.{name}" in known], "a name that rl has needs no translation"
 
 
 def test_another_type_drops_the_fields_that_only_the_old_one_has() -> None:

@@ -1,0 +1,63 @@
+"""The tables of docs/coming_from.md: names of parameters and metrics in verl, TRL, RLinf and OpenRLHF, and mathrl's.
+
+From mathrl/params/other_trainers.yaml and the tables of the engines.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mathrl.params.other_trainers import TRAINERS, OtherName, engine_names, file_names, metric_names, parameter_names
+
+PAGE = Path(__file__).parents[1] / "docs" / "coming_from.md"
+START, END = "<!-- verl and the others by their own names -->\n", "<!-- end -->"
+
+
+def table(kind: str, rows: Iterable[OtherName], trainer: str) -> list[str]:
+    own = sorted({row.name: row for row in rows if row.trainer == trainer}.values(), key=lambda row: row.name)
+    lines = [f"| {trainer}'s {kind} | mathrl | |", "|---|---|---|"]
+    return [
+        *lines,
+        *(f"| `{row.name}` | {f'`{row.ours}`' if row.ours else 'none'} | {_cell(row.note)} |" for row in own),
+        "",
+    ]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def repeated() -> list[str]:
+    """Names of the file that say no more than an engine's table."""
+    engines = {(row.trainer, row.name, row.ours) for row in engine_names()}
+    return [
+        f"{row.trainer}: {row.name}"
+        for row in file_names()
+        if (row.trainer, row.name, row.ours) in engines and not row.note
+    ]
+
+
+def tables() -> str:
+    lines = []
+    for trainer in TRAINERS:
+        lines += [
+            f"## {trainer}",
+            "",
+            *table("parameter", parameter_names(), trainer),
+            *table("metric", metric_names(), trainer),
+        ]
+    return "\n".join(lines)
+
+
+def up_to_date(page: str) -> str:
+    """The page with its tables as the code has them."""
+    before, start, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    return before + start + tables() + end + after
+
+
+def main() -> None:
+    PAGE.write_text(up_to_date(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
