@@ -2,10 +2,12 @@
 
 - the code that DVC watches in dvc.yaml;
 - the floors and the map in docs/house.md;
-- the tables in docs/engines.md, docs/experiments.md and docs/coming_from.md.
+- the tables in docs/engines.md, docs/experiments.md and docs/coming_from.md;
+- the pages of the presets that reproduce a document, docs/presets/.
 """
 
 import coming_from
+import document_pages
 import engine_tables
 import group_tables
 import house_map
@@ -18,3 +20,4 @@ if __name__ == "__main__":
     engine_tables.main()
     group_tables.main()
     coming_from.main()
+    document_pages.main()
