@@ -28,7 +28,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test test-engines smoke lint docs generate ui engines doctor parity verl mutants mutants-wiring faults lock gpu gpu-packages cuda-ranks
+.PHONY: help install demo study test test-engines smoke lint docs generate ui engines doctor parity parity-verl verl mutants mutants-wiring faults lock gpu gpu-packages cuda-ranks
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -120,10 +120,17 @@ lock:  ## Both lock files resolve on Python 3.11, 3.12 and 3.13, on macOS too, w
 	    || exit 1; done
 
 parity: $(VENV)/.developing  ## Our formulas against verl's and TRL's, in an environment of its own (.venv-parity).
+	$(PARITY) -m 'not verl_run'
+
+parity-verl: $(VENV)/.developing  ## A pipeline whose stage rl is verl's trainer, on a CPU (ten minutes).
+	$(PARITY) -m verl_run
+
+define PARITY
 	test -x .venv-parity/bin/python || $(BIN)/python -m venv .venv-parity
 	@$(BIN)/python -c $(SITE) > $$(.venv-parity/bin/python -c $(SITE))/mathrl.pth
 	$(UV) pip install --python .venv-parity/bin/python --no-deps -r tests/parity/requirements.txt
 	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest tests/parity -q
+endef
 
 verl: install  ## verl with vLLM in an environment of its own (.venv-verl), for rl.engine verl on GPUs.
 	test -x .venv-verl/bin/python || $(BIN)/python -m venv .venv-verl

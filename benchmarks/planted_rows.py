@@ -4,7 +4,8 @@ r"""Rows with planted defects among real ones: which of them curation finds, and
 
 The folder (default $MATHRL_DATA) has gsm8k_train.jsonl.gz and math_train.jsonl.gz, whose questions get the defects, and
 further sets that are counted if they are there. Each kind has two lists of wordings: those that the rules were written
-by, and others that were held out and written after the rules; no rule was changed for what it misses of these.
+by, and others that were held out; no rule was changed for what it misses of these. Those of leaks and figures are in
+held_out_wordings.py, and which of them are missed is printed only with `--missed`.
 `found` is the share of rows that break a rule of the kind (for look-alike letters: that equal the question which they
 copy, as a duplicate and for decontamination). The second table counts, by rule, the rows of the real sets that break
 it; `--show` prints some of them.
@@ -13,14 +14,20 @@ it; `--show` prints some of them.
 import argparse
 import os
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from held_out_wordings import FIGURES, LEAKS
+
+from mathrl.core.braces import closing_brace
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex
 from mathrl.data.grams import exact_key
+from mathrl.data.missing_figures import missing_figure
+from mathrl.data.prompt_leaks import leak
 from mathrl.data.quality import broken_rules
 from mathrl.data.row_files import read_rows
 from mathrl.data.row_formats import RowShape, to_problem
@@ -48,9 +55,10 @@ KINDS = {
     "leak": Kind(
         ("leak",),
         ("{q} [ans = {a}]", "{q} Hint: you should get {a}.", "{q} Key: {a}", "Show that the result is {a}: {q}",
-         "{q} (Answer: {a})", "{q} The final answer is {a}."),
-        ("{q} (solution = {a})", "{q} You'll end up with {a}.", "{q} Ans. {a}", "{q} Check that your total is {a}.",
+         "{q} (Answer: {a})", "{q} The final answer is {a}.",
+         "{q} (solution = {a})", "{q} You'll end up with {a}.", "{q} Ans. {a}", "{q} Check that your total is {a}.",
          "{q} Expected output: {a}", "{q} The correct value is {a}."),
+        LEAKS,
     ),
     "proof": Kind(
         ("proof",),
@@ -79,14 +87,14 @@ KINDS = {
          "Which one? A: {0} B: {1} C: {2} D: {3}", "下列哪个正确？【A】{0}【B】{1}【C】{2}【D】{3}"),
     ),
     "figure": Kind(
-        ("figure",),
+        ("figure", "figure_described"),
         ("The diagram shows what happens. {q}", "Refer to the image: {q}", "Based on the bar chart, {q}",
          "{q} Find the area of the shaded region.", "As can be seen below, {q}", "Use the table. {q}",
-         "In the figure below, {q}"),
-        ("The chart displays the numbers. {q}", "See the attached picture. {q}", "{q} (Look at the graph.)",
-         "According to the map, {q}", "{q} The lengths are as shown in the drawing.", "{q} 见下图。",
-         "Consult the table for the prices. {q}", "What is the perimeter of the shaded part? {q}",
+         "In the figure below, {q}", "The chart displays the numbers. {q}", "See the attached picture. {q}",
+         "{q} (Look at the graph.)", "According to the map, {q}", "{q} The lengths are as shown in the drawing.",
+         "{q} 见下图。", "Consult the table for the prices. {q}", "What is the perimeter of the shaded part? {q}",
          "Observe the picture: {q}"),
+        FIGURES,
     ),
     "context": Kind(
         ("context",),
@@ -116,6 +124,8 @@ LOOKALIKES = {  # known: Cyrillic's small letters; held out: capitals, Greek, fu
         str.maketrans({"e": "e\u200b"}), str.maketrans("jd", "јԁ"),
     ),
 }  # fmt: skip
+ENDS, LONGEST_END = 600, 150  # solutions whose last sentence is taken, and its length in characters
+EACH = 4  # rows per wording at least
 BLANK = (" \n\u200b", "\u200b\u200c", "\ufeff", "\u00a0\t", "\u2060\n", "\u3164")
 
 
@@ -142,17 +152,17 @@ def share(found: Sequence[bool]) -> str:
     return f"{sum(found)} of {len(found)} ({sum(found) / len(found):.0%})"
 
 
-def recall(hosts: list[Problem], rows: int, rng: random.Random) -> None:
+def recall(hosts: list[Problem], rows: int, rng: random.Random, show_missed: bool) -> None:
     print("| kind | known wordings: found | held-out wordings: found |\n|---|---|---|")
     missed: dict[str, Counter[str]] = defaultdict(Counter)
     for name, kind in KINDS.items():
         cells = []
         for wordings in (kind.known, kind.held_out):
-            chosen = list(planted(kind, wordings, rng.sample(hosts, rows), rng))
+            chosen = list(planted(kind, wordings, rng.sample(hosts, max(rows, EACH * len(wordings))), rng))
             found = [bool({str(r) for r in broken_rules(p, {}, Quality())} & set(kind.rules)) for p in chosen]
             cells.append(share(found))
             for number, (row, was_found) in enumerate(zip(chosen, found, strict=True)):
-                if not was_found:
+                if not was_found and (show_missed or wordings not in (LEAKS, FIGURES)):
                     missed[name][row.answers[0] if kind.answer else wordings[number % len(wordings)]] += 1
         print(f"| {name} | {cells[0]} | {'the same' if kind.answer else cells[1]} |", flush=True)
     for label in ("duplicate", "decontamination"):
@@ -163,6 +173,34 @@ def recall(hosts: list[Problem], rows: int, rng: random.Random) -> None:
     for name, wordings_missed in missed.items():
         listed = "; ".join(f"{text!r} {count}" for text, count in wordings_missed.most_common())
         print(f"\nmissed, {name}: {listed}")
+
+
+def unwritten(file: Path, rng: random.Random) -> None:
+    """Two measures on a set with solutions and drawings, whose wordings nobody made up."""
+    rows = [(str(row.values["answer"]), row.values) for row in read_rows(file)]
+    ends = [(answer, values, _conclusion(values["solution"])) for answer, values in rows]
+    stated = [(answer, values, end) for answer, values, end in ends if answer in end and len(end) <= LONGEST_END]
+    leaks = [
+        leak(text, Problem("p", text, (answer,), "s", "rl"))
+        for answer, values, end in rng.sample(stated, ENDS)
+        for text in [f"{values['question']} {end}"]
+    ]
+    print(
+        f"\nquestions with the last sentence of their solution, leak: {share([found is not None for found in leaks])}"
+    )
+    drawn = [values["question"] for _, values in rows if "[asy]" in values["question"]]
+    bare = [re.sub(r"\[asy\].*?\[/asy\]", " ", question, flags=re.DOTALL) for question in drawn]
+    print(f"questions without their drawing, figure: {share([missing_figure(question) for question in bare])}")
+
+
+def _conclusion(solution: str) -> str:
+    r"""The last sentence of a solution, without the \boxed around its answer; empty if it has none."""
+    start = solution.rfind("\\boxed{")
+    end = closing_brace(solution, start + 6) if start >= 0 else -1
+    if end < 0:
+        return ""
+    plain = solution[:start] + solution[start + 7 : end] + solution[end + 1 :]
+    return re.split(r"(?<=[.!?])\s+|\n", plain.strip())[-1]
 
 
 def _copies_found(label: str, tables: Sequence[dict[int, object]], hosts: Sequence[Problem]) -> Iterator[bool]:
@@ -213,6 +251,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("MATHRL_DATA"))
     parser.add_argument("--rows", type=int, default=120, help="planted rows per kind and list of wordings")
     parser.add_argument("--show", type=int, default=0, help="print this many real rows per rule")
+    parser.add_argument("--missed", action="store_true", help="print which wordings of held_out_wordings.py are missed")
     given = parser.parse_args()
     if given.folder is None:
         parser.error("name the folder with the sets, or set MATHRL_DATA")
@@ -220,7 +259,9 @@ def main() -> None:
     clean = [p for name in HOSTS for p in problems(given.folder / name) if not broken_rules(p, {}, Quality())]
     # An answer of one digit stands in many texts; a short question leaves decontamination nothing to find.
     hosts = [p for p in clean if len(p.question) > 80 and "[asy]" not in p.question]
-    recall(hosts, given.rows, rng)
+    recall(hosts, given.rows, rng, given.missed)
+    if (test := given.folder / "math_test.jsonl.gz").is_file():
+        unwritten(test, rng)
     dropped(given.folder, given.show, rng)
 
 

@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "proofs": ("proof",),
     "several parts": ("parts",),
     "yes/no and choice": ("yes_no", "choice"),
-    "links and missing figures": ("link", "figure"),
+    "links and missing figures": ("link", "figure", "figure_described"),
     "answer in the question": ("leak",),
     "answer not in its solution": ("solution_disagrees",),
     "unparseable truth": ("unparseable",),

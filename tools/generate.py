@@ -2,7 +2,7 @@
 
 - the code that DVC watches in dvc.yaml;
 - the floors and the map in docs/house.md;
-- the tables in docs/engines.md, docs/experiments.md and docs/coming_from.md;
+- the tables in docs/engines.md, docs/coming_from.md, docs/experiments.md and docs/what_fits.md;
 - the pages of the presets that reproduce a document, docs/presets/.
 """
 
@@ -11,6 +11,7 @@ import document_pages
 import engine_tables
 import group_tables
 import house_map
+import what_fits
 
 from mathrl.params import watched_code
 
@@ -18,6 +19,7 @@ if __name__ == "__main__":
     watched_code.main(house_map.ROOT)
     house_map.main()
     engine_tables.main()
-    group_tables.main()
     coming_from.main()
+    group_tables.main()
+    what_fits.main()
     document_pages.main()

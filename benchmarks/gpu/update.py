@@ -33,7 +33,8 @@ from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.load import load_model
-from mathrl.models.model_shape import ModelShape, shape_of
+from mathrl.models.model_shape import shape_of
+from mathrl.models.shapes import ModelShape
 from mathrl.planning.memory import plan_memory
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import update_gradient

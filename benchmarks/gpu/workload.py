@@ -8,7 +8,7 @@ import torch
 
 from mathrl.compose import load_params
 from mathrl.models.base import character_tokenizer
-from mathrl.models.model_shape import KNOWN, SIZES
+from mathrl.models.shapes import KNOWN, SIZES
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import Params

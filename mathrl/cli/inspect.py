@@ -168,6 +168,7 @@ def _answers(inspection: "Inspection") -> None:
 
 
 def _flaws(inspection: "Inspection") -> None:
+    from mathrl.data.inspection import GATE
     from mathrl.data.quality import DESCRIPTIONS
 
     if not inspection.flaws:
@@ -181,7 +182,8 @@ def _flaws(inspection: "Inspection") -> None:
         question = encodable(" ".join(flaw.example.question.split()))
         shown = question if len(question) <= 100 else f"{question[:60]} … {question[-40:]}"
         answer = encodable(" or ".join(flaw.example.answers))[:40]
-        kept = "" if flaw.drops else " (most rows are so: this rule is left out of the section)"
+        why = "most rows are so: this rule is left out of the section" if flaw.rule in GATE.drop else "only reported"
+        kept = "" if flaw.drops else f" ({why})"
         print(f"  {flaw.rule} {flaw.rows:,}: {DESCRIPTIONS[flaw.rule]}{kept}")
         print(f"    for example {encodable(flaw.example.id)}: {shown} (answer: {answer})")
 

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mathrl.compose import load_params
+from mathrl.compose.derived import DataTokens
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
+from mathrl.data.difficulty import seeded_subset
 from mathrl.data.sources import resolve_source
 from mathrl.params import Params
 from mathrl.params.data import Curate
@@ -17,6 +19,8 @@ from mathrl.params.evaluate import TEST
 from mathrl.params.final_values import Doubt, verdict
 from mathrl.params.schema import READS
 
+WORKED = 0.5  # share of the problems with solutions from which on these say how long responses are
+ROWS = 2000  # that are counted
 SPLITS = {"sft": "sft", "difficulty": "rl", "rl": "rl", "evaluate": "test"}  # what the stages prompt with
 Splits = dict[str, list[Problem]]
 
@@ -34,24 +38,66 @@ def judge_lengths(params: Params, stages: Sequence[str], typed: Sequence[str]) -
     return verdict({doubt.key: doubt for doubt in reversed(doubts)}.values(), typed)
 
 
+def data_tokens(params: Params) -> DataTokens | None:
+    """Tokens of the prompts and solutions that rl would have; None where they cannot be known (see `judge_lengths`)."""
+    from mathrl.data.lengths import answer_lengths, nearly_all
+    from mathrl.data.templates import prompt_lengths
+
+    try:
+        texts = _texts(params, {"rl"})
+    except UserError:
+        return None
+    problems = texts.splits.get("rl", []) if texts else []
+    if texts is None or not problems:
+        return None
+    chosen = seeded_subset(problems, ROWS, params.run.seed)
+    prompts = prompt_lengths(chosen, params.prompt, texts.tokenizer, texts.shots)
+    worked = [problem for problem in chosen if problem.solution]
+    known = len(worked) >= WORKED * len(chosen)
+    return DataTokens(
+        rows=len(chosen),
+        prompts_p95=nearly_all(prompts),
+        longest_prompt=max(prompts),
+        solutions_p95=nearly_all(answer_lengths(worked, texts.tokenizer)) if known else None,
+    )
+
+
+class _Texts(NamedTuple):
+    splits: Splits
+    shots: list[Problem]
+    tokenizer: Any
+
+
+def _texts(params: Params, splits: set[str]) -> _Texts | None:
+    """The problems of the splits, the worked examples before a question, and the model's tokenizer, if they are here.
+
+    Raises:
+        UserError: of the model or of the data.
+    """
+    folder = _model_folder(params)
+    if folder is None or not splits:
+        return None
+    problems = _curated(params, splits) or _sources(params)
+    shots = [problem for problem in problems.get("sft", ()) if problem.solution][: params.prompt.few_shot]
+    if not problems or len(shots) < params.prompt.few_shot:
+        return None
+    from mathrl.models.load import load_tokenizer  # transformers
+
+    return _Texts(problems, shots, load_tokenizer(folder, params.model))
+
+
 def _doubts(params: Params, stages: Sequence[str]) -> Iterator[Doubt]:
     idle = {"sft"} if not params.sft.steps else set()
     idle |= {"evaluate"} if TEST not in params.evaluate.benchmarks else set()
     judged = [stage for stage in stages if stage in SPLITS and stage not in idle]
-    folder = _model_folder(params)
-    if folder is None or not judged:
+    texts = _texts(params, {SPLITS[stage] for stage in judged})
+    if texts is None:
         return
-    splits = _curated(params, {SPLITS[stage] for stage in judged}) or _sources(params)
-    shots = [problem for problem in splits.get("sft", ()) if problem.solution][: params.prompt.few_shot]
-    if not splits or len(shots) < params.prompt.few_shot:
-        return
-    from mathrl.data.lengths import length_doubts  # transformers, as the next
-    from mathrl.models.load import load_tokenizer
+    from mathrl.data.lengths import length_doubts  # transformers
 
-    tokenizer = load_tokenizer(folder, params.model)
     for stage in judged:
-        examples = shots if stage != "sft" else ()
-        yield from length_doubts(params, stage, splits.get(SPLITS[stage], ()), tokenizer, examples)
+        examples = texts.shots if stage != "sft" else ()
+        yield from length_doubts(params, stage, texts.splits.get(SPLITS[stage], ()), texts.tokenizer, examples)
 
 
 def _model_folder(params: Params) -> Path | None:
@@ -88,7 +134,6 @@ def _curated(params: Params, splits: set[str]) -> Splits:
 
 def _sources(params: Params) -> Splits:
     """A seeded choice of the rows of the sources, by split, if all of them are local files."""
-    from mathrl.data.lengths import ROWS
     from mathrl.data.reading import read_source
 
     curate: Curate = params.curate

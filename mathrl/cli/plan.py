@@ -16,6 +16,7 @@ import psutil
 import typer
 from typer.core import TyperGroup
 
+from mathrl.cli.fit import fit_params
 from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
@@ -35,15 +36,13 @@ from mathrl.stages.difficulty import PROBLEMS
 from mathrl.stages.rl import DIFFICULTY, check_skill
 
 if TYPE_CHECKING:
-    from mathrl.models.model_shape import ModelShape
+    from mathrl.models.shapes import ModelShape
     from mathrl.planning.memory_states import MemoryPlan, Stage
 
 GIB = 1 << 30
 MOST_GB = 1000.0  # below it a number without a unit means GB
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": GIB}
 NO_START = "rl would not start"
-MARGIN = 0.03  # share of a GPU beside the reserve, below which fragmentation may end a run
-RESERVE = 0.05  # share of a GPU for what is not counted
 
 
 class PlanGroup(TyperGroup):
@@ -77,6 +76,9 @@ def plan_run(
     simulate: Annotated[
         str | None, typer.Option(help="Simulate a cluster instead: a file of params/simulate, by name or path.")
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Derive lengths, rates and what fits, and write them to params/.")
+    ] = False,
 ) -> None:
     """Print the plan of a run, such as data=gsm8k model=FOLDER hardware=1x24GB, unless a subcommand plans something
     else."""
@@ -85,18 +87,21 @@ def plan_run(
     if simulate is not None:
         show_simulation(simulate)
         return
-    from mathrl.models.model_shape import config_of, shape_of  # torch: --help answers without it
-
-    settings = [*(overrides or ()), *([f"run.processes={gpus}"] if gpus else [])]
-    preset = joined(presets)
-    params = load_params(preset=preset, overrides=settings)
-    config = config_of(params.model.base)
-    params.training.check_ranks(params.run.processes)
-    shape = shape_of(config)
+    preset, settings = joined(presets), list(overrides or ())
     hardware = hardware_of(read_layers(FOLDER, preset, None, split_choices(settings)[0]).groups.get("hardware", ""))
     if hardware is not None and not gpu_memory:
         gpu_memory = f"{hardware.memory / 1e9:g}GB"
     memory = size_in_bytes(gpu_memory) if gpu_memory else None
+    if fit:
+        settings += fit_params(preset, settings, gpus, memory)
+    elif gpus:
+        settings.append(f"run.processes={gpus}")
+    from mathrl.models.model_shape import config_of, shape_of  # torch: --help answers without it
+
+    params = load_params(preset=preset, overrides=settings)
+    config = config_of(params.model.base)
+    params.training.check_ranks(params.run.processes)
+    shape = shape_of(config)
     if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
         gpu_memory = f"{gpu_memory.strip()}GB"
         print(f"--gpu-memory: read as {gpu_memory}")
@@ -140,7 +145,7 @@ def _plan_memory(
         lengths: Typical lengths of a prompt and a response, None: the limits.
     """
     from mathrl.planning.memory import plan_memory
-    from mathrl.planning.memory_advice import advise
+    from mathrl.planning.memory_advice import MARGIN, RESERVE, advise
     from mathrl.planning.rollout_memory import check_vllm_share
 
     processes = params.run.processes

@@ -38,12 +38,22 @@ def length_doubts(
     most = params.prompt.max_tokens
     doubts = [_doubt("prompt.max_tokens", most, prompts, "prompts", room and room // 2)]
     if stage in SAMPLING:
-        texts = [worked_solution(problem) if problem.solution else problem.answers[0] for problem in chosen]
-        answers = [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        answers = answer_lengths(chosen, tokenizer)
         what = "solutions" if all(problem.solution for problem in chosen) else "solutions and answers"
         length = getattr(params, stage).max_tokens
         doubts.append(_doubt(f"{stage}.max_tokens", length, answers, what, room and room - most))
     return [doubt for doubt in doubts if doubt is not None]
+
+
+def answer_lengths(problems: Sequence[Problem], tokenizer: Any) -> list[int]:
+    """Tokens of each problem's worked solution, where it has one, else of its final answer."""
+    texts = [worked_solution(problem) if problem.solution else problem.answers[0] for problem in problems]
+    return [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+
+
+def nearly_all(lengths: Sequence[int]) -> int:
+    """The 95th percentile, a length that occurs."""
+    return int(np.percentile(lengths, 95, method="higher"))
 
 
 def _doubt(key: str, most: int, lengths: Sequence[int], what: str, room: int | None) -> Doubt | None:
@@ -51,7 +61,7 @@ def _doubt(key: str, most: int, lengths: Sequence[int], what: str, room: int | N
     share = float(np.mean(np.array(lengths) > most))
     if share <= MOST_CUT or (room is not None and most >= room):
         return None
-    longest = int(np.percentile(lengths, 95, method="higher"))
+    longest = nearly_all(lengths)
     suited = 32 * ceil(longest / 32)
     return Doubt(
         key,

@@ -12,6 +12,7 @@ from typing import Any
 
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
+from mathrl.data.missing_figures import describes_its_figure, missing_figure
 from mathrl.data.prompt_leaks import leak
 from mathrl.grading.matching import compare
 from mathrl.grading.readable import reading
@@ -25,7 +26,8 @@ DESCRIPTIONS: dict[Rule, str] = {
     "choice": "asks for the letter of an option",
     "link": "has a link or a picture's address",
     "html": "has HTML in its text",
-    "figure": "refers to a figure or table that its text does not have",
+    "figure": "needs a figure or table that its text does not have",
+    "figure_described": "refers to a figure that its text does not have, and describes it",
     "context": "refers to something before it that its text does not have",
     "leak": "its question holds its answer or worked solution",
     "solution_disagrees": "its own solution ends with another answer",
@@ -66,15 +68,19 @@ _NO_VALUE = {
     "见解析",
 }  # NuminaMath's "proof"
 _START = r"(?:^|[.?!:;]\s+|\n\s*)"  # of a sentence or line
+# Labels of parts, and what a text has that begins with the first of them: looking for that is far faster.
 _LABELS = (
-    re.compile(r"(?<![\w\\^_({$+\-*/=,])\(([a-h])\)(?!\s*[=+\-*/^,)])"),  # (a) … (b) …
-    re.compile(r"(?<![\w\\^_$+\-*/=])\((i{1,3}|iv|v)\)(?!\s*[=+\-*/^,)])"),
-    re.compile(rf"{_START}([a-h])\)\s"),
-    re.compile(rf"{_START}(i{{1,3}}|iv|v)[.)]\s"),
-    re.compile(rf"{_START}([1-9])[.)]\s+(?=[A-Z])"),
-    re.compile(rf"{_START}(?:part|question|task|q)\s*\(?([1-9]|[a-h]|i{{1,3}})\)?\s*[.:)–-]", re.IGNORECASE),
-    re.compile(r"[（(]([1-9])[)）]\s*(?=[\u4e00-\u9fff])"),
-    re.compile(r"([①-⑨])"),
+    (("(a)",), re.compile(r"(?<![\w\\^_({$+\-*/=,])\(([a-h])\)(?!\s*[=+\-*/^,)])")),  # (a) … (b) …
+    (("(i)",), re.compile(r"(?<![\w\\^_$+\-*/=])\((i{1,3}|iv|v)\)(?!\s*[=+\-*/^,)])")),
+    (("a)",), re.compile(rf"{_START}([a-h])\)\s")),
+    (("i.", "i)"), re.compile(rf"{_START}(i{{1,3}}|iv|v)[.)]\s")),
+    (("1.", "1)"), re.compile(rf"{_START}([1-9])[.)]\s+(?=[A-Z])")),
+    (
+        ("1", "a", "A", "i", "I"),
+        re.compile(rf"{_START}(?:part|question|task|q)\s*\(?([1-9]|[a-h]|i{{1,3}})\)?\s*[.:)–-]", re.IGNORECASE),
+    ),
+    (("1)", "1）"), re.compile(r"[（(]([1-9])[)）]\s*(?=[\u4e00-\u9fff])")),
+    (("①",), re.compile(r"([①-⑨])")),
 )
 _VERBS = "find|compute|determine|calculate|evaluate|prove|show|solve|what|how|which|sketch|simplify|give|write|express"
 # A part asks: it or a clause of it begins with such a verb, or it has a question mark.
@@ -116,48 +122,6 @@ _HTML = re.compile(
     r"(?:\s[^<>]*)?/?>|<([biusaq])(?:\s[^<>]*)?>[^<>]*</\1>|&(?:nbsp|[lg]t|amp|quot|times|deg|#x?[\da-f]{2,5});",
     re.IGNORECASE,
 )
-_PICTURE = "figure|diagram|picture|image|drawing|illustration"
-_CHART = r"graph|map|(?:\w+\s+)?chart|histogram|plot"
-_SHAPE = "triangle|square|circle|polygon|rectangle|quadrilateral|region|shape|solid|cube|pyramid|board|curve|parabola"
-_FIGURE = re.compile(
-    rf"""
-    \b(?:in|from|see|of|on)\s+the\s+(?:\w+\s+)?(?:{_PICTURE})\s*(?:below|above|shown|at\s+(?:the\s+)?right|,)
-  | \b(?:in|from|see|of|on)\s+the\s+(?:\w+\s+)?(?:graph|map|chart|table)\s*(?:below|above|shown)
-  | \b(?:{_PICTURE}|graph|map|chart|table|grid)s?\s+(?:\w+\s+)?(?:is\s+|are\s+)?
-    (?:shown|below|above|pictured|depicted)\b
-  | \b(?:as|is|are)\s+(?:shown|pictured|depicted|illustrated|shaded)\s+in\s+the\s+(?:{_PICTURE})
-  | \b(?:{_SHAPE})s?\b[^.?!]{{0,60}}\b(?:shown|pictured|depicted)\s+(?:below|above|here|at\s+right)\b
-  | \bas\s+(?:shown|pictured|depicted|illustrated)\s+(?:below|above|here)\b
-  | \b(?:figure|fig\.)\s+\d
-  | 如(?:右|左|下|上)?图|(?:下|右|左|上)图|图中|图所示
-  | \bthe\s+(?:\w+\s+)?(?:{_PICTURE}|{_CHART})\s+(?:shows?|depicts?|illustrates?|displays?|indicates)\b
-  | \b(?:refer(?:ring)?\s+to|based\s+on|according\s+to|look(?:ing)?\s+at|use|using|see|study|examine|as\s+in)\s+the\s+
-    (?:\w+\s+){{0,2}}?(?:{_PICTURE}|{_CHART}|table)\b(?!\s+of\b)
-  | \b(?:from|in)\s+the\s+(?:\w+\s+){{0,2}}?(?:diagram|chart|histogram|illustration)\b(?!\s+of\b)
-  | \bthe\s+(?:following|accompanying|attached|adjoining|provided|given)\s+(?:\w+\s+)?(?:{_PICTURE}|map|chart|plot)\b
-  | \bthe\s+(?:{_PICTURE}|graph|map|chart)\s+(?:on|at|to)\s+(?:the|your)\s+(?:right|left|board|page|screen)\b
-  | \b(?:seen|shown|pictured|displayed)\s+in\s+the\s+(?:\w+\s+)?(?:{_PICTURE}|{_CHART}|table)\b
-  | \b(?:pictured|depicted|illustrated)\s+(?:below|above|here|on\s+the\s+(?:right|left))\b
-  | \b(?:shown|seen|displayed)\s+below\b (?![^.?!]*:) (?!.*(?:\$\$|\\\[|\\begin|\\bullet|\n\s*\S|\d\$?,\s))  # a list
-    """,
-    re.IGNORECASE | re.VERBOSE | re.DOTALL,
-)
-_EXAMPLE = re.compile(
-    r"\b(?:figure|diagram|picture|image|illustration|drawing|examples?)\b[^.?!]*"
-    r"\b(?:examples?|the\s+case|illustrates\s+the|first\s+(?:few|two|three|four)|when\s+\$|after\s+(?:step|stage))"
-    r"|\bexamples?\s+(?:\w+\s+){0,4}(?:shown|displayed|pictured|below)",
-    re.IGNORECASE,
-)
-_SHADED = re.compile(
-    rf"\b(?:un)?shaded\s+(?:area|part|portion|section|sector|{_SHAPE})s?\b"
-    r"(?!\s+(?:that|which|created|formed|between|inside|outside|common|within))",
-    re.IGNORECASE,
-)
-_SAYS_WHAT_IS_SHADED = re.compile(
-    r"\b(?:is|are|was|were|be|been|being)\s+(?:then\s+)?(?:un)?shaded\b|\bshad(?:es?|ing)\b|\bshaded\s+(?:in|with)\b",
-    re.IGNORECASE,
-)
-_DRAWN = re.compile(r"\[/?asy\]|\\begin\{(?:asy|tikzpicture|tabular|array|picture|table)|\bdraw\s*\(|\n\s*\|.*\|")
 _BEFORE = re.compile(
     r"""
     \b(?:as|like|from|of|using|use|with|to|see|recall|continuing|for|by)\s+(?:in\s+)?(?:the|your)\s+
@@ -187,8 +151,6 @@ _OF_A_STORY = re.compile(
 # Words of which a text that a pattern matches has one: looking for them first takes a tenth of the time.
 _PROOF_WORDS = ("prove", "show", "demonstrat", "verify", "argu", "deduce", "confirm", "establish", "explain", "justif",
                 "deriv", "induction", "contra", "pigeonhole", "proof", "证")  # fmt: skip
-_FIGURE_WORDS = ("figure", "fig.", "diagram", "pictur", "image", "drawing", "illustrat", "graph", "map", "chart",
-                 "table", "grid", "histogram", "plot", "shown", "depict", "seen", "display", "图")  # fmt: skip
 _BEFORE_WORDS = ("previous", "preceding", "last", "prior", "earlier", "part", "above", "before", "aforementioned",
                  "result", "answer", "solution", "上", "前一题")  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
@@ -241,6 +203,8 @@ class Broken:
 
 def broken_rules(problem: Problem, votes: Mapping[str, Sequence[str]], quality: Quality) -> list[Rule]:
     """The rules that a problem breaks, in the order of DESCRIPTIONS; `votes` are a policy's answers by problem id."""
+    figure = missing_figure(problem.question)
+    in_words = figure and describes_its_figure(problem.question)
     broken: dict[Rule, bool] = {
         "proof": asks_for_a_proof(problem.question) or all(_plain(answer) in _NO_VALUE for answer in problem.answers),
         "parts": has_parts(problem.question),
@@ -248,7 +212,8 @@ def broken_rules(problem: Problem, votes: Mapping[str, Sequence[str]], quality: 
         "choice": is_choice(problem),
         "link": _LINK.search(problem.question) is not None,
         "html": _HTML.search(problem.question) is not None,
-        "figure": lacks_its_figure(problem.question),
+        "figure": figure and not in_words,
+        "figure_described": in_words,
         "context": lacks_its_context(problem.question),
         "leak": leak(_shown(problem), problem) is not None,
         "solution_disagrees": solution_disagrees(problem),
@@ -276,7 +241,9 @@ def has_parts(question: str) -> bool:
     >>> has_parts("What is their sum? What is their product?")
     True
     """
-    for label in _LABELS:
+    for firsts, label in _LABELS:
+        if not any(first in question for first in firsts):
+            continue
         marks = list(label.finditer(question))
         names = [mark[1].lower() for mark in marks]
         if len(marks) < 2 or len(set(names)) < len(names) or names != sorted(names, key=_place):
@@ -299,22 +266,6 @@ def is_choice(problem: Problem) -> bool:
     numbered = all(_NUMBER_OF_OPTION.fullmatch(answer.strip(" $.")) for answer in answers)
     asks_for_one = numbered and _CHOOSE.search(question) and not _COUNT.search(question)
     return bool(asks_for_one) and _NUMBERED_OPTIONS.search(question) is not None
-
-
-def lacks_its_figure(question: str) -> bool:
-    """Whether the question refers to a figure or table, and has neither drawing code nor a table.
-
-    A figure that is an example of what the text says is not missed.
-
-    >>> lacks_its_figure("Find the area of the shaded region."), lacks_its_figure("The figure shows the case $n=2$.")
-    (True, False)
-    """
-    refers = _FIGURE.search(question) if _has_one(question, _FIGURE_WORDS) else None
-    if refers is None:
-        return _SHADED.search(question) is not None and not (
-            _SAYS_WHAT_IS_SHADED.search(question) or _DRAWN.search(question)
-        )
-    return _DRAWN.search(question) is None and _EXAMPLE.search(question) is None
 
 
 def lacks_its_context(question: str) -> bool:

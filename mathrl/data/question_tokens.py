@@ -33,6 +33,8 @@ _MATH = regex.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", regex.DO
 _PROSE = regex.compile(r"(?<![\\a-z])[a-z]{4,}")  # a word between dollar signs: they are amounts of money
 _LETTERS = regex.compile(r"(?<!\\[a-z]*)[a-z]{2,}")
 _CAPITALS = regex.compile(r"\b[A-Z]{4,}\b")  # "arrange the letters of PROOF"
+_TEXT = regex.compile(r"\\(?:text|mbox|mathrm|operatorname)[a-z*]*\s*\{([^{}]*)\}")
+_DIFFERENCE = regex.compile(r"(?<=[a-z])-(?=[a-z])")
 _HYPHEN = regex.compile(r"(?<=\p{L})-(?=\p{L})")
 _TOKEN = r"""
         \\[a-z]+ | \\%
@@ -84,9 +86,9 @@ def signature(text: str, tokens: list[str]) -> tuple[str, ...]:
 def _formula(match: regex.Match[str]) -> str:
     """A formula with its variables apart: xy is x y. An amount of money is left as it is."""
     inside = next(group for group in match.groups() if group is not None)
-    inside = regex.sub(r"\\(?:text|mbox|mathrm|operatorname)[a-z*]*\s*\{([^{}]*)\}", r" \1 ", inside)
+    inside = _TEXT.sub(r" \1 ", inside)
     if _PROSE.search(inside):
         return f" {inside} "
-    spaced = regex.sub(r"(?<=[a-z])-(?=[a-z])", " - ", inside)
+    spaced = _DIFFERENCE.sub(" - ", inside)
     apart: str = _LETTERS.sub(lambda letters: " ".join(letters.group()), spaced)
     return f" {apart} "

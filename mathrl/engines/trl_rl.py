@@ -26,8 +26,8 @@ from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.lora import add_lora, merged_weights
 from mathrl.params import Params
 from mathrl.rewards.compose import build_reward
+from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.engine import canary_tolerance
-from mathrl.rollout.resolve import stage_longest
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.dev_evaluation import dev_figures

@@ -3,11 +3,9 @@
 from typing import Any
 
 from mathrl.core.hardware import Hardware
-from mathrl.models.sharding import BUCKET
+from mathrl.models.limits import BUCKET, LIVE
 from mathrl.params.optimizer import Optimizer
 from mathrl.params.training import DeepSpeed
-
-LIVE = 4 * BUCKET  # gathered elements that a pass of ZeRO 3 may keep beside the layer that it is in
 
 
 def deepspeed_config(settings: DeepSpeed, optimizer: Optimizer, *, half: bool, hardware: Hardware) -> dict[str, Any]:

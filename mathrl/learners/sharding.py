@@ -10,9 +10,10 @@ import torch
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.deepspeed_internals import import_deepspeed, make_engine, release, without_trace
 from mathrl.learners.distributed import Ranks
-from mathrl.models.context_parallel import check_heads, heads_of
+from mathrl.models.context_parallel import heads_of
 from mathrl.models.device import hardware_of
 from mathrl.models.fsdp import is_divided, layer_by_layer, rank_mesh, start
+from mathrl.models.limits import check_heads
 from mathrl.models.load import plain_dtype
 from mathrl.models.scores import prepare
 from mathrl.models.sharding import is_sharded, sharded_loads

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.models.attention import RowLayout
+from mathrl.models.limits import check_heads
 from mathrl.models.packing import PackedBatch
 from mathrl.models.trial import one_batch_limit
 
@@ -115,7 +116,7 @@ def own_share(model: Any, batch: PackedBatch) -> RowShare:
     context: ContextGroup | None = model.__dict__.get(MARK)
     if context is None:
         return RowShare(batch)
-    tokens = batch.input_ids_1T.shape[1] // context.size  # a row has a multiple of eight (packing.rounded_up)
+    tokens = batch.input_ids_1T.shape[1] // context.size  # a row has a multiple of eight (limits.rounded_up)
     first = context.rank * tokens
     own_T = slice(first, first + tokens)
     own_R = batch.rows_R // tokens == context.rank
@@ -158,16 +159,6 @@ def heads_of(config: Any) -> tuple[int, int]:
     """The numbers of query heads and of key heads, from a Hugging Face configuration."""
     text = config.get_text_config()
     return text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-
-
-def check_heads(heads: int, keys: int, size: int) -> None:
-    """Raises UserError: `heads` query heads and `keys` key heads cannot be divided among `size` ranks."""
-    if heads % size or (keys % size and size % keys):
-        possible = [str(n) for n in (1, 2, 4, 8) if not (heads % n or (keys % n and n % keys))]
-        raise UserError(
-            f"training.fsdp.context_parallel is {size}, but the model has {heads} query heads and {keys} key heads, "
-            f"which {size} ranks cannot divide: set it to {' or '.join(possible)}"
-        )
 
 
 @contextmanager

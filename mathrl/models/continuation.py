@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mathrl.models.attention import DecodeCache
-from mathrl.models.packing import rounded_up
+from mathrl.models.limits import rounded_up
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# At most this many logits at a time on a CPU (256 MiB in float32).
-MOST_LOGITS = 1 << 26
+from mathrl.models.limits import MOST_LOGITS
 
 
 def most_logits(device: torch.device) -> int:

@@ -1,6 +1,5 @@
-"""The sizes that memory and arithmetic of a model depend on, from its configuration alone."""
+"""The shape of any causal language model, from its configuration; `shapes` has the usual ones without torch."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,50 +7,10 @@ import torch
 from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer, fresh_config
 from mathrl.models.load import reason, resolve_folder
+from mathrl.models.shapes import KNOWN, SIZES, ModelShape
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.messages import did_you_mean
 from mathrl.params.run import Base, FreshModel
-
-# From the config.json of each, so that a plan needs no hub: the presets' models.
-SIZES = (
-    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
-    "tie_word_embeddings"
-).split()
-KNOWN: dict[str, tuple[str, tuple[int | bool, ...]]] = {
-    "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", (896, 4864, 24, 14, 2, 151936, True)),
-    "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2", (1536, 8960, 28, 12, 2, 151936, True)),
-    "Qwen/Qwen2.5-3B-Instruct": ("qwen2", (2048, 11008, 36, 16, 2, 151936, True)),
-    "Qwen/Qwen2-7B-Instruct": ("qwen2", (3584, 18944, 28, 28, 4, 152064, False)),
-    "Qwen/Qwen2.5-32B": ("qwen2", (5120, 27648, 64, 40, 8, 152064, False)),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ("qwen2", (1536, 8960, 28, 12, 2, 151936, False)),
-    "deepseek-ai/deepseek-math-7b-instruct": ("llama", (4096, 11008, 30, 32, 32, 102400, False)),
-}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes that the memory of a model depends on.
-
-    Example:
-        Qwen2.5-0.5B: ModelShape(width=896, mlp=4864, layers=24, heads=14, key_heads=2, head_width=64,
-                            vocabulary=151936, parameters=494032768, matrices=357826560, head=136134656,
-                            tied=True)
-
-    `matrices` counts the weights of the linear layers inside the blocks, `head` those of the output head,
-    which it shares with the embedding where it is `tied`.
-    """
-
-    width: int
-    mlp: int
-    layers: int
-    heads: int
-    key_heads: int
-    head_width: int
-    vocabulary: int
-    parameters: int
-    matrices: int
-    head: int
-    tied: bool
 
 
 def shape_of(config: Any) -> ModelShape:

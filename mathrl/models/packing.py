@@ -16,25 +16,11 @@ from mathrl.core.types import Sampled, TokenIds
 from mathrl.models.attention import Block, CausalLayout, Layout, RowLayout, VarlenLayout
 from mathrl.models.device import Device, to_device
 from mathrl.models.kernels import Kernel
+from mathrl.models.limits import LONG, rounded_up
 
 # Sequences share a block as long as at least this share of the block's queries are real tokens.
 FULL_ENOUGH = 0.7
 FEWEST = 16  # smaller blocks are not split off
-# From this length on, attention's table of probabilities costs more than a prompt for every response.
-LONG = 1024
-
-
-def rounded_up(count: int) -> int:
-    """The next of a few sizes, at most 1/16 larger (or 8 for small counts).
-
-    oneDNN compiles a bfloat16 product for each new number of rows, which takes half a millisecond and up to a megabyte,
-    more than the product itself in a small model.
-
-    >>> [rounded_up(count) for count in (3, 33, 1000, 1025, 8000)]
-    [8, 40, 1024, 1088, 8192]
-    """
-    step = max(8, 1 << max(0, (count - 1).bit_length() - 5))
-    return -(-count // step) * step
 
 
 @dataclass(frozen=True)

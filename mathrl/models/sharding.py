@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from mathrl.models.fsdp import is_divided, made_divided
 from mathrl.models.kernels import compute_dtype
+from mathrl.models.limits import BUCKET
 from mathrl.models.transformers_import import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 Part = tuple[str, list[Tensor], Callable[[], Tensor]]  # see `mathrl.models.lora.weight_parts`
-BUCKET = 50_000_000  # elements gathered at a time; DeepSpeed's own half a billion is 2 GB of buffer
 
 
 class _Settings:

@@ -125,6 +125,21 @@ def width_factor(width: float | None) -> float:
     return max(1.0, PUBLISHED_WIDTH / width) if width else 1.0
 
 
+def usual_rate(path: str, lora: bool, size: float | None, width: float | None) -> tuple[float, str]:
+    """AdamW's usual learning rate for a section of RATES, and where it is from; Muon's is MUON times as high.
+
+    Args:
+        lora: Whether adapters are trained. `size`: in billions of parameters, None: below LARGE.
+        width: Of the model, None: at least PUBLISHED_WIDTH.
+
+    >>> usual_rate("rl", False, 7.0, 3584)[0], usual_rate("sft", True, 0.5, 896)[0]
+    (1e-06, 0.0001)
+    """
+    rates = RATES[path]
+    rate = rates.lora if lora else rates.large if (size or 0) >= LARGE else rates.small
+    return rate * width_factor(width), ADAPTERS if lora else rates.source
+
+
 def _doubts(params: Params, stage: str) -> Iterator[Doubt]:
     if stage not in TRAINED and stage not in SAMPLING:  # other stages may not read the section model
         return
@@ -154,13 +169,12 @@ def _sections(params: Params, stage: str) -> dict[str, Any]:
 
 
 def _rate_doubts(path: str, section: Any, model: str) -> Iterator[Doubt]:
-    rates, size = RATES[path], billions(model)
-    rate = rates.lora if section.lora is not None else rates.large if (size or 0) >= LARGE else rates.small
-    rate *= width_factor(_of_config(model, WIDTHS))
+    size, lora = billions(model), section.lora is not None
+    rate, source = usual_rate(path, lora, size, _of_config(model, WIDTHS))
     key, optimizer = f"{path}.optimizer.lr", section.optimizer
     muon = isinstance(optimizer, Muon)
     used = [("AdamW", f"{key} x adamw_scale" if muon else key, optimizer.adamw_lr, rate)]
-    if muon and section.lora is None:  # adapters are AdamW's
+    if muon and not lora:  # adapters are AdamW's
         used.insert(0, ("Muon", key, optimizer.lr, rate * MUON_TIMES))
     far = [item for item in used if item[2] >= item[3] * TIMES * (1 - 1e-9)]
     if not far:
@@ -168,7 +182,6 @@ def _rate_doubts(path: str, section: Any, model: str) -> Iterator[Doubt]:
     name, what, lr, usual = far[0]
     kind = "adapters" if section.lora is not None else "all weights"
     billion = f" of {size:g} billion parameters" if size else ""
-    source = ADAPTERS if section.lora is not None else rates.source
     yield Doubt(
         key,
         f"{what} is {lr:g}, {lr / usual:,.0f} times {name}'s usual rate for {kind} of a pretrained model"

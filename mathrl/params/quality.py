@@ -14,6 +14,7 @@ Rule = Literal[
     "link",
     "html",
     "figure",
+    "figure_described",
     "context",
     "leak",
     "solution_disagrees",
@@ -26,7 +27,7 @@ class Quality(Section):
     """Rules for training rows; the report counts the rows of every rule and shows examples."""
 
     drop: tuple[Rule, ...] = Field(
-        tuple(rule for rule in get_args(Rule) if rule != "majority"),
+        tuple(rule for rule in get_args(Rule) if rule not in ("figure_described", "majority")),
         description="Rules whose rows leave the sft and rl splits; the others are only reported.",
     )
     samples: str | None = Field(

@@ -1,6 +1,6 @@
 """What the FSDP backend holds in a process, and what it gathers meanwhile. P parameters, N processes."""
 
-from mathrl.models.model_shape import ModelShape
+from mathrl.models.shapes import ModelShape
 from mathrl.params.advantage import Critic
 from mathrl.params.schema import Params
 from mathrl.params.train import Rl, Sft

@@ -3,8 +3,8 @@
 vLLM takes its share of the memory when it opens, and frees most of it when it sleeps, so the phases differ by much.
 """
 
-from mathrl.models.model_shape import ModelShape
-from mathrl.models.sharding import BUCKET
+from mathrl.models.limits import BUCKET
+from mathrl.models.shapes import ModelShape
 from mathrl.params.lora import Adapters
 from mathrl.params.schema import Params
 from mathrl.planning.fsdp_memory import gathered_in_a_pass

@@ -5,9 +5,8 @@ tests/planning/test_gpu_update.py counts every tensor of a forward and backward 
 Symbols: T tokens, D width, I width of the MLP, H and K query and key heads of width d, V vocabulary.
 """
 
-from mathrl.models.head import MOST_LOGITS
-from mathrl.models.model_shape import ModelShape
-from mathrl.models.packing import rounded_up
+from mathrl.models.limits import MOST_LOGITS, rounded_up
+from mathrl.models.shapes import ModelShape
 from mathrl.planning.memory_states import Parts
 
 

@@ -8,11 +8,8 @@ Symbols: P parameters, D width, I width of the MLP, H and K query and key heads 
 T tokens of a micro-batch (with context parallelism a rank's part of them), B sequences decoded at a time.
 """
 
-from mathrl.models.context_parallel import check_heads
-from mathrl.models.head import MOST_LOGITS
-from mathrl.models.model_shape import ModelShape
-from mathrl.models.packing import LONG
-from mathrl.models.sharding import BUCKET
+from mathrl.models.limits import BUCKET, LONG, MOST_LOGITS, check_heads
+from mathrl.models.shapes import ModelShape
 from mathrl.params.advantage import Critic
 from mathrl.params.schema import Params
 from mathrl.params.train import Rl, Sft

@@ -6,6 +6,9 @@ from mathrl.params.schema import Params
 from mathrl.planning.memory_states import MemoryPlan, Stage
 from mathrl.planning.rollout_memory import with_engine
 
+RESERVE = 0.05  # share of a GPU for what is not counted
+MARGIN = 0.03  # share of a GPU beside the reserve, below which fragmentation may end a run
+
 
 def saving_overrides(params: Params, stage: Stage) -> list[list[str]]:
     """Overrides that save memory, the cheapest first; those of a list belong together.

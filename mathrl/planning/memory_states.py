@@ -6,8 +6,8 @@ With DeepSpeed, also the weights that ZeRO 3 gathers temporarily (FSDP: `fsdp_me
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mathrl.learners.deepspeed_config import LIVE
-from mathrl.models.model_shape import ModelShape
+from mathrl.models.limits import LIVE
+from mathrl.models.shapes import ModelShape
 from mathrl.params.lora import Adapters
 from mathrl.params.optimizer import Optimizer
 from mathrl.params.schema import Params

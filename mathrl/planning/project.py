@@ -17,10 +17,11 @@ from mathrl.core.hardware import Hardware
 from mathrl.core.types import Problem
 from mathrl.data.inspection import Inspection
 from mathrl.data.templates import BOXED_INSTRUCTION
-from mathrl.models.model_shape import ModelShape
-from mathrl.params.final_values import LARGE, RATES, SHORTEST, width_factor
+from mathrl.models.shapes import ModelShape
+from mathrl.params.final_values import usual_rate
 from mathrl.params.load import parse_yaml
 from mathrl.params.schema import Params
+from mathrl.planning.lengths import LONGEST, prompt_tokens, response_tokens
 
 FEWEST_TESTS, MOST_TESTS = 50, 500  # problems to measure on: fewer say little, more say hardly more
 DIALOGUE = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
@@ -31,8 +32,6 @@ FEWEST_TEACHING_STEPS = 50  # for a model that solves too little: SFT_EPOCHS ove
 MORE_TEACHING = 8  # times as much, where that was too little; more only repeats the same rows
 CHARACTERS_PER_TOKEN = 3
 EVAL_EVERY = 10  # RL steps between dev evaluations
-LONGEST_PROMPT = 2048  # in tokens, unless more than a twentieth of the prompts are longer
-LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens, unless the solutions are longer
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,9 @@ def project_sections(
     """
     device = hardware.kind
     sizes, chat = BATCHES[device], bool(getattr(tokenizer, "chat_template", None))
-    most = max(LONGEST_PROMPT, _rounded(inspection.prompts.p95))
-    prompt_tokens = min(max(SHORTEST, _rounded(inspection.prompts.longest)), most, positions // 2)
-    response = min(response_tokens(inspection, chat, LONGEST[device]), positions - prompt_tokens)
+    prompt = prompt_tokens(inspection.prompts.longest, inspection.prompts.p95, positions)
+    solved = inspection.solutions.p95 if inspection.solutions else None
+    response = min(response_tokens(solved, chat=chat, longest=LONGEST[device]), positions - prompt)
     curate = _curate(inspection, test)
     worked = inspection.solutions.texts / len(inspection.problems) if inspection.solutions else 0.0
     sft_share = 0.0 if chat or worked < 0.95 else SFT_SHARE
@@ -97,7 +96,7 @@ def project_sections(
         "run": {"seed": 0, "device": "auto", "processes": max(1, hardware.count) if hardware.is_gpu else 2},
         "curate": {**curate, **({"sft_share": sft_share} if sft_share else {})},
         "model": {"base": {"type": "pretrained", "path": model}, "precision": "bfloat16"},
-        "prompt": {**suited_prompt(tokenizer), "max_tokens": prompt_tokens},
+        "prompt": {**suited_prompt(tokenizer), "max_tokens": prompt},
         "sft": {
             "steps": _sft_steps(inspection, trained * sft_share, sizes.sft_tokens) if sft_share else 0,
             "tokens_per_step": sizes.sft_tokens,
@@ -146,10 +145,8 @@ def _adamw(stage: str, shape: ModelShape) -> dict[str, Any]:
 
 def _learning_rate(stage: str, shape: ModelShape) -> float:
     """The published rate for a model of this size; below the width of 896 (0.5B) it grows as the width falls."""
-    rates = RATES[stage]
-    if shape.parameters >= LARGE * 1e9:
-        return rates.large
-    return float(f"{rates.small * width_factor(shape.width):.1g}")
+    rate, _ = usual_rate(stage, False, shape.parameters / 1e9, shape.width)
+    return float(f"{rate:.1g}")
 
 
 def _sweep(name: str, rl_rate: float, device: str) -> dict[str, Any]:
@@ -177,18 +174,6 @@ def _curate(inspection: Inspection, test: dict[str, Any] | None) -> dict[str, An
         section["test_share"] = round(min(0.3, max(min(0.1, MOST_TESTS / rows), FEWEST_TESTS / rows)), 4)
     section["dev_share"] = round(min(0.05, 200 / rows), 4)
     return section
-
-
-def response_tokens(inspection: Inspection, chat: bool, longest: int) -> int:
-    """Room for a response: half as much again as nearly all solutions take; without solutions what is usual.
-
-    `longest` limits the half, never the solutions: `mathrl.data.lengths` refuses a length that cuts them off.
-    """
-    usual = 512 if chat else 256
-    if inspection.solutions is None:
-        return usual
-    taken = _rounded(inspection.solutions.p95)
-    return max(taken, min(longest, max(usual if chat else SHORTEST, _rounded(1.5 * inspection.solutions.p95))))
 
 
 def _sft_steps(inspection: Inspection, rows: float, tokens_per_step: int) -> int:
@@ -220,11 +205,6 @@ def teach_first(params: Params, rows: Sequence[Problem]) -> list[str] | str:
         )
     steps = MORE_TEACHING * first if taught >= first else first
     return [*([] if taught else [f"curate.sft_share={share:g}"]), f"sft.steps={steps}"]
-
-
-def _rounded(tokens: float) -> int:
-    """Up to the next multiple of 32."""
-    return 32 * max(1, ceil(tokens / 32))
 
 
 def test_source(path: Path, name: str, inspection: Inspection) -> dict[str, Any]:

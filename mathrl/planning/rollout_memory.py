@@ -1,12 +1,11 @@
 """Memory of sampling: the torch engine's cache and logits, or vLLM's parts."""
 
 from mathrl.core.hardware import Hardware
-from mathrl.models.model_shape import ModelShape
+from mathrl.models.shapes import ModelShape
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import Params
 from mathrl.planning.memory_states import GIB, Device, Parts, bytes_of
-from mathrl.rollout.engine import dtype_name
-from mathrl.rollout.resolve import choose_engine, stage_longest
+from mathrl.rollout.choices import choose_engine, dtype_name, stage_longest
 from mathrl.rollout.vllm_budget import VllmBudget, check_budget, vllm_budget
 
 VLLM_RUNTIME = 0.27 * GIB  # measured for vLLM on a CPU; on a GPU its memory share includes everything

@@ -14,7 +14,7 @@ import torch
 
 from mathrl.core.files import read_json, write_json
 from mathrl.core.records import RunRecord, newest_record
-from mathrl.models.model_shape import ModelShape
+from mathrl.models.shapes import ModelShape
 from mathrl.params.schema import Params
 
 SPEED = "speed.json"

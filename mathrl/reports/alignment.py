@@ -12,9 +12,9 @@ from mathrl.models.device import choose_device
 from mathrl.models.load import folder_trial
 from mathrl.models.packing import Group
 from mathrl.params import Params
-from mathrl.rollout.engine import Sampling, canary_tolerance, dtype_name
+from mathrl.rollout.choices import dtype_name, longest_sequence
+from mathrl.rollout.engine import Sampling, canary_tolerance
 from mathrl.rollout.open_engine import open_engine
-from mathrl.rollout.resolve import longest_sequence
 from mathrl.rollout.sampler import Sampler
 
 EXAMPLES = Path("data/curated/sft.jsonl")

@@ -136,11 +136,6 @@ def request_seeds(seed: int, count: int) -> list[int]:
     return [derive_seed(seed, "request", number) >> 1 for number in range(count)]
 
 
-def dtype_name(rollout: Rollout, model: Model) -> str:
-    """The type of vLLM's weights: float32, bfloat16 or float16."""
-    return model.precision if rollout.vllm.dtype == "auto" else rollout.vllm.dtype
-
-
 def canary_tolerance(rollout: Rollout, model: Model, dtype: str) -> float:
     """`rollout.canary_tolerance`, or the tolerance that follows from the precisions of trainer and sampler."""
     return rollout.canary_tolerance or (EXACT if dtype == model.precision == "float32" else ROUNDED)

@@ -15,7 +15,8 @@ from mathrl.models.sharding import is_sharded
 from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.engine import RolloutEngine, canary_tolerance, dtype_name
+from mathrl.rollout.choices import dtype_name
+from mathrl.rollout.engine import RolloutEngine, canary_tolerance
 from mathrl.rollout.ranks import from_rank_0
 from mathrl.rollout.resolve import resolve_rollout
 from mathrl.rollout.server_engine import ServerEngine

@@ -6,8 +6,8 @@ from pathlib import Path
 from mathrl.core.types import Problem
 from mathrl.models.device import choose_device
 from mathrl.params import Params
+from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.open_engine import open_engine
-from mathrl.rollout.resolve import stage_longest
 from mathrl.rollout.sampler import Sampler
 
 

@@ -10,45 +10,10 @@ from mathrl.models.load import reason, resolve_folder
 from mathrl.models.model_shape import shape_of
 from mathrl.models.transformers_import import AutoConfig
 from mathrl.params.rollout import Rollout
-from mathrl.params.run import Model, PretrainedModel, Prompt
-from mathrl.params.schema import Params
+from mathrl.params.run import Model
 from mathrl.params.train import Rl
-from mathrl.rollout.engine import dtype_name
+from mathrl.rollout.choices import choose_engine, dtype_name
 from mathrl.rollout.vllm_budget import check_budget, vllm_budget
-
-
-def longest_sequence(prompt: Prompt, max_tokens: int, *, continued: bool = False) -> int:
-    """An upper bound of the tokens of a prompt and its response.
-
-    A response prefix stands after the prompt and has at most a token per byte and one more; where responses are
-    `continued`, the start of one follows.
-
-    >>> longest_sequence(Prompt(max_tokens=512), 256), longest_sequence(Prompt(max_tokens=8, response_prefix="<a>"), 4)
-    (768, 16)
-    """
-    prefix = len(prompt.response_prefix.encode()) + 1 if prompt.response_prefix else 0
-    return prompt.max_tokens + prefix + max_tokens * (2 if continued else 1)
-
-
-def stage_longest(params: Params, stage: str) -> int:
-    """`longest_sequence` of what a stage samples: difficulty, rl, sample or evaluate."""
-    section = getattr(params, stage)
-    continued = False
-    if stage in ("rl", "sample"):
-        continued = bool(params.reward.judge.continuations if stage == "rl" else section.continuations)
-    return longest_sequence(params.prompt, section.max_tokens, continued=continued)
-
-
-def choose_engine(rollout: Rollout, model: Model, hardware: Hardware, vllm_installed: bool) -> Rollout:
-    """The section with `engine: auto` resolved: vLLM for a pretrained model on a GPU where it is installed, else torch.
-
-    A fresh model has a few million weights: vLLM would take longer to start than the torch engine to sample.
-    """
-    if rollout.engine != "auto":
-        return rollout
-    pretrained = isinstance(model.base, PretrainedModel)
-    chosen = "vllm" if pretrained and hardware.is_gpu and vllm_installed else "torch"
-    return rollout.model_copy(update={"engine": chosen})
 
 
 def resolve_rollout(

@@ -9,7 +9,7 @@ from mathrl.core.hardware import Hardware
 from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel
-from mathrl.rollout.engine import dtype_name
+from mathrl.rollout.choices import dtype_name
 
 # The head has its own matrix, sent with every sync: vLLM 0.32 on a CPU does not update a tied one.
 UNTIED = {"tie_word_embeddings": False}

@@ -9,14 +9,13 @@ exactly; the peak, the graphs and NCCL's buffers are estimates.
 import math
 from dataclasses import dataclass
 
-import torch
-
 from mathrl.core.errors import UserError
 from mathrl.core.hardware import Hardware
-from mathrl.models.model_shape import ModelShape
+from mathrl.models.shapes import ModelShape
 from mathrl.params.rollout import Rollout
 
 GIB = 1 << 30
+SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes
 BLOCK = 16  # tokens per block of the cache
 LARGE_GPU = 70 * GIB  # from here on vLLM profiles LARGE_BATCH tokens (EngineArgs.get_batch_defaults; not an A100)
 BATCH, LARGE_BATCH = 8192, 16384
@@ -48,7 +47,7 @@ def vllm_budget(shape: ModelShape, rollout: Rollout, dtype: str, hardware: Hardw
 
     `rollout.vllm.max_model_length` must be set. `dtype` is vLLM's (see `dtype_name`).
     """
-    options, size, split = rollout.vllm, getattr(torch, dtype).itemsize, rollout.vllm.tensor_parallel
+    options, size, split = rollout.vllm, SIZE[dtype], rollout.vllm.tensor_parallel
     assert options.max_model_length is not None
     requests = rollout.max_sequences
     large = hardware.memory >= LARGE_GPU and "a100" not in hardware.name.lower()

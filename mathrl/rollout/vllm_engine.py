@@ -29,15 +29,8 @@ from mathrl.models.transformers_import import GenerationConfig
 from mathrl.models.weights import folder_weights, with_head
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.engine import (
-    Ended,
-    PerProcessEngine,
-    Progress,
-    Sampling,
-    canary_tolerance,
-    dtype_name,
-    request_seeds,
-)
+from mathrl.rollout.choices import dtype_name
+from mathrl.rollout.engine import Ended, PerProcessEngine, Progress, Sampling, canary_tolerance, request_seeds
 from mathrl.rollout.ranks import join_ranks
 from mathrl.rollout.vllm_arguments import llm_arguments
 from mathrl.rollout.vllm_shared_memory import own_shared_memory

@@ -54,7 +54,8 @@ def work(
     # torch: not before the inputs have been checked.
     from mathrl.models.device import choose_device, hardware_of
     from mathrl.models.load import load_tokenizer
-    from mathrl.rollout.resolve import choose_engine, has_gpu_vllm
+    from mathrl.rollout.choices import choose_engine
+    from mathrl.rollout.resolve import has_gpu_vllm
 
     hardware = hardware_of(choose_device(params.run.device))
     run.resolved(choose_engine(params.rollout, params.model, hardware, has_gpu_vllm()))

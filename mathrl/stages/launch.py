@@ -2,8 +2,8 @@
 
 The process that runs the stage imports torch once, for all ranks, and keeps the stage's lock, record and clean-up. It
 never asks CUDA for anything: a fork of a process that has done so cannot use CUDA. torchrun's agent does ask, and its
-store listens on every interface; therefore the ranks are started below the agent, and meet on loopback. On several
-machines the job file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; then nothing is started here.
+store listens on every interface; therefore the ranks are started below the agent, and meet on loopback (loopback.py).
+On several machines the job file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; nothing is started here.
 """
 
 import logging
@@ -98,7 +98,7 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
 
 def _environment(number: int, processes: int, port: int) -> dict[str, str]:
     """What `init_process_group` reads at a rank, as torchrun sets it."""
-    names: dict[str, str] = {
+    return {
         Variable.RANK: str(number),
         Variable.LOCAL_RANK: str(number),
         Variable.WORLD_SIZE: str(processes),
@@ -108,10 +108,6 @@ def _environment(number: int, processes: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": "ranks",
     }
-    loopbacks = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    if loopbacks and "GLOO_SOCKET_IFNAME" not in os.environ:
-        names["GLOO_SOCKET_IFNAME"] = loopbacks[0]
-    return names
 
 
 def _fail(number: int, status: int, processes: int, logs: Path) -> NoReturn:

@@ -114,8 +114,9 @@ def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
     training = open_training(run, inputs.health, run.rollouts)
     # torch: not before the inputs have been checked.
     from mathrl.models.device import halve_threads, hardware_of
+    from mathrl.rollout.choices import stage_longest
     from mathrl.rollout.open_engine import training_engine
-    from mathrl.rollout.resolve import resolve_importance, resolve_rollout, stage_longest
+    from mathrl.rollout.resolve import resolve_importance, resolve_rollout
     from mathrl.rollout.sampler import Sampler
     from mathrl.trainers.judges import open_judge
     from mathrl.trainers.open_rl import Helpers

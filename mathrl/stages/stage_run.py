@@ -41,6 +41,7 @@ from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
 from mathrl.stages.launch import RankFailed, process_count, receive_signals, run_ranks
+from mathrl.stages.loopback import listen_on_loopback
 
 
 @dataclass
@@ -197,6 +198,7 @@ def _run(stage: _Stage) -> None:
     check_final_values(params, [stage.name], typed)
     if trains(stage.name, params) and not hands_over(stage.name, params) and params.run.device != "cpu" and gpu_count():
         use_expandable_segments()
+    listen_on_loopback(stage.name, params)
     stage.before(params)
     inputs = {str(path): digest_path(_present(path, stage.name)) for path in stage.inputs}
     sections = resolved.model_dump(mode="json", by_alias=True)

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,11 +23,11 @@ from mathrl.core.problems import write_problems
 from mathrl.core.records import open_record
 from mathrl.core.types import Problem
 from mathrl.data import curation
-from mathrl.data.inspection import Lengths
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params import Params
-from mathrl.planning.project import LONGEST, response_tokens, suited_prompt
+from mathrl.planning.lengths import LONGEST, response_tokens
+from mathrl.planning.project import suited_prompt
 from mathrl.planning.run_time import Speed, measured_speed, planned_time, speed_of_difficulty, write_speed
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.stages.rl import DIFFICULTY
@@ -114,8 +113,7 @@ def test_a_project_of_own_rows_and_an_own_model(
 @pytest.mark.parametrize("p95", [20, 300, 500, 900, 6000])
 def test_a_response_has_room_for_the_solutions_on_every_device(p95: float, chat: bool, longest: int) -> None:
     """The device's limit cuts what is given beyond the solutions alone: stages refuse lengths that cut these."""
-    inspection: Any = SimpleNamespace(solutions=Lengths("tokens", p95 / 2, p95, round(2 * p95), 100))
-    tokens = response_tokens(inspection, chat, longest)
+    tokens = response_tokens(p95, chat=chat, longest=longest)
     assert p95 <= tokens <= max(longest, p95 + 32) and tokens % 32 == 0
 
 

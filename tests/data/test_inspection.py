@@ -71,7 +71,8 @@ def test_what_the_quality_gate_would_drop_is_counted_with_an_example(
         ("What is 3+4? <b>Hurry</b>! (Key: 7)", "7"),
         ("What follows from it for $n=2$?", "proof"),
     ]
-    rows = [*GOOD, *({"problem": q, "answer": a} for q, a in flawed)]
+    described = "As shown, a circle of radius 3 is tangent to two sides of a square of side length 9. How far is it?"
+    rows = [*GOOD, *({"problem": q, "answer": a} for q, a in (*flawed, (described, "2")))]
     file = tmp_path / "flawed.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = inspect_rows(file, {}, Prompting(lambda problem: problem.question))
@@ -80,14 +81,15 @@ def test_what_the_quality_gate_would_drop_is_counted_with_an_example(
         "proof": (1, "proof"),
         "html": (1, "7"),
         "figure": (2, "7"),
+        "figure_described": (1, "2"),
         "context": (1, "3"),
         "leak": (1, "7"),
     }
-    assert found.flawed == 5 and found.usable == 30
+    assert found.flawed == 5 and found.usable == 31
     show(found, None)
     printed = capsys.readouterr().out
-    assert "quality: 5 of 35 rows break a rule" in printed
-    assert "figure 2: refers to a figure or table that its text does not have\n    for example flawed/" in printed
+    assert "quality: 5 of 36 rows break a rule" in printed and "and describes it (only reported)" in printed
+    assert "figure 2: needs a figure or table that its text does not have\n    for example flawed/" in printed
     page = inspection_page(found, "flawed.jsonl")
     assert "The diagram shows 3 apples" in page and "<b>Hurry</b>" not in page
     # Curation with the section that inspect proposes drops the same rows.

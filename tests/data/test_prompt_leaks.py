@@ -26,6 +26,22 @@ ROW = {"question": QUESTION, "answer": "72", "solution": SOLUTION}
 CHAT = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": SOLUTION}]
 
 
+# Q is the question.
+STATED = (
+    "Q Expected output: 72", "Q Ans. 72", "Q\nLösung: 72", "Q It comes to 72.", "Work out how one obtains 72: Q",
+    "Q Thus she sold 48 + 24 = 72.", "Q Half of 48 is 24, so in all she sold $48+24=72$.",
+    "Q 72 is the correct answer.", "Q (result: 72)", "Q 得数：72", "Q The answer is 72 clips.",
+    "Q \\emph{Answer.} $72$",
+    "Q n = 72", "Q You can check that you get 72.", "Q The total that you are looking for is 72.",
+    "Q Therefore, the total is 72.",
+)  # fmt: skip
+NOT_STATED = (
+    "Q Assume that it is 72.", "Q Please give the value for n = 72.", "Q Answer in base 72.", "Q Use 72.",
+    "Q Each clip costs 72 cents.", "Q [asy] size(72); real x = 72; [/asy]", "Q There are 72 hours in three days.",
+    "Suppose that the result is 72. Q", "Q If she got 72, what then?", "Of the 72 clips, 48 were sold in April. Q",
+)  # fmt: skip
+
+
 def read(row: dict[str, Any], **shape: Any) -> Problem:
     return to_problem(row, RowShape(**shape), name="f:1", source="s", split="rl", seed=0)
 
@@ -91,6 +107,8 @@ def test_the_assistants_turn_at_the_end_of_a_verl_prompt_is_cut_and_counted(tmp_
         (f"{QUESTION} She sold 72 pens.", None),
         (f"{QUESTION} If she sold none, the answer is 72.", None),
         (f"{QUESTION} The answer is 71.", None),
+        *((text.replace("Q", QUESTION), "its answer, marked as the answer") for text in STATED),
+        *((text.replace("Q", QUESTION), None) for text in NOT_STATED),
     ],
 )
 def test_what_a_prompt_gives_away(text: str, found: str | None) -> None:

@@ -15,8 +15,8 @@ import torch
 from mathrl.learners.optimizer import FlatParameters
 from mathrl.models.attention import DecodeCache
 from mathrl.models.logprobs import make_decoder
-from mathrl.models.model_shape import KNOWN
 from mathrl.models.packing import Group
+from mathrl.models.shapes import KNOWN
 from mathrl.models.trial import Trial
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch

@@ -1,7 +1,8 @@
 """rl.engine verl for real: the whole pipeline by `mathrl run`, whose stage rl is verl's trainer on a CPU.
 
 Only two things are not verl's own (verl_on_cpu.py): the platform, whose device is the CPU, and the server that samples,
-in the place of vLLM's. Prefect, DVC, the other stages, MLflow and its registry are the real ones.
+in the place of vLLM's. Prefect, DVC, the other stages, MLflow and its registry are the real ones. The tests of that run
+(marker verl_run) take about ten minutes: `make parity-verl`.
 """
 
 import json
@@ -113,11 +114,12 @@ def test_what_verl_refuses_is_one_line_before_anything_starts(tmp_path: Path, ov
 class Pipeline:
     """A pipeline that Ctrl-C ended after verl's step 4, and that the same command brought to its end.
 
-    `saved` are the steps of the checkpoints in between and `left` is what still ran then; `output` is the second
-    command's.
+    `networks` are what gloo and NCCL listened on in each rank of verl. `saved` are the steps of the checkpoints in
+    between and `left` is what still ran then; `output` is the second command's.
     """
 
     checkout: Checkout
+    networks: list[tuple[str, ...]]
     saved: list[int]
     left: list[str]
     output: str
@@ -158,6 +160,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empt
     with started(words, checkout, logs[0]) as first:
         while first.poll() is None and steps_logged(checkout) < 4:
             time.sleep(0.05)
+        networks = networks_of_ranks(checkout.folder)
         os.killpg(first.pid, signal.SIGINT)  # as a terminal does
         first.wait()
     assert steps_logged(checkout) >= 4, logs[0].read_text()
@@ -168,7 +171,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empt
         time.sleep(0.5)  # Prefect's server of the command ends last
     with started(words, checkout, logs[1]) as again:
         assert again.wait() == 0, logs[1].read_text()
-    return Pipeline(checkout, saved, left, logs[1].read_text())
+    return Pipeline(checkout, networks, saved, left, logs[1].read_text())
 
 
 def python_on_cpu(folder: Path) -> Path:
@@ -210,21 +213,43 @@ def rows_of(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 def running(folder: Path) -> list[str]:
     """Command lines of processes that have the folder in their environment."""
-    found = []
+    return [command for command, _ in processes_of(folder)]
+
+
+def networks_of_ranks(folder: Path) -> list[tuple[str, ...]]:
+    """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of verl's ranks, Ray's workers."""
+    names = (b"GLOO_SOCKET_IFNAME", b"NCCL_SOCKET_IFNAME")
+    return [
+        tuple(environment.get(name, b"").decode() for name in names)
+        for command, environment in processes_of(folder)
+        if command.startswith("ray::WorkerDict")
+    ]
+
+
+def processes_of(folder: Path) -> Iterator[tuple[str, dict[bytes, bytes]]]:
+    """Command lines and environments of the processes that have the folder in theirs."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if str(folder).encode() in (process / "environ").read_bytes() and int(process.name) != os.getpid():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
+            environment = (process / "environ").read_bytes()
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
         except OSError:
             continue
-    return found
+        if str(folder).encode() in environment and int(process.name) != os.getpid():
+            yield command, dict(line.split(b"=", 1) for line in environment.split(b"\0") if b"=" in line)
 
 
+@pytest.mark.verl_run
+def test_the_ranks_of_verl_listen_on_loopback_alone(pipeline: Pipeline) -> None:
+    assert pipeline.networks == [("lo", "lo")] * 2
+
+
+@pytest.mark.verl_run
 def test_a_stopped_run_leaves_a_checkpoint_and_no_process(pipeline: Pipeline) -> None:
     assert 3 in pipeline.saved, pipeline.saved
     assert pipeline.left == []
 
 
+@pytest.mark.verl_run
 def test_the_run_goes_on_with_a_row_per_step(pipeline: Pipeline) -> None:
     rows = rows_of(pipeline)
     assert [row["step"] for row in rows] == list(range(1, 10))
@@ -243,12 +268,14 @@ def test_the_run_goes_on_with_a_row_per_step(pipeline: Pipeline) -> None:
     assert summary["sampled_tokens"] == round(sum(32 * row["response_length"] for row in rows))
 
 
+@pytest.mark.verl_run
 def test_the_sampler_has_the_trainers_weights(pipeline: Pipeline) -> None:
     """verl compares the log-probs that it sampled with its own."""
     for row in rows_of(pipeline):
         assert row["verl/training/rollout_probs_diff_max"] < 0.05
 
 
+@pytest.mark.verl_run
 def test_the_model_is_a_plain_folder_that_has_learned(pipeline: Pipeline) -> None:
     rows, models = rows_of(pipeline), pipeline.workspace / "models"
     assert sum(row["reward/overall"] for row in rows[-2:]) > sum(row["reward/overall"] for row in rows[:2]) + 0.2
@@ -258,6 +285,7 @@ def test_the_model_is_a_plain_folder_that_has_learned(pipeline: Pipeline) -> Non
     assert not list((pipeline.checkout.home / "state").glob("rl-*/")), "the state is removed on success"
 
 
+@pytest.mark.verl_run
 def test_the_torch_engine_evaluates_what_verl_has_trained(pipeline: Pipeline) -> None:
     summary = json.loads((pipeline.workspace / "reports/summary.json").read_text())
     models = summary["models"]
@@ -271,6 +299,7 @@ def test_the_torch_engine_evaluates_what_verl_has_trained(pipeline: Pipeline) ->
     assert models["rl"]["response_length"] < models["sft"]["response_length"] - 3
 
 
+@pytest.mark.verl_run
 def test_mlflow_has_the_run_of_verl_as_its_record_has_it(pipeline: Pipeline) -> None:
     runs = pipeline.runs()
     assert sorted(runs) == sorted([*STAGES, "parent"])
@@ -296,6 +325,7 @@ def test_mlflow_has_the_run_of_verl_as_its_record_has_it(pipeline: Pipeline) -> 
     assert parent["metrics"]["rl/pass_at_1"] == runs["evaluate"]["metrics"]["final/rl/pass_at_1"]
 
 
+@pytest.mark.verl_run
 def test_the_registered_version_leads_back_through_verl_to_the_problems(pipeline: Pipeline) -> None:
     assert "mathrl-chain version 1" in pipeline.output
     client = pipeline.runs()["register"]["client"]

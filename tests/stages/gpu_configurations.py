@@ -17,7 +17,7 @@ from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import PIPELINE, Params
 from mathrl.rollout import resolve
-from mathrl.rollout.engine import dtype_name
+from mathrl.rollout.choices import choose_engine, dtype_name, stage_longest
 from mathrl.rollout.serve import server_arguments
 from mathrl.rollout.vllm_arguments import command_line, llm_arguments
 from mathrl.rollout.vllm_budget import VllmBudget, vllm_budget
@@ -56,11 +56,11 @@ def ranks_of(params: Params, stage: str, hardware: Hardware) -> int:
 
 def resolved(params: Params, stage: str, hardware: Hardware, folder: Path) -> Rollout:
     return resolve.resolve_rollout(
-        resolve.choose_engine(params.rollout, params.model, hardware, vllm_installed=True),
+        choose_engine(params.rollout, params.model, hardware, vllm_installed=True),
         folder,
         params.model,
         hardware,
-        longest=resolve.stage_longest(params, stage),
+        longest=stage_longest(params, stage),
         ranks=ranks_of(params, stage, hardware),
     )
 
@@ -109,7 +109,7 @@ def configurations(preset: str) -> dict[str, Any]:
     made["rl"]["learner"] = learner(params, params.rl, hardware)
     if params.rl.critic is not None:
         made["rl"]["critic"] = learner(params, params.rl.critic, hardware)
-    engine = resolve.choose_engine(params.rollout, params.model, hardware, vllm_installed=True)
+    engine = choose_engine(params.rollout, params.model, hardware, vllm_installed=True)
     importance = resolve.resolve_importance(params.rl, engine).importance
     made["rl"]["importance"] = importance and importance.model_dump()
     loaded: dict[str, Any] = json.loads(json.dumps(made))

@@ -20,7 +20,7 @@ from mathrl.models.base import make_base
 from mathrl.params import Params
 from mathrl.params.run import ModelVerifier
 from mathrl.reports.evaluation import evaluate_once
-from mathrl.rollout.resolve import choose_engine
+from mathrl.rollout.choices import choose_engine
 from mathrl.stages import curate, difficulty, evaluate, mix
 from mathrl.stages.stage_run import StageRun
 

@@ -17,7 +17,8 @@ from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params.final_values import check_final_values
 from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.params.run import Prompt
-from mathrl.rollout.resolve import choose_engine, longest_sequence, resolve_importance, resolve_rollout
+from mathrl.rollout.choices import choose_engine, longest_sequence
+from mathrl.rollout.resolve import resolve_importance, resolve_rollout
 from mathrl.rollout.vllm_arguments import command_line, transfer_arguments
 from mathrl.rollout.vllm_budget import BATCH, GIB, LARGE_BATCH, LARGE_GPU, vllm_budget
 from tests.marks import needs_vllm

@@ -19,7 +19,9 @@ import os, sys, time
 from pathlib import Path
 from mathrl.core.environment import rank
 from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.compose import load_params
 from mathrl.stages.launch import run_ranks
+from mathrl.stages.loopback import listen_on_loopback
 
 CHECKS = ("is_available", "device_count", "init", "_lazy_init")
 
@@ -75,6 +77,7 @@ def wrong_at_1():
 if __name__ == "__main__":
     if sys.argv[1] == "use_cuda":
         record_checks()
+    listen_on_loopback("sft", load_params())
     run_ranks(3, globals()[sys.argv[1]], Path(sys.argv[2]))
 """
 

@@ -16,7 +16,7 @@ from mathrl.core.types import Problem
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.load import plain_dtype
-from mathrl.models.model_shape import KNOWN
+from mathrl.models.shapes import KNOWN
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import PretrainedModel, Reward
 from mathrl.params.schema import Params

@@ -1,0 +1,157 @@
+"""`mathrl plan --fit`: what follows from data, model, method and hardware, shown with its reasons and written down."""
+
+import copy
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from mathrl.cli.known_lengths import data_tokens
+from mathrl.cli.tables import print_table
+from mathrl.compose.derived import DataTokens, changes, derive
+from mathrl.compose.load import read_layers
+from mathrl.compose.settings import Derived, value_at, written_keys
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_text
+from mathrl.core.gpus import gpu_count
+from mathrl.core.hardware import Hardware
+from mathrl.models.shapes import KnownModel, known_model
+from mathrl.params.load import FOLDER, apply_override
+from mathrl.params.run import PretrainedModel
+from mathrl.params.schema import Params
+
+FOR_FRESH = "the model has random weights: its rates and lengths are its own, and it fits anywhere"
+
+
+def fit_params(preset: str | None, overrides: Sequence[str], gpus: int | None, memory: float | None) -> list[str]:
+    """Show and write into params/ what follows; overrides for what could not be written there.
+
+    Args:
+        gpus: Their number, None: those of this machine, or 1 where `memory`, that of each in bytes, is given.
+
+    Raises:
+        UserError: nothing fits, or the parameters are wrong.
+    """
+    layers = read_layers(preset=preset)
+    values = copy.deepcopy(dict(layers.values))
+    params = layers.params(overrides)
+    for override in overrides:
+        apply_override(values, override)
+    written = set(written_keys(values))
+    base = params.model.base
+    if not isinstance(base, PretrainedModel):
+        print(f"nothing to derive: {FOR_FRESH}")
+        return []
+    hardware = hardware_given(gpus, memory)
+    tokens = data_tokens(params)
+    print(f"for {spoken(hardware)}; {_counted(tokens)}")
+    found = derive(params, written, hardware, _model(params, base), tokens)
+    show(params, found)
+    new = changes(params, found)
+    if not new:
+        print("nothing to write: every value is there already")
+    return [f"{key}={_text(new[key])}" for key in _write(new, read_layers().params())]
+
+
+def hardware_given(gpus: int | None, memory: float | None) -> Hardware:
+    """What a person named, or else this machine."""
+    count = gpus or gpu_count()
+    if memory:
+        return Hardware("cuda", memory=int(memory), count=count or 1)
+    if gpus or count:
+        from mathrl.models.device import hardware_of  # torch
+
+        if not gpu_count():
+            raise UserError("--gpus without --gpu-memory: this machine has no GPU; add the memory of one, as 24GB")
+        return replace(hardware_of("cuda"), count=count)
+    return Hardware("cpu", memory=psutil.virtual_memory().total, count=os.cpu_count() or 1)
+
+
+def spoken(hardware: Hardware) -> str:
+    kind = f"GPU{'s' * (hardware.count > 1)} of" if hardware.is_gpu else "cores with"
+    return f"{hardware.count} {kind} {hardware.memory / 1e9:.0f} GB"
+
+
+def show(params: Params, found: Sequence[Derived]) -> None:
+    """Print a row for each value: what it is, what it was, and why."""
+    rows = []
+    for each in found:
+        before = value_at(params, each.key)
+        rows.append(
+            {
+                "setting": each.key,
+                "value": _text(each.value),
+                "before": "" if before == each.value else _text(before),
+                "why": each.reason + (f" ({each.source})" if each.source else ""),
+            }
+        )
+    print_table("What follows; what is written in params/, a preset or --set stays", rows, ("setting", "why"))
+
+
+def _counted(tokens: DataTokens | None) -> str:
+    if tokens is None:
+        return "the data's tokens are not known: data or tokenizer are not on this machine"
+    solutions = "no solutions" if tokens.solutions_p95 is None else f"solutions of up to {tokens.solutions_p95:,.0f}"
+    return f"{tokens.rows:,} problems: prompts of up to {tokens.prompts_p95:,.0f} tokens, {solutions} (95 %)"
+
+
+def _model(params: Params, base: PretrainedModel) -> KnownModel | None:
+    """As `known_model`, with the configuration of the folder or the hub where the name alone is known."""
+    known = known_model(base)
+    if known is not None and known.source.startswith("config.json"):
+        return known
+    from mathrl.models.model_shape import config_of, shape_of  # torch
+
+    try:
+        config = config_of(base)
+    except UserError:
+        return known
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return KnownModel(shape_of(config), positions, f"config.json of {base.path}")
+
+
+def _write(values: Mapping[str, Any], own: Params, folder: Path = FOLDER) -> list[str]:
+    """Write the values into the section files, comments and all; the keys whose section the project does not have."""
+    yaml, left, files = YAML(), list[str](), dict[Path, Any]()
+    yaml.width = 120
+    for key, value in values.items():
+        try:
+            value_at(own, key)
+        except UserError:  # a critic, say, that a preset of this command alone has
+            left.append(key)
+            continue
+        section, *above, last = key.split(".")
+        file = folder / f"{section}.yaml"
+        if file not in files:
+            files[file] = (yaml.load(file.read_text(encoding="utf-8")) if file.exists() else None) or CommentedMap()
+        place = files[file]
+        for name in above:
+            bare = place.get(name)
+            if not isinstance(bare, dict):
+                place[name] = CommentedMap({"type": bare} if isinstance(bare, str) else {})
+            place = place[name]
+        place[last] = value
+    for file, content in files.items():
+        stream = io.StringIO()
+        yaml.dump(content, stream)
+        write_text(file, stream.getvalue())
+    if files:
+        print(f"written: {', '.join(map(str, files))}")
+    if left:
+        print(f"not written, since params/ has no such section: {', '.join(left)}")
+    return left
+
+
+def _text(value: Any) -> str:
+    """As YAML: true, 1e-06, fsdp.
+
+    >>> _text(True), _text(1e-6), _text("fsdp")
+    ('true', '1e-06', 'fsdp')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,246 @@
+"""What follows from an experiment's data, model, method and hardware: values nobody has written, each with its reason.
+
+Lengths come from the data's tokens, learning rates from the model's size, its optimizer and its adapters, and sharding,
+micro-batches and the sampler's memory from the memory plan. The same inputs give the same values: nothing is asked of
+a hub, a cache or this machine.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mathrl.compose.fitting import FEWEST_TOKENS, FITTED, MOST_TOKENS, Fit, fitted, planned_stages
+from mathrl.compose.settings import (
+    BACKEND,
+    CRITIC,
+    ENGINE,
+    OFFLOAD_OPTIMIZER,
+    PARALLEL,
+    PROCESSES,
+    PROMPT,
+    RESPONSES,
+    SEQUENCES,
+    SHARE,
+    SLEEP,
+    TRAINED,
+    Derived,
+    value_at,
+    with_values,
+)
+from mathrl.compose.what_fits import too_large
+from mathrl.core.hardware import Hardware
+from mathrl.models.shapes import KnownModel
+from mathrl.params.advantage import Gae
+from mathrl.params.final_values import billions, usual_rate
+from mathrl.params.optimizer import MUON_TIMES
+from mathrl.params.run import PretrainedModel
+from mathrl.params.schema import Params
+from mathrl.planning.lengths import LONGEST, MORE, prompt_tokens, response_tokens, rounded
+
+PLAN = "memory plan (docs/planning.md)"
+MUON_SOURCE = "Muon's update is about ten times smaller: Liu et al. 2025, arXiv:2502.16982, equation 4"
+DATA = "docs/own_data.md"
+# Models whose chat template lets them think first; DeepScaleR's first stage gives such a model of 1.5B 8,192 tokens
+# (https://github.com/agentica-project/rllm, scripts/deepscaler).
+THINKS = re.compile(r"r1-distill|deepseek-r1|thinking|qwq|qwen3-[\d.]+b(?:-a\d+b)?$", re.IGNORECASE)
+THINKING_TOKENS = 8192
+CHAT = re.compile(r"instruct|chat|-it(?:-|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class DataTokens:
+    """Tokens of the data's prompts, as the model gets them, and of their worked solutions, if they have any.
+
+    Example: DataTokens(rows=7473, prompts_p95=158, longest_prompt=263, solutions_p95=228)
+    """
+
+    rows: int
+    prompts_p95: float
+    longest_prompt: float
+    solutions_p95: float | None = None
+
+
+def derive(
+    params: Params,
+    written: Collection[str] = (),
+    hardware: Hardware | None = None,
+    model: KnownModel | None = None,
+    tokens: DataTokens | None = None,
+    stages: Collection[str] = FITTED,
+) -> list[Derived]:
+    """The values that follow, in the order in which they are found: lengths, rates, hardware.
+
+    Args:
+        params: With everything that somebody has written; what is derived replaces none of it, and goes by it.
+        written: The dotted keys of those values (`mathrl.compose.settings.written_keys`).
+        hardware: `count` GPUs of `memory` bytes each, or `count` cores with `memory` bytes together; None: not known.
+        model: What is known of the pretrained model (`mathrl.models.shapes.known_model`).
+        tokens: The data's, where they were counted.
+        stages: That will run; sft without steps does not count.
+
+    Raises:
+        UserError: the run fits the hardware with no setting; the message says what would fit.
+    """
+    if not isinstance(params.model.base, PretrainedModel):
+        return []  # a model of random weights has toy lengths and rates, which its groups write, and fits anywhere
+    found = [each for each in _lengths(params, written, model, tokens, hardware) if each.key not in written]
+    params = with_values(params, {each.key: each.value for each in found})
+    rates = [each for each in _rates(params, written, model) if each.key not in written]
+    params = with_values(params, {each.key: each.value for each in rates})
+    planned = planned_stages(params, stages)
+    if hardware is None or model is None or not hardware.memory or not planned:
+        return found + rates
+    fit = fitted(params, written, hardware, model.shape, planned)
+    if fit is None:
+        raise too_large(params, written, hardware, model.shape, planned)
+    return found + rates + [each for each in _settings(fit, hardware, model) if each.key not in written]
+
+
+def _lengths(
+    params: Params,
+    written: Collection[str],
+    model: KnownModel | None,
+    tokens: DataTokens | None,
+    hardware: Hardware | None,
+) -> Iterator[Derived]:
+    """Of prompts and responses; responses of all stages are as long as those of rl."""
+    positions, prompt = model.positions if model else None, params.prompt.max_tokens
+    if tokens is not None and PROMPT not in written:
+        prompt = prompt_tokens(tokens.longest_prompt, tokens.prompts_p95, positions)
+        reason = (
+            f"the longest of {tokens.rows:,} prompts has {tokens.longest_prompt:,.0f} tokens, 95 % have at most "
+            f"{tokens.prompts_p95:,.0f}"
+        )
+        yield Derived(PROMPT, prompt, reason, DATA)
+    response, reason, source = _response(params, written, tokens, hardware)
+    over = positions is not None and response > positions - prompt and RESPONSES["rl"] not in written
+    if positions is not None and over:
+        response, source = positions - prompt, source or (model.source if model else "")
+        reason = f"{reason or 'by default more'}; the model has {positions:,} positions, a prompt takes {prompt:,}"
+    if reason:
+        for stage, key in RESPONSES.items():
+            if stage == "rl" or RESPONSES["rl"] not in written:
+                yield Derived(key, response, reason, source)
+            else:
+                yield Derived(key, response, f"as {RESPONSES['rl']}, which is written", "")
+
+
+def _response(
+    params: Params, written: Collection[str], tokens: DataTokens | None, hardware: Hardware | None
+) -> tuple[int, str, str]:
+    """Maximum tokens of a response, why, and where that is from; no reason: nothing is known."""
+    assert isinstance(params.model.base, PretrainedModel)
+    name, kwargs = params.model.base.path.rstrip("/").rsplit("/", 1)[-1], params.prompt.chat_template_kwargs
+    if RESPONSES["rl"] in written:
+        return params.rl.max_tokens, "written", ""
+    thinks = THINKS.search(name) is not None and kwargs.get("enable_thinking") is not False
+    if tokens is None and not thinks:
+        return params.rl.max_tokens, "", ""
+    chat = params.prompt.template == "chat" or CHAT.search(name) is not None
+    longest = LONGEST[hardware.kind if hardware else "cuda"]
+    solved = tokens.solutions_p95 if tokens else None
+    response = response_tokens(solved, chat=chat, longest=longest)
+    if thinks and response < THINKING_TOKENS:
+        return THINKING_TOKENS, f"{name} thinks before it answers", "DeepScaleR's first stage, 1.5B"
+    if solved is None:
+        return response, f"the data have no solutions, and {name} is {'an instruct' if chat else 'a base'} model", DATA
+    half = f"95 % of the solutions have at most {solved:,.0f} tokens; half as much again is {MORE * solved:,.0f}"
+    if response < MORE * solved:
+        return response, f"{half}, and responses get {longest:,} beyond the solutions at most", DATA
+    least = f", and {'an instruct' if chat else 'a base'} model gets {response} at least"
+    return response, half + (least if response > rounded(MORE * solved) else ""), DATA
+
+
+def _rates(params: Params, written: Collection[str], model: KnownModel | None) -> Iterator[Derived]:
+    """Learning rates of everything that may train, and AdamW's share of Muon's."""
+    assert isinstance(params.model.base, PretrainedModel)
+    name = params.model.base.path
+    size = model.shape.parameters / 1e9 if model else billions(name)
+    width = model.shape.width if model else None
+    for path, keys in TRAINED.items():
+        if path == CRITIC and not isinstance(params.rl.advantage, Gae):
+            continue
+        lora, muon = value_at(params, keys.lora) is not None, value_at(params, keys.kind) == "muon"
+        rate, source = usual_rate(path, lora, size, width)
+        what = f"{size:.3g} billion parameters" if size else f"{name}, of unknown size"
+        reason = f"{what}, {'Muon' if muon else 'AdamW'}, {'adapters' if lora else 'all weights'}"
+        if rate != usual_rate(path, lora, size, None)[0]:
+            reason += f", {width} wide"
+        if muon:
+            yield Derived(
+                keys.scale, 1 / MUON_TIMES, f"AdamW's own rate, {rate:.1g}, for what Muon does not train", source
+            )
+            rate, source = rate * MUON_TIMES, MUON_SOURCE
+        yield Derived(keys.lr, float(f"{rate:.1g}"), reason, source)
+
+
+def _settings(fit: Fit, hardware: Hardware, model: KnownModel) -> Iterator[Derived]:
+    """The values of a fit with the figures that decided."""
+    for key, value in fit.values.items():
+        yield Derived(key, value, _reason(key, fit, hardware, model), PLAN)
+    for key, value in fit.beside.items():
+        yield Derived(key, value, f"fits {_size(hardware.memory)}, should a step of a recipe need it", PLAN)
+
+
+def _reason(key: str, fit: Fit, hardware: Hardware, model: KnownModel) -> str:
+    values, params, processes = fit.values, fit.params, fit.params.run.processes
+    each = hardware.memory if hardware.is_gpu else hardware.memory / processes
+    plan = max(fit.plans.values(), key=lambda plan: plan.peak)
+    peak = f"at most {_size(plan.peak)} of {_size(each)} are in use ({plan.largest_phase})"
+    if key == PROCESSES:
+        if not hardware.is_gpu:
+            return f"{hardware.count} cores, {_size(hardware.memory)}: {peak}"
+        spare = "" if processes == hardware.count else f" of {hardware.count}, as many as there is work for"
+        return f"a process on each of {processes} GPU{'s' * (processes > 1)}{spare}"
+    if key in (SEQUENCES, SHARE, SLEEP, PARALLEL, ENGINE):
+        return _sampling_reason(key, fit, hardware, model)
+    if key == BACKEND or key.startswith("training."):
+        if values[BACKEND] == "torch":
+            return f"a whole model fits a GPU: {peak}"
+        full = f"{model.shape.parameters / 1e9:.3g} billion parameters leave no room on a GPU of {_size(each)}"
+        if values.get(OFFLOAD_OPTIMIZER):
+            return f"{full} for what is trained; {_size(fit.host)} of CPU memory take it"
+        return f"{full} for whole micro-batches, but divided among {processes}: {peak}"
+    stage = next(name for name, keys in TRAINED.items() if key in keys)
+    own = fit.plans[stage]
+    used = f"{_size(own.totals['forward and backward'])} of {_size(each)} in a forward and backward pass"
+    if key == TRAINED[stage].checkpointing:
+        return used if not fit.values[key] else f"without it more than {_size(each)} are needed; with it {used}"
+    most = MOST_TOKENS[hardware.kind]
+    return f"{used}; {most:,} at most, {FEWEST_TOKENS[hardware.kind]:,} or a sequence of {_longest(params):,} at least"
+
+
+def _sampling_reason(key: str, fit: Fit, hardware: Hardware, model: KnownModel) -> str:
+    rollout = fit.params.rollout
+    if key == ENGINE:
+        return f"vLLM's weights and cache leave no room on {_size(hardware.memory)}"
+    if key == SEQUENCES:
+        rl, processes = fit.params.rl, fit.params.run.processes
+        per_process = -(-rl.prompts_per_step // processes) * rl.group_size
+        return f"{per_process:,} responses per step and process, of up to {_longest(fit.params):,} tokens"
+    if key == SHARE:
+        part = _size(rollout.vllm.memory_share * hardware.memory)
+        return f"{part} of {_size(hardware.memory)} for weights and the cache of {rollout.max_sequences} responses"
+    if key == PARALLEL:
+        weights = _size(2 * model.shape.parameters)
+        return f"{rollout.vllm.tensor_parallel} GPU(s) hold the sampler's {weights} of weights"
+    return "sampler and trainer take turns" if rollout.vllm.sleep else "the sampler works while the trainer does"
+
+
+def _longest(params: Params) -> int:
+    return params.prompt.max_tokens + params.rl.max_tokens
+
+
+def _size(memory: float) -> str:
+    return f"{memory / 1e9:.1f} GB"
+
+
+def derived_params(params: Params, derived: Collection[Derived]) -> Params:
+    """The parameters with the derived values."""
+    return with_values(params, {each.key: each.value for each in derived})
+
+
+def changes(params: Params, derived: Collection[Derived]) -> dict[str, Any]:
+    """The derived values that differ from those of the parameters."""
+    return {each.key: each.value for each in derived if value_at(params, each.key) != each.value}

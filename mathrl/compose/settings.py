@@ -1,0 +1,105 @@
+"""The parameters that are derived, by the schema's names, and how values are put into parameters."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mathrl.core.errors import UserError
+from mathrl.params.final_values import SAMPLING
+from mathrl.params.schema import Params
+
+
+class Trained(NamedTuple):
+    """The parameters of a section that trains: its learning rate, optimizer and adapters, and its micro-batches.
+
+    `checkpointing` and `microbatch` are empty where a section has none of its own.
+    """
+
+    lr: str
+    kind: str
+    scale: str
+    lora: str
+    microbatch: str = ""
+    checkpointing: str = ""
+
+
+def _trained(section: str, *own: str) -> Trained:
+    keys = ("optimizer.lr", "optimizer.type", "optimizer.adamw_scale", "lora", *own)
+    return Trained(*(f"{section}.{key}" for key in keys))
+
+
+# Every parameter that is derived stands here, once.
+PROMPT = "prompt.max_tokens"
+CRITIC = "rl.advantage.critic"
+RESPONSES = {stage: f"{stage}.max_tokens" for stage in SAMPLING}
+TRAINED = {
+    "sft": _trained("sft", "tokens_per_microbatch", "gradient_checkpointing"),
+    "rl": _trained("rl", "tokens_per_microbatch", "gradient_checkpointing"),
+    CRITIC: _trained(CRITIC),
+    "dpo": _trained("dpo", "tokens_per_microbatch"),
+    "reward_model": _trained("reward_model", "tokens_per_microbatch"),
+}
+PROCESSES = "run.processes"
+BACKEND = "training.backend"
+STAGE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS = (
+    f"training.deepspeed.{key}" for key in ("stage", "offload_optimizer", "offload_parameters")
+)
+ENGINE, SEQUENCES = "rollout.engine", "rollout.max_sequences"
+SHARE, SLEEP, PARALLEL = (f"rollout.vllm.{key}" for key in ("memory_share", "sleep", "tensor_parallel"))
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A value that follows from the rest of an experiment, and why.
+
+    Example: Derived("rl.optimizer.lr", 1e-6, "0.494 billion parameters, AdamW, all weights", "DeepSeekMath")
+    """
+
+    key: str
+    value: Any
+    reason: str
+    source: str
+
+
+def with_values(params: Params, values: Mapping[str, Any]) -> Params:
+    """The parameters with other values of dotted keys, which are taken as they are."""
+    for key, value in values.items():
+        params = _set(params, key.split("."), value)
+    return params
+
+
+def _set(section: Any, names: list[str], value: Any) -> Any:
+    first, *rest = names
+    return section.model_copy(update={first: _set(getattr(section, first), rest, value) if rest else value})
+
+
+def value_at(params: Params, key: str) -> Any:
+    """The value of a dotted key.
+
+    Raises:
+        UserError: a section on the way is null, or of a type without it.
+    """
+    value: Any = params
+    for name in key.split("."):
+        if not hasattr(value, name):
+            raise UserError(f"{key}: nothing has it here")
+        value = getattr(value, name)
+    return value
+
+
+def written_keys(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The dotted keys of all single values; a mapping counts by what it has.
+
+    >>> sorted(written_keys({"rl": {"optimizer": {"type": "adamw"}, "lora": None, "critic": {}}}))
+    ['rl.lora', 'rl.optimizer.type']
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from written_keys(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
+def left_open(values: Mapping[str, Any], written: Collection[str]) -> dict[str, Any]:
+    """Those of the values that nobody has written."""
+    return {key: value for key, value in values.items() if key not in written}
