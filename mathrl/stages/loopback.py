@@ -33,9 +33,9 @@ def listen_on_loopback(stage: str, params: Params) -> None:
 
 
 def _on_this_machine(stage: str, params: Params, environment: Mapping[str, str]) -> bool:
-    if hands_over(stage, params):
-        engine = params.rl.engine
-        return isinstance(engine, Verl) and engine.nodes == 1 and engine.ray_address is None
+    engine = params.rl.engine if hands_over(stage, params) else None
+    if isinstance(engine, Verl):
+        return engine.nodes == 1 and engine.ray_address is None
     ranks = environment.get(Variable.WORLD_SIZE)  # of torchrun, or of no one
     return ranks is None or ranks == environment.get("LOCAL_WORLD_SIZE")
 
