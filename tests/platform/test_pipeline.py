@@ -257,7 +257,7 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
     before = {run["id"] for run in checkout.mlflow_runs()}
     checkout.git("add", "-f", "dvc.lock", "reports/metrics.json", "reports/summary.json")
     checkout.git("commit", "-q", "-m", "results")
-    checkout.set_param("rl.yaml", "lr: 0.01", "lr: 4.0e-4")
+    checkout.set_param("rl.optimizer.lr", 4e-4)
     assert ran(checkout.repro(MATHRL_MIRROR="none").stdout) == ["rl", "evaluate", "register"]
     checkout.mathrl("sync")
     runs = runs_by_name(checkout)
@@ -382,7 +382,7 @@ def test_overrides_name_uncommitted_code_and_refuse(checkout: Checkout) -> None:
 
 
 def test_a_failed_stage_is_one_sentence_and_resumes_its_own_run(checkout: Checkout) -> None:
-    checkout.set_param("rl.yaml", "lr: 0.01", "lr: 1.0e-4")
+    checkout.set_param("rl.optimizer.lr", 1e-4)
     checkout.git("commit", "-q", "-am", "another rate")
     done = checkout.mathrl("run", "rl", ok=False, STANDIN_FAIL="rl")
     assert done.returncode == 2
