@@ -61,7 +61,7 @@ class Layers:
             return read_layers(self.folder, None, None, chosen.over(self.composition)).params(settings)
         values, old = self._merged(settings)
         old.report()
-        return validate(values, self._origin(settings))
+        return validate(values, self._origin(settings), lambda key: self._said(key, settings))
 
     def value(self, key: str, overrides: Iterable[str] = ()) -> Any:
         """The parameter `section.key` with the overrides, as it is written; its default where it is written nowhere.
@@ -72,7 +72,13 @@ class Layers:
         """
         overrides, path = list(overrides), new_key(key).split(".")
         written = written_at(self.written(overrides), path)
-        return reduce(getattr, path, self.params(overrides)) if written is None else written
+        if written is not None:
+            return written
+        try:
+            params = self.params(overrides)
+        except UserError:  # of another parameter, which is reported where the whole is checked
+            params = self.params()
+        return reduce(getattr, path, params)
 
     def is_fresh(self, overrides: Iterable[str] = ()) -> bool:
         """Whether the base model has random weights; a wrong override, which is reported later, counts for nothing."""
@@ -99,6 +105,16 @@ class Layers:
             name = override.partition("=")[0].strip().removesuffix("+").strip()
             said |= {key: SET for key in said if key == name or key.startswith(f"{name}.")}
         return said
+
+    def _said(self, key: str, settings: Sequence[str]) -> str:
+        """Who said the value of a key, an override by its own words; "" where nobody did."""
+        for override in reversed(settings):
+            name = new_key(override.partition("=")[0].strip().removesuffix("+").strip())
+            if key == name or key.startswith(f"{name}."):
+                return override
+        path = tuple(key.split("."))
+        parts = reversed(self._parts(self.is_fresh(settings)))
+        return next((source for source, sections in parts if _has(sections, path)), "")
 
     def _parts(self, fresh: bool) -> list[tuple[str, Mapping[str, Any]]]:
         parts: list[tuple[str, Mapping[str, Any]]] = []
@@ -133,8 +149,9 @@ class Layers:
         origin = {}
         for name in SECTIONS:
             own = [f"{name} of the run" if s == RECORDED else s for s, sections in parts if sections.get(name)]
+            own = own or [f"{self.folder}/{name}.yaml"]  # an override is never the first: it may have a secret
             own += [override for override in settings if override.split(".")[0].strip() == name]
-            origin[name] = " + ".join(dict.fromkeys(own)) or f"{self.folder}/{name}.yaml"
+            origin[name] = " + ".join(dict.fromkeys(own))
         return origin
 
 
@@ -236,8 +253,24 @@ def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[s
         file = folder / f"{name}.yaml"
         written: dict[str, Any] = {section: {} for section in SECTIONS}
         put_section(written, name, read_yaml(file) if file.exists() else {}, OldNames())
-        write_text(file, dump_yaml(_with_changes(written[name], old[name], new[name])))
+        write_text(file, dump_yaml(_with_changes(_of_types(written[name], old[name]), old[name], new[name])))
     return changed
+
+
+def _of_types(written: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """`written` with the types that hold: an old name, which has none, was put where the default's type is.
+
+    >>> _of_types({"optimizer": {"type": "adamw", "lr": 1}}, {"optimizer": {"type": "muon", "lr": 1}})
+    {'optimizer': {'type': 'muon', 'lr': 1}}
+    """
+    typed = dict(written)
+    for key, value in written.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            typed[key] = _of_types(value, before)
+            if "type" in value and "type" in before:
+                typed[key]["type"] = before["type"]
+    return typed
 
 
 def _with_changes(written: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

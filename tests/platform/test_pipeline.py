@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_names
+from mathrl.compose.experiment import preset_names
 from mathrl.params.schema import STAGES
 from mathrl.tracking.lineage import find_run, way_back, way_forward
 from tasks.workspace import uncommitted

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_names
+from mathrl.compose.experiment import preset_names
 from mathrl.core.hardware import Hardware
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.optimizer import optimizer_arguments

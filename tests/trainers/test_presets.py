@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_names
+from mathrl.compose.experiment import preset_names
 from mathrl.core.metrics import without_timings
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.learners.distributed import Ranks
