@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.schema import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -104,11 +105,27 @@ class Checkout:
     def git(self, *words: str) -> str:
         return self.run("git", *words).stdout.strip()
 
-    def set_param(self, file: str, old: str, new: str) -> None:
+    def set_param(self, key: str, value: object) -> None:
+        """Write a value into its file of params/, which may be new."""
+        section, *path = key.split(".")
+        file = self.folder / "params" / f"{section}.yaml"
+        written = read_yaml(file) if file.exists() else {}
+        here = written
+        for name in path[:-1]:
+            here = here.setdefault(name, {})
+        here[path[-1]] = value
+        file.write_text(dump_yaml(written))
+
+    def edit_params(self, file: str, old: str, new: str) -> None:
         path = self.folder / "params" / file
         text = path.read_text()
         assert old in text, f"{file} has no {old!r}"
         path.write_text(text.replace(old, new))
+
+    def restore_params(self) -> None:
+        """params/ as the last commit has it."""
+        self.git("checkout", "-q", "--", "params")
+        self.git("clean", "-fdq", "params")
 
     def mlflow_runs(self) -> list[dict[str, object]]:
         """Every MLflow run as {name, status, tags, metrics, params}, read without the server."""
@@ -140,7 +157,7 @@ def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
             text = text.replace(f"{name}: list[str] = []", f"{name} = {value!r}")
         (folder / "mathrl" / "stages" / f"{stage}.py").write_text(text)
     checkout = Checkout(folder)
-    checkout.set_param("run.yaml", "processes: 2", "processes: 1")  # a stage that starts ranks imports torch
+    checkout.set_param("run.processes", 1)  # a stage that starts ranks imports torch
     checkout.git("init", "-q", "-b", "main")
     checkout.git("config", "user.email", "a@b.c")
     checkout.git("config", "user.name", "a")
