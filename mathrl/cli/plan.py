@@ -16,7 +16,7 @@ import psutil
 import typer
 from typer.core import TyperGroup
 
-from mathrl.cli.fit import fit_params
+from mathrl.cli.fit import fit_params, named_hardware
 from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
@@ -88,13 +88,14 @@ def plan_run(
         show_simulation(simulate)
         return
     preset, settings = joined(presets), list(overrides or ())
+    if fit:
+        memory = size_in_bytes(gpu_memory) if gpu_memory else None
+        settings += fit_params(preset, [*settings, *named_hardware(gpus, memory)])
     hardware = hardware_of(read_layers(FOLDER, preset, None, split_choices(settings)[0]).groups.get("hardware", ""))
     if hardware is not None and not gpu_memory:
         gpu_memory = f"{hardware.memory / 1e9:g}GB"
     memory = size_in_bytes(gpu_memory) if gpu_memory else None
-    if fit:
-        settings += fit_params(preset, settings, gpus, memory)
-    elif gpus:
+    if gpus and not fit:
         settings.append(f"run.processes={gpus}")
     from mathrl.models.model_shape import config_of, shape_of  # torch: --help answers without it
 
