@@ -264,11 +264,12 @@ def write_experiment(folder: Path, preset: str | None, overrides: Iterable[str])
     """
     chosen, settings = split_choices(overrides)
     layers = read_layers(folder, preset, None, chosen)
-    params, composed = layers.params(settings), layers.composed()
+    composed = layers.composed()
     if composed != read_layers(folder).composed():
         write_text(folder / FILE, dump_yaml(composed))
-    write_params(load_params(folder), params, folder)
-    return params
+    # What follows from the rest follows again, and is written nowhere.
+    write_params(read_layers(folder).stated(), layers.stated(settings), folder)
+    return load_params(folder)
 
 
 def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:

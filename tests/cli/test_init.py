@@ -93,7 +93,7 @@ def test_a_project_of_own_rows_and_an_own_model(
     # The published 1e-6 of a width of 896, here for a width of 32.
     assert params.rl.optimizer.lr == 3e-5 and params.sft.optimizer.lr == 3e-4
     # Nothing of the demo's is left that trains or samples: recipes and sweeps start from the project's own values.
-    assert params.dpo.lr == 1e-5 and params.reward_model.lr == 3e-4
+    assert params.dpo.optimizer.lr == 1e-5 and params.reward_model.optimizer.lr == 3e-4
     assert params.controls.forced_prefix is None
     assert params.sample.max_tokens == params.evaluate.max_tokens == params.rl.max_tokens
     assert (
@@ -198,7 +198,8 @@ def test_the_prompt_suits_the_tokenizer(folder: Path) -> None:
 
 
 def test_the_time_of_a_run_by_hand(folder: Path, tmp_path: Path) -> None:
-    overrides = ["sft.steps=10", "sft.tokens_per_step=1000", "rl.steps=5", "rl.prompts_per_step=4", "rl.group_size=8",
+    overrides = ["sft.steps=10", "sft.tokens_per_step=1000",
+                 "sft.gradient_checkpointing=false", "rl.steps=5", "rl.prompts_per_step=4", "rl.group_size=8",
                  "rl.gradient_checkpointing=true", "prompt.max_tokens=10", "difficulty.samples=8",
                  "difficulty.max_problems=100", "evaluate.samples=2", "evaluate.limit=30",
                  "model.base={type: pretrained, path: m}"]  # fmt: skip
