@@ -59,15 +59,31 @@ def fit_params(preset: str | None, overrides: Sequence[str]) -> list[str]:
     return [f"{key}={_text(new[key])}" for key in _write(new, read_layers().stated())]
 
 
-def named_hardware(gpus: int | None, memory: float | None) -> list[str]:
+def named_hardware(
+    preset: str | None, overrides: Sequence[str], gpus: int | None, memory: float | None, *, fit: bool
+) -> list[str]:
     """The options --gpus and --gpu-memory as a choice, such as hardware=1x24GB.
 
+    Without --gpus as many as the composition's hardware has, or else as the run has processes (with `fit` one).
+
     Raises:
-        UserError: GPUs without their memory.
+        UserError: with `fit`, GPUs without their memory.
     """
-    if gpus and not memory:
-        raise UserError("--fit needs the memory of a GPU too: --gpu-memory 24GB, or write hardware=8x80GB")
-    return [f"hardware={gpus or 1}x{memory / 1e9:g}GB"] if memory else []
+    if memory is None:
+        if fit and gpus:
+            raise UserError("--fit needs the memory of a GPU too: --gpu-memory 24GB, or write hardware=8x80GB")
+        return []
+    chosen, settings = split_choices(overrides)
+    layers = read_layers(FOLDER, preset, None, chosen)
+    hardware = hardware_of(layers.groups.get("hardware", ""))
+    count = gpus or (hardware.count if hardware else 1 if fit else layers.stated(settings).run.processes)
+    return [f"hardware={count}x{memory / 1e9:g}GB"]
+
+
+def hardware_chosen(preset: str | None, overrides: Sequence[str]) -> Hardware | None:
+    """The GPUs of the composition; None if it names none."""
+    layers = read_layers(FOLDER, preset, None, split_choices(overrides)[0])
+    return hardware_of(layers.groups.get("hardware", ""))
 
 
 def this_machine() -> Hardware:

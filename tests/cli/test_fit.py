@@ -32,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "rl.yaml").write_text("# by hand\nema: null\noptimizer: {type: adamw, lr: 3.0e-6}  # of the paper\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mathrl.cli.known_lengths.main_checkout", lambda: tmp_path)
-    monkeypatch.setattr("mathrl.cli.known_lengths._curated", lambda *_: {})
+    monkeypatch.setattr("mathrl.cli.known_lengths._curated", lambda *_: None)
     return tmp_path
 
 
@@ -61,14 +61,17 @@ def test_what_the_command_line_chose_and_set_is_written_with_what_follows_from_i
     assert (project / "params" / "experiment.yaml").read_text().split() == "method: ppo hardware: 2x80GB".split()
 
 
-def test_hardware_is_what_was_named_or_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_is_what_was_named_or_this_machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mathrl.cli.fit.gpu_count", lambda: 0)
-    assert named_hardware(None, 24e9) == ["hardware=1x24GB"] and named_hardware(8, 80e9) == ["hardware=8x80GB"]
-    assert named_hardware(None, None) == []
+    assert named_hardware(None, [], None, 24e9, fit=True) == ["hardware=1x24GB"]
+    assert named_hardware(None, [], 8, 80e9, fit=False) == ["hardware=8x80GB"]
+    assert named_hardware(None, ["hardware=4x24GB"], None, 80e9, fit=True) == ["hardware=4x80GB"]
+    assert named_hardware(None, ["run.processes=3"], None, 80e9, fit=False) == ["hardware=3x80GB"]
+    assert named_hardware(None, [], 2, None, fit=False) == []
+    with pytest.raises(UserError, match="memory of a GPU too"):
+        named_hardware(None, [], 2, None, fit=True)
     here = this_machine()
     assert here.kind == "cpu" and here.count >= 1 and here.memory > 1e9
-    with pytest.raises(UserError, match="memory of a GPU too"):
-        named_hardware(2, None)
 
 
 def test_random_weights_need_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,25 +106,28 @@ class Checkout:
     def git(self, *words: str) -> str:
         return self.run("git", *words).stdout.strip()
 
-    def set_param(self, key: str, value: object) -> None:
-        """Write a value into its file of params/, which may be new."""
-        section, *path = key.split(".")
-        file = self.folder / "params" / f"{section}.yaml"
-        written = read_yaml(file) if file.exists() else {}
-        here = written
-        for name in path[:-1]:
-            here = here.setdefault(name, {})
-        here[path[-1]] = value
-        file.write_text(dump_yaml(written))
-
-    def edit_params(self, file: str, old: str, new: str) -> None:
+    def replace_param(self, file: str, old: str, new: str) -> None:
         path = self.folder / "params" / file
         text = path.read_text()
         assert old in text, f"{file} has no {old!r}"
         path.write_text(text.replace(old, new))
 
+    def set_param(self, key: str, value: Any) -> None:
+        """Write section.key[.key] into params/section.yaml, which git then knows."""
+        section, *path, last = key.split(".")
+        file = self.folder / "params" / f"{section}.yaml"
+        values = read_yaml(file) if file.exists() else {}
+        here = values
+        for name in path:
+            here = here.setdefault(name, {})
+        here[last] = value
+        file.write_text(dump_yaml(values))
+        if (self.folder / ".git").exists():
+            self.git("add", str(file))
+
     def restore_params(self) -> None:
         """params/ as the last commit has it."""
+        self.git("reset", "-q", "HEAD", "--", "params")
         self.git("checkout", "-q", "--", "params")
         self.git("clean", "-fdq", "params")
 

@@ -201,9 +201,10 @@ def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkou
     (rl,) = runs["rl"]
     assert rl["params"]["rl.optimizer.lr"] == "0.01" and rl["params"]["run.seed"] == "0"
     assert "curate.on_bad_row" not in rl["params"], "a run has the parameters that its stage reads"
-    assert rl["tags"]["made_by.models/sft"] == runs["sft"][0]["id"]
+    assert rl["tags"]["mlflow.mathrl.made_by.models/sft"] == runs["sft"][0]["id"]
     datasets = {each.dataset.name: each.dataset.digest for each in rl["run"].inputs.dataset_inputs}
-    assert datasets["data/curated/dev.jsonl"] == runs["curate"][0]["tags"]["output.data/curated/dev.jsonl"]
+    dev = "data/curated/dev.jsonl"
+    assert datasets[dev] == runs["curate"][0]["tags"][f"mlflow.mathrl.output.{dev}"]
 
 
 def test_the_metrics_of_a_run_are_those_of_its_record_once_each(checkout: Checkout) -> None:
@@ -257,7 +258,7 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
     before = {run["id"] for run in checkout.mlflow_runs()}
     checkout.git("add", "-f", "dvc.lock", "reports/metrics.json", "reports/summary.json")
     checkout.git("commit", "-q", "-m", "results")
-    checkout.set_param("rl.optimizer.lr", 4.0e-4)
+    checkout.set_param("rl.optimizer.lr", 4e-4)
     assert ran(checkout.repro(MATHRL_MIRROR="none").stdout) == ["rl", "evaluate", "register"]
     checkout.mathrl("sync")
     runs = runs_by_name(checkout)
@@ -384,7 +385,7 @@ def test_overrides_name_uncommitted_code_and_refuse(checkout: Checkout) -> None:
 
 
 def test_a_failed_stage_is_one_sentence_and_resumes_its_own_run(checkout: Checkout) -> None:
-    checkout.set_param("rl.optimizer.lr", 1.0e-4)
+    checkout.set_param("rl.optimizer.lr", 1e-4)
     checkout.git("commit", "-q", "-am", "another rate")
     done = checkout.mathrl("run", "rl", ok=False, STANDIN_FAIL="rl")
     assert done.returncode == 2
