@@ -86,7 +86,7 @@ def test_benchmarks_and_tools_import_only_what_exists() -> None:
 def defined(module: str) -> set[str]:
     """The names that a module or package defines at its top level, and a package's modules."""
     path = ROOT.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    file = path / "__init__.py" if (path / "__init__.py").exists() else path.with_suffix(".py")
     assert file.exists(), f"no module {module}"
     names = {inner.stem for inner in path.glob("*.py")} if path.is_dir() else set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

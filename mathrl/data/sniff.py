@@ -84,10 +84,9 @@ class Sniffed:
 def source_fields(shape: RowShape) -> dict[str, Any]:
     """What a source of params/curate.yaml says of these rows: the keys that are no defaults."""
     fields_of = {name: getattr(shape, name) for name in RowShape.__dataclass_fields__ if name != "keep"}
-    said = {name: value for name, value in fields_of.items() if value != FileSource.model_fields[name].default}
-    if shape.format != "fields":
-        said = {key: value for key, value in said.items() if key not in ("prompt_key", "answer_key")}
-    return said
+    idle = () if shape.format == "fields" else ("prompt_key", "answer_key")
+    defaults = {name: FileSource.model_fields[name].default for name in fields_of}
+    return {name: value for name, value in fields_of.items() if value != defaults[name] and name not in idle}
 
 
 def sniff(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None = None) -> Sniffed:

@@ -299,12 +299,9 @@ def test_dvc_compares_parameters_metrics_and_pictures_with_the_last_commit(check
 def test_dvc_knows_what_every_preset_changes(checkout: Checkout) -> None:
     """The presets' parameters written as for a worktree: DVC reads them, and finds each stage changed that does."""
     code = (
-        "from dvc.dependency import ParamsDependency\n"
-        "from dvc.repo import Repo; from mathrl.compose import load_params, write_params\n"
-        "from pathlib import Path\n"
-        "from mathrl.compose.experiment import preset_names\n"
-        "from mathrl.compose.resolved import write_resolved\n"
-        "from mathrl.params.schema import READS, STAGES\n"
+        "from pathlib import Path; from dvc.dependency import ParamsDependency; from dvc.repo import Repo\n"
+        "from mathrl.compose import load_params, write_params; from mathrl.params.schema import READS, STAGES\n"
+        "from mathrl.compose.experiment import preset_names; from mathrl.compose.resolved import write_resolved\n"
         "now, stages = load_params(), Repo().index.stages\n"
         "for name in preset_names(Path('params')):\n"
         "    preset = load_params(preset=name)\n"
@@ -324,8 +321,6 @@ def test_dvc_knows_what_every_preset_changes(checkout: Checkout) -> None:
 def test_an_experiment_on_the_command_line(checkout: Checkout) -> None:
     """`dvc exp run` in the checkout, with a number that YAML 1.1 would read as text."""
     checkout.set_param("rl.optimizer.lr", 0.01)  # -S edits a file that is there
-    checkout.git("add", "params/rl.yaml")
-    checkout.git("commit", "-q", "-m", "A rate")
     done = checkout.run("dvc", "exp", "run", "--name", "slow", "-S", "params/rl.yaml:optimizer.lr=2e-6", "rl")
     assert ran(done.stdout) == ["rl"]
     assert load_params(checkout.folder / "params").rl.optimizer.lr == 2e-6
@@ -373,8 +368,7 @@ def test_overrides_run_in_a_worktree_and_leave_the_workspace_alone(checkout: Che
     assert (checkout.folder / "models" / "rl" / "summary.json").read_bytes() == made
     refused = checkout.mathrl("runs", "--promote", folder.name, ok=False)
     assert refused.returncode == 2 and "params/rl.yaml changed" in refused.stderr
-    checkout.git("add", "params", "dvc.lock")
-    checkout.git("commit", "-q", "-m", f"As in {folder.name}")
+    checkout.run("sh", "-c", f"git add params dvc.lock && git commit -qm 'As in {folder.name}'")
     assert "up to date" in checkout.repro("rl").stdout
     checkout.git("reset", "-q", "--hard", head)
     checkout.mathrl("runs", "--prune", folder.name)
