@@ -1,5 +1,6 @@
 """`mathrl init`: a project of one's own from a file of problems and a model."""
 
+import json
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import typer
 import mathrl
 from mathrl.cli.inspect import given_keys, prompting_of, show, unread_advice
 from mathrl.compose import load_params
+from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text, written_aside
@@ -23,6 +25,7 @@ from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import TARGETS
 
+EXPERIMENT = "# What the project is made of; the other files have what it changes besides (docs/experiments.md).\n"
 HEADINGS = {
     "curate": "Your problems. Each row is trained on or tested on, never both.",
     "model": "The model that training starts from.",
@@ -70,7 +73,10 @@ def init(
     sections, advice = _sections(folder, data, model, test, given_keys(field or ()))
     with written_aside(folder.absolute()) as aside:
         _git("clone", "--quiet", "--origin", "mathrl", str(checkout), str(aside))
-        for name, values in sections.items():
+        for file in (aside / "params").glob("*.yaml"):
+            file.unlink()
+        write_text(aside / "params" / "experiment.yaml", EXPERIMENT + dump_yaml({"model": model, "method": "grpo"}))
+        for name, values in differing(sections, aside / "params").items():
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
             write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
         write_text(aside / "params" / "experiment.yaml", f"# {COMPOSED}\npresets: []\n")
@@ -83,6 +89,32 @@ def init(
         print(f"warning: {advice}")
     command = f"cd {shlex.quote(str(folder))} && mathrl run mix"
     print(f"next: {command}    (curates the problems, then measures the model's pass rates)")
+
+
+def differing(sections: Mapping[str, dict[str, Any]], params: Path) -> dict[str, dict[str, Any]]:
+    """What of the sections is not as the composition of the project `params` has it, and the defaults."""
+    curate, mix = sections["curate"]["sources"], sections["mix"]["components"]
+    least = [f"curate.sources={json.dumps(curate)}", f"mix.components={json.dumps(mix)}"]
+    beneath = read_layers(params).stated(least).model_dump(mode="json", by_alias=True)
+    differ = {name: _without_repeated(values, beneath[name]) for name, values in sections.items()}
+    differ["curate"]["sources"], differ["mix"]["components"] = curate, mix
+    return {name: values for name, values in differ.items() if values}
+
+
+def _without_repeated(values: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    >>> _without_repeated({"steps": 1, "optimizer": {"lr": 1}}, {"steps": 1, "optimizer": {"lr": 3, "eps": 2}})
+    {'optimizer': {'lr': 1}}
+    """
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        below = beneath.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and value.get("type") in (None, below.get("type")):
+            if inner := _without_repeated(value, below):
+                kept[key] = inner
+        elif value != below:
+            kept[key] = value
+    return kept
 
 
 def _sections(

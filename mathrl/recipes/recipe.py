@@ -84,12 +84,15 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
 def _resolved(recipe: Recipe, layers: Layers) -> Recipe:
     """The recipe without `set_fresh` and relative values."""
 
+    of_model = tuple(override for override in recipe.overrides if override.startswith("model."))
+
     def settings(before: Names, level: Any) -> Names:
         own: Names = level.set
         if level.set_fresh and layers.is_fresh((*before, *own, *recipe.overrides)):
             own = (*own, *level.set_fresh)
         for number, override in enumerate(own):
-            own = (*own[:number], _absolute(override, layers, (*before, *own[:number])), *own[number + 1 :])
+            absolute = _absolute(override, layers, (*before, *own[:number], *of_model))
+            own = (*own[:number], absolute, *own[number + 1 :])
         return own
 
     whole = settings((), recipe)

@@ -13,7 +13,7 @@ import pytest
 from mathrl.cli.promote import promote
 from mathrl.cli.rollback import rollback
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_names
+from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path

@@ -125,6 +125,12 @@ class Checkout:
         if (self.folder / ".git").exists():
             self.git("add", str(file))
 
+    def restore_params(self) -> None:
+        """params/ as the last commit has it."""
+        self.git("reset", "-q", "HEAD", "--", "params")
+        self.git("checkout", "-q", "--", "params")
+        self.git("clean", "-fdq", "params")
+
     def mlflow_runs(self) -> list[dict[str, object]]:
         """Every MLflow run as {name, status, tags, metrics, params}, read without the server."""
         import mlflow

@@ -65,7 +65,7 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: 
         flow.kill()
     (state,) = (checkout.home / "state").glob("sft-*/")
     assert (state / "checkpoint").read_text() == "step 7", "what it needs to go on is kept"
-    checkout.git("checkout", "-q", "--", "params")
+    checkout.restore_params()
 
 
 def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: Path) -> None:
