@@ -59,7 +59,7 @@ def short_rl(lr: float = 1e-2, **changes: Any) -> Rl:
         "group_size": 4,
         "max_tokens": 10,
         "dev": {"samples": 1},
-        "optimizer": {"type": "adamw", "lr": lr, "warmup_steps": 0, "schedule": "linear"},
+        "optimizer": AdamW(lr=lr, warmup_steps=0),
         "ema": None,
         "loss": {"skip_zero_variance": False},
     }
