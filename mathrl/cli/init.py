@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import mathrl
-from mathrl.cli.inspect import given_keys, prompting_of, show
+from mathrl.cli.inspect import given_keys, prompting_of, show, unread_advice
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -41,6 +41,9 @@ HEADINGS = {
 }
 
 
+COMPOSED = "Groups and presets below the files of this folder; none: what they do not say has the schema's defaults."
+
+
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder of the new project.")],
     data: Annotated[Path, typer.Option(help="Your problems: a file, a folder of files, or a quoted pattern.")],
@@ -64,24 +67,28 @@ def init(
             raise UserError(f"--{option} {path}: no such file or folder{near_path(path)}")
     local = Path(model).expanduser().resolve()
     model = str(local) if local.is_dir() else model
-    sections = _sections(folder, data, model, test, given_keys(field or ()))
+    sections, advice = _sections(folder, data, model, test, given_keys(field or ()))
     with written_aside(folder.absolute()) as aside:
         _git("clone", "--quiet", "--origin", "mathrl", str(checkout), str(aside))
         for name, values in sections.items():
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
             write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
+        write_text(aside / "params" / "experiment.yaml", f"# {COMPOSED}\npresets: []\n")
         params = load_params(aside / "params")
         check_final_values(params, TARGETS)
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
     _print_choices(sections)
     print(f"\nproject: {folder}; its parameters are in {folder / 'params'} and in its first commit")
+    if advice:
+        print(f"warning: {advice}")
     command = f"cd {shlex.quote(str(folder))} && mathrl run mix"
     print(f"next: {command}    (curates the problems, then measures the model's pass rates)")
 
 
 def _sections(
     folder: Path, data: Path, model: str, test: Path | None, keys: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """The parameters that a project sets, by section, and what is wrong with most of its answers; empty: nothing."""
     from mathrl.data.inspection import inspect_rows  # and torch below: --help answers without them
     from mathrl.models.load import load_tokenizer
     from mathrl.models.model_shape import config_of, shape_of
@@ -103,7 +110,7 @@ def _sections(
     hardware = Hardware("cuda", count=gpus) if gpus else CPU
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 15
     print(f"\nmodel: {shape.parameters / 1e6:,.1f} million parameters, {positions:,} positions, {config.model_type}")
-    return project_sections(
+    sections = project_sections(
         inspection,
         name=name,
         model=model,
@@ -113,6 +120,7 @@ def _sections(
         hardware=hardware,
         test=source,
     )
+    return sections, unread_advice(inspection)
 
 
 def _print_choices(sections: Mapping[str, Mapping[str, Any]]) -> None:
@@ -155,4 +163,5 @@ def _commit(folder: Path, message: str) -> None:
     """Commit the project's parameters, by the person's own identity where git knows it."""
     identified = subprocess.run(["git", "-C", str(folder), "config", "user.email"], capture_output=True, check=False)
     identity = [] if identified.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
+    _git("-C", str(folder), "add", "params")
     _git("-C", str(folder), *identity, "commit", "--quiet", "--all", "--message", message)

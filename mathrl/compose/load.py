@@ -2,7 +2,8 @@
 
 Later wins: the schema's defaults, the project's composition (params/experiment.yaml: groups in the order data, model,
 method, hardware, then presets from left to right), the section files params/<section>.yaml, the groups and then the
-presets of the command line ("gsm8k+dapo" is two presets), dotted overrides.
+presets of the command line ("gsm8k+dapo" is two presets), dotted overrides. What none of them says follows from the
+rest (`mathrl.compose.derived`).
 """
 
 import copy
@@ -14,12 +15,15 @@ from typing import Any, cast
 
 from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
 from mathrl.compose.groups import Layer
+from mathrl.compose.names import hardware_of
+from mathrl.compose.settings import Derived, with_values, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
+from mathrl.models.shapes import known_model
 from mathrl.params.load import FOLDER, apply_override, dump_yaml, put_section, read_yaml, validate, without_removed
 from mathrl.params.old_names import OldNames, new_key
 from mathrl.params.paths import merge, written_at
-from mathrl.params.run import FreshModel
+from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import SECTIONS, Params
 
 NO_PRESET = "none"  # what a flow's form has where no preset is chosen
@@ -61,7 +65,32 @@ class Layers:
             return read_layers(self.folder, None, None, chosen.over(self.composition)).params(settings)
         values, old = self._merged(settings)
         old.report()
-        return validate(values, self._origin(settings))
+        params = validate(values, self._origin(settings))
+        return with_values(params, {each.key: each.value for each in self._following(params, values)})
+
+    def stated(self, overrides: Iterable[str] = ()) -> Params:
+        """The parameters with what somebody said alone, and else the schema's defaults."""
+        settings = list(overrides)
+        return validate(self.written(settings), self._origin(settings))
+
+    def derived(self, overrides: Iterable[str] = (), stages: Sequence[str] = ()) -> list[Derived]:
+        """What follows from the values that somebody wrote.
+
+        Raises:
+            UserError: values do not fit the schema, or the stages do not fit the hardware of the composition.
+        """
+        settings = list(overrides)
+        return self._following(self.stated(settings), self.written(settings), stages)
+
+    def _following(self, params: Params, values: Mapping[str, Any], stages: Sequence[str] = ()) -> list[Derived]:
+        base = params.model.base
+        if not isinstance(base, PretrainedModel):
+            return []
+        from mathrl.compose.derived import derive  # the memory plan, which random weights do not need
+        from mathrl.compose.fitting import FITTED
+
+        written, hardware = set(written_keys(values)), hardware_of(self.groups.get("hardware", ""))
+        return derive(params, written, hardware, known_model(base), None, stages or FITTED, refuse=bool(stages))
 
     def value(self, key: str, overrides: Iterable[str] = ()) -> Any:
         """The parameter `section.key` with the overrides, as it is written; its default where it is written nowhere.
@@ -98,7 +127,7 @@ class Layers:
         for override in settings:
             name = override.partition("=")[0].strip().removesuffix("+").strip()
             said |= {key: SET for key in said if key == name or key.startswith(f"{name}.")}
-        return said
+        return said | {each.key: f"derived: {each.reason}" for each in self.derived(settings)}
 
     def _parts(self, fresh: bool) -> list[tuple[str, Mapping[str, Any]]]:
         parts: list[tuple[str, Mapping[str, Any]]] = []

@@ -253,6 +253,13 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
     return done
 
 
+def has_pretrained(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()) -> bool:
+    """Whether a step starts from a pretrained model."""
+    layers = read_layers(folder, preset, None, split_choices(overrides)[0])
+    steps = recipe.steps.values()
+    return any(not layers.is_fresh((*recipe.set, *step.set, *recipe.overrides)) for step in steps)
+
+
 def recipe_warnings(
     recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()
 ) -> list[str]:

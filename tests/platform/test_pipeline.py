@@ -201,9 +201,10 @@ def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkou
     (rl,) = runs["rl"]
     assert rl["params"]["rl.optimizer.lr"] == "0.01" and rl["params"]["run.seed"] == "0"
     assert "curate.on_bad_row" not in rl["params"], "a run has the parameters that its stage reads"
-    assert rl["tags"]["made_by.models/sft"] == runs["sft"][0]["id"]
+    assert rl["tags"]["mlflow.mathrl.made_by.models/sft"] == runs["sft"][0]["id"]
     datasets = {each.dataset.name: each.dataset.digest for each in rl["run"].inputs.dataset_inputs}
-    assert datasets["data/curated/dev.jsonl"] == runs["curate"][0]["tags"]["output.data/curated/dev.jsonl"]
+    dev = "data/curated/dev.jsonl"
+    assert datasets[dev] == runs["curate"][0]["tags"][f"mlflow.mathrl.output.{dev}"]
 
 
 def test_the_metrics_of_a_run_are_those_of_its_record_once_each(checkout: Checkout) -> None:
