@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from flows.factory import FIELD_NAMES, form_flow, stage_flow
 from mathrl.compose import load_params
+from mathrl.core.paths import GROUPS
 from mathrl.params.form import form_overrides
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import READS, STAGES
@@ -66,11 +67,12 @@ def test_no_row_of_a_form_only_says_that_it_is_null(name: str) -> None:
 
 def test_the_form_of_rl_opens_with_what_people_change_and_its_present_values() -> None:
     fields = flow_of("rl").parameters.model_dump()["properties"]
-    first = ["preset", "base_model", "lr", "steps", "group_size", "kl_coef", "clip_low", "clip_high", "seed", "params"]
+    first = [*GROUPS, "preset", "lr", "steps", "group_size", "kl_coef", "clip_low", "clip_high", "seed", "params"]
     assert sorted(fields, key=lambda name: fields[name]["position"])[: len(first)] == first
     present = load_params(ROOT / "params")
     assert (fields["lr"]["default"], fields["seed"]["default"]) == (present.rl.optimizer.lr, present.run.seed)
-    assert fields["base_model"]["default"] == "fresh" and "gsm8k" in fields["preset"]["enum"]
+    assert [fields[kind]["default"] for kind in GROUPS] == ["chain", "toy", "grpo", "laptop"], "params/experiment.yaml"
+    assert "gsm8k" in fields["preset"]["enum"] and "**gsm8k**" in fields["data"]["description"]
     assert fields["lr"]["maximum"] == 1 and fields["steps"]["type"] == "integer"
 
 
@@ -113,11 +115,9 @@ def test_a_form_sends_back_what_it_showed_and_only_changes_count() -> None:
     fields = flow_of("rl").parameters.model_dump()["properties"]
     shown = {name: field["default"] for name, field in fields.items()}
     assert sent_by(shown) == {"overrides": [], "options": {"preset": None, "allow_dirty": False}}
-    changed = sent_by(
-        shown | {"preset": "gsm8k", "base_model": "Qwen/Qwen2.5-0.5B", "lr": 1e-5, "overrides": ["a.b=1"]}
-    )
-    base = 'model.base={"type": "pretrained", "path": "Qwen/Qwen2.5-0.5B"}'
-    assert changed["overrides"] == [base, "rl.optimizer.lr=1e-05", "a.b=1"] and changed["options"]["preset"] == "gsm8k"
+    changed = sent_by(shown | {"preset": "gsm8k", "model": "Qwen/Qwen2.5-0.5B", "lr": 1e-5, "overrides": ["a.b=1"]})
+    model = "model=Qwen/Qwen2.5-0.5B"
+    assert changed["overrides"] == [model, "rl.optimizer.lr=1e-05", "a.b=1"] and changed["options"]["preset"] == "gsm8k"
     values = load_params(ROOT / "params", overrides=changed["overrides"][:2])
     assert (values.rl.optimizer.lr, values.model.base.type) == (1e-5, "pretrained"), "the loader reads them"
 
