@@ -65,7 +65,10 @@ def stages_up_to_date(workspace: Path, stages: Sequence[str], env: Mapping[str, 
 def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) -> set[str] | None:
     """The stages that `dvc status` says have changed, without the one that resolves the parameters, whose output is
     written before; None where DVC cannot say."""
-    write_resolved(workspace)
+    try:
+        write_resolved(workspace)
+    except UserError:
+        return None
     done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
     try:
         return set(json.loads(done.stdout)) - {RESOLVE}

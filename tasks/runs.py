@@ -17,9 +17,10 @@ from mathrl.params.recipe_steps import DEFAULT
 from mathrl.params.schema import stages_until
 from mathrl.recipes.controls import write_control_recipe
 from mathrl.recipes.graph import LINKED, graph_file, write_recipe_graph
-from mathrl.recipes.recipe import recipe_warnings, step_overrides
-from tasks.graph import Graph
+from mathrl.recipes.recipe import has_pretrained, recipe_warnings, step_overrides
+from tasks.graph import PIPELINE, Graph
 from tasks.inputs import link_inputs
+from tasks.lengths import check_lengths, is_judged
 from tasks.report import report_recipe, report_stages, report_step
 from tasks.repro import environment
 from tasks.run_names import announce_model, name_run
@@ -41,7 +42,9 @@ def run_stages(
     workspace = prepare(target, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
     chain = stages_until(target)
     seeds, doubts = [workspace.params.run.seed], [*warnings(workspace.params), *workspace.doubtful]
-    _run(workspace, Graph(workspace.folder, target=chain[-1]), ("stage", target), seeds, doubts, [(chain, ())])
+    asked = chain if is_judged(workspace.params) else ()
+    graph = Graph(workspace.folder, target=chain[-1])
+    _run(workspace, graph, ("stage", target), seeds, doubts, [(chain, ())], asked)
     report_stages(workspace.folder, chain)
     return str(workspace.folder)
 
@@ -76,7 +79,8 @@ def run_recipe(
     ]
     seeds, doubts = checked.seeds or (workspace.params.run.seed,), recipe_warnings(checked, workspace.folder / "params")
     graph = Graph(workspace.folder, graph_file(recipe))
-    _run(workspace, graph, ("recipe", recipe), seeds, doubts, links, jobs)
+    asked = ("--recipe", recipe) if has_pretrained(checked, workspace.folder / "params") else ()
+    _run(workspace, graph, ("recipe", recipe), seeds, doubts, links, asked, jobs)
     report_recipe(workspace.folder, recipe)
     return str(workspace.folder)
 
@@ -113,9 +117,13 @@ def _run(
     seeds: Sequence[int],
     doubts: Sequence[str],
     links: Links,
+    asked: Sequence[str],
     jobs: int = 1,
 ) -> None:
-    """Run the graph in its workspace, under a name and tags, with its files linked, and mirrored to MLflow."""
+    """Run the graph in its workspace, under a name and tags, with its files linked, and mirrored to MLflow.
+
+    `asked` are the stages, or --recipe and its name, whose lengths are judged before the first step (tasks/lengths.py).
+    """
     folder = workspace.folder
     named = name_run(*title, workspace, seeds)
     env = environment(folder, str(flow_run.id or ""))
@@ -129,4 +137,8 @@ def _run(
     with tags(*named), working(workspace, show), mirroring(env, folder):
         for stages, overrides in links:
             link_inputs(folder, stages, load_params(folder / "params", overrides=overrides), env, overrides)
+        own = graph.file != PIPELINE and not graph.pipeline_part  # a recipe that makes its splits itself
+        if asked and not check_lengths(workspace, asked, env) and not own:
+            run_graph(Graph(folder, target="curate"), env, show, ended)  # then it is known what the hub has
+            check_lengths(workspace, asked, env)
         run_graph(graph, env, show, ended, jobs=jobs, processes=workspace.params.run.processes, live=live)

@@ -2,10 +2,12 @@
 
 - dvc.yaml, from the recipe of the pipeline and the code that its stages import;
 - the floors and the map in docs/house.md;
-- the tables in docs/engines.md, docs/coming_from.md, docs/experiments.md and docs/what_fits.md.
+- the tables in docs/engines.md, docs/coming_from.md, docs/experiments.md and docs/what_fits.md;
+- the pages of the presets that reproduce a document, docs/presets/.
 """
 
 import coming_from
+import document_pages
 import engine_tables
 import group_tables
 import house_map
@@ -21,3 +23,4 @@ if __name__ == "__main__":
     coming_from.main()
     group_tables.main()
     what_fits.main()
+    document_pages.main()

@@ -1,6 +1,8 @@
 """`mathrl evaluate`: evaluate any model on any benchmark."""
 
 import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,12 +18,13 @@ from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import results_table
 from mathrl.data.registry import newer_than
+from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
 from mathrl.params.schema import Params
 from mathrl.params.tool_problems import tool_problems
 from mathrl.params.tools import Bubblewrap, NoTool
-from mathrl.reports.evaluation import evaluate_once
+from mathrl.reports.evaluation import check_lengths, evaluate_once
 
 if TYPE_CHECKING:
     from mathrl.reports.probe import ProbeReport
@@ -137,13 +140,14 @@ def evaluate(
             f"{name} + {also.tools}": (with_tool(params), target.with_name(f"{target.name}-{also.tools}")),
         }
     start = local if local.exists() else model
+    typed = [*(overrides or ()), *settings]
     if also.vary:
-        varied = {
-            label: load_params(preset=preset, overrides=[*(overrides or ()), *settings, *changes])
-            for label, changes in combinations(also.vary).items()
-        }
+        changed = {label: [*typed, *changes] for label, changes in combinations(also.vary).items()}
+        varied = {label: load_params(preset=preset, overrides=changes) for label, changes in changed.items()}
+        _check_lengths(start, benchmark, [(varied[label], changes) for label, changes in changed.items()])
         evaluate_settings(start, benchmark, varied, target)
         return
+    _check_lengths(start, benchmark, [(settings, typed) for settings, _ in runs.values()])
     results = {label: evaluate_once(start, benchmark, *run) for label, run in runs.items()}
     figures, base = results[name], params.model.base
     for row in results_table(results):
@@ -159,3 +163,16 @@ def evaluate(
     print(f"figures, responses and pictures: {', '.join(str(folder) for _, folder in runs.values())}")
     if benchmark == TEST and started_from and started_from in (model, str(local)):
         print("next: mathrl plan    (memory, time and learning rates of the run, and whether RL would start)")
+
+
+def _check_lengths(model: Path | str, benchmark: str, settings: Sequence[tuple[Params, Sequence[str]]]) -> None:
+    """Refuse lengths that cut the benchmark off, and warn of typed ones, before anything is sampled.
+
+    Args:
+        settings: Parameters of evaluations, with what was typed for each.
+    """
+    warned = []
+    for params, typed in settings:
+        warned += check_lengths(model, benchmark, params, benchmark_problems(benchmark, params), typed)
+    for line in dict.fromkeys(warned):
+        print(f"warning: {line}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """`mathrl plan --fit`: what follows from data, model, method and hardware, shown with its reasons and written down."""
 
-import copy
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -15,61 +14,84 @@ from ruamel.yaml.comments import CommentedMap
 from mathrl.cli.known_lengths import data_tokens
 from mathrl.cli.tables import print_table
 from mathrl.compose.derived import DataTokens, changes, derive
-from mathrl.compose.load import read_layers
+from mathrl.compose.experiment import split_choices
+from mathrl.compose.load import read_layers, write_experiment
+from mathrl.compose.names import hardware_of
 from mathrl.compose.settings import Derived, value_at, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.gpus import gpu_count
 from mathrl.core.hardware import Hardware
 from mathrl.models.shapes import KnownModel, known_model
-from mathrl.params.load import FOLDER, apply_override
+from mathrl.params.load import FOLDER
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
 
 FOR_FRESH = "the model has random weights: its rates and lengths are its own, and it fits anywhere"
 
 
-def fit_params(preset: str | None, overrides: Sequence[str], gpus: int | None, memory: float | None) -> list[str]:
-    """Show and write into params/ what follows; overrides for what could not be written there.
+def fit_params(preset: str | None, overrides: Sequence[str]) -> list[str]:
+    """Show what follows, and write it into params/ with the choices and overrides of this command.
 
-    Args:
-        gpus: Their number, None: those of this machine, or 1 where `memory`, that of each in bytes, is given.
+    Returns overrides for what could not be written there.
 
     Raises:
         UserError: nothing fits, or the parameters are wrong.
     """
-    layers = read_layers(preset=preset)
-    values = copy.deepcopy(dict(layers.values))
-    params = layers.params(overrides)
-    for override in overrides:
-        apply_override(values, override)
-    written = set(written_keys(values))
+    chosen, settings = split_choices(overrides)
+    layers = read_layers(FOLDER, preset, None, chosen)
+    params = layers.stated(settings)
     base = params.model.base
     if not isinstance(base, PretrainedModel):
         print(f"nothing to derive: {FOR_FRESH}")
         return []
-    hardware = hardware_given(gpus, memory)
+    hardware = hardware_of(layers.groups.get("hardware", "")) or this_machine()
     tokens = data_tokens(params)
     print(f"for {spoken(hardware)}; {_counted(tokens)}")
-    found = derive(params, written, hardware, _model(params, base), tokens)
+    found = derive(params, set(written_keys(layers.written(settings))), hardware, _model(params, base), tokens)
     show(params, found)
+    if preset or overrides:
+        write_experiment(FOLDER, preset, overrides)
+        print(f"written to {FOLDER}/: what this command chose and set")
     new = changes(params, found)
     if not new:
         print("nothing to write: every value is there already")
-    return [f"{key}={_text(new[key])}" for key in _write(new, read_layers().params())]
+    return [f"{key}={_text(new[key])}" for key in _write(new, read_layers().stated())]
 
 
-def hardware_given(gpus: int | None, memory: float | None) -> Hardware:
-    """What a person named, or else this machine."""
-    count = gpus or gpu_count()
-    if memory:
-        return Hardware("cuda", memory=int(memory), count=count or 1)
-    if gpus or count:
-        from mathrl.models.device import hardware_of  # torch
+def named_hardware(
+    preset: str | None, overrides: Sequence[str], gpus: int | None, memory: float | None, *, fit: bool
+) -> list[str]:
+    """The options --gpus and --gpu-memory as a choice, such as hardware=1x24GB.
 
-        if not gpu_count():
-            raise UserError("--gpus without --gpu-memory: this machine has no GPU; add the memory of one, as 24GB")
-        return replace(hardware_of("cuda"), count=count)
+    Without --gpus as many as the composition's hardware has, or else as the run has processes (with `fit` one).
+
+    Raises:
+        UserError: with `fit`, GPUs without their memory.
+    """
+    if memory is None:
+        if fit and gpus:
+            raise UserError("--fit needs the memory of a GPU too: --gpu-memory 24GB, or write hardware=8x80GB")
+        return []
+    chosen, settings = split_choices(overrides)
+    layers = read_layers(FOLDER, preset, None, chosen)
+    hardware = hardware_of(layers.groups.get("hardware", ""))
+    count = gpus or (hardware.count if hardware else 1 if fit else layers.stated(settings).run.processes)
+    return [f"hardware={count}x{memory / 1e9:g}GB"]
+
+
+def hardware_chosen(preset: str | None, overrides: Sequence[str]) -> Hardware | None:
+    """The GPUs of the composition; None if it names none."""
+    layers = read_layers(FOLDER, preset, None, split_choices(overrides)[0])
+    return hardware_of(layers.groups.get("hardware", ""))
+
+
+def this_machine() -> Hardware:
+    """The GPUs of this machine, or its cores."""
+    if count := gpu_count():
+        from mathrl.models.device import hardware_of as described  # torch
+
+        return replace(described("cuda"), count=count)
     return Hardware("cpu", memory=psutil.virtual_memory().total, count=os.cpu_count() or 1)
 
 

@@ -1,5 +1,6 @@
 """`mathrl init`: a project of one's own from a file of problems and a model."""
 
+import json
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 import mathrl
-from mathrl.cli.inspect import given_keys, prompting_of, show
+from mathrl.cli.inspect import given_keys, prompting_of, show, unread_advice
 from mathrl.compose import load_params
+from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text, written_aside
@@ -23,6 +25,7 @@ from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import TARGETS
 
+EXPERIMENT = "# What the project is made of; the other files have what it changes besides (docs/experiments.md).\n"
 HEADINGS = {
     "curate": "Your problems. Each row is trained on or tested on, never both.",
     "model": "The model that training starts from.",
@@ -39,6 +42,9 @@ HEADINGS = {
     "controls": "`mathrl controls`: runs to compare RL with.",
     "sweep": "`mathrl sweep run`: a search around the project's own learning rate, scored on dev.",
 }
+
+
+COMPOSED = "Groups and presets below the files of this folder; none: what they do not say has the schema's defaults."
 
 
 def init(
@@ -64,24 +70,57 @@ def init(
             raise UserError(f"--{option} {path}: no such file or folder{near_path(path)}")
     local = Path(model).expanduser().resolve()
     model = str(local) if local.is_dir() else model
-    sections = _sections(folder, data, model, test, given_keys(field or ()))
+    sections, advice = _sections(folder, data, model, test, given_keys(field or ()))
     with written_aside(folder.absolute()) as aside:
         _git("clone", "--quiet", "--origin", "mathrl", str(checkout), str(aside))
-        for name, values in sections.items():
+        for file in (aside / "params").glob("*.yaml"):
+            file.unlink()
+        write_text(aside / "params" / "experiment.yaml", EXPERIMENT + dump_yaml({"model": model, "method": "grpo"}))
+        for name, values in differing(sections, aside / "params").items():
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
             write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
+        write_text(aside / "params" / "experiment.yaml", f"# {COMPOSED}\npresets: []\n")
         params = load_params(aside / "params")
         check_final_values(params, TARGETS)
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
     _print_choices(sections)
     print(f"\nproject: {folder}; its parameters are in {folder / 'params'} and in its first commit")
+    if advice:
+        print(f"warning: {advice}")
     command = f"cd {shlex.quote(str(folder))} && mathrl run mix"
     print(f"next: {command}    (curates the problems, then measures the model's pass rates)")
 
 
+def differing(sections: Mapping[str, dict[str, Any]], params: Path) -> dict[str, dict[str, Any]]:
+    """What of the sections is not as the composition of the project `params` has it, and the defaults."""
+    curate, mix = sections["curate"]["sources"], sections["mix"]["components"]
+    least = [f"curate.sources={json.dumps(curate)}", f"mix.components={json.dumps(mix)}"]
+    beneath = read_layers(params).stated(least).model_dump(mode="json", by_alias=True)
+    differ = {name: _without_repeated(values, beneath[name]) for name, values in sections.items()}
+    differ["curate"]["sources"], differ["mix"]["components"] = curate, mix
+    return {name: values for name, values in differ.items() if values}
+
+
+def _without_repeated(values: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    >>> _without_repeated({"steps": 1, "optimizer": {"lr": 1}}, {"steps": 1, "optimizer": {"lr": 3, "eps": 2}})
+    {'optimizer': {'lr': 1}}
+    """
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        below = beneath.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and value.get("type") in (None, below.get("type")):
+            if inner := _without_repeated(value, below):
+                kept[key] = inner
+        elif value != below:
+            kept[key] = value
+    return kept
+
+
 def _sections(
     folder: Path, data: Path, model: str, test: Path | None, keys: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """The parameters that a project sets, by section, and what is wrong with most of its answers; empty: nothing."""
     from mathrl.data.inspection import inspect_rows  # and torch below: --help answers without them
     from mathrl.models.load import load_tokenizer
     from mathrl.models.model_shape import config_of, shape_of
@@ -103,7 +142,7 @@ def _sections(
     hardware = Hardware("cuda", count=gpus) if gpus else CPU
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 15
     print(f"\nmodel: {shape.parameters / 1e6:,.1f} million parameters, {positions:,} positions, {config.model_type}")
-    return project_sections(
+    sections = project_sections(
         inspection,
         name=name,
         model=model,
@@ -113,6 +152,7 @@ def _sections(
         hardware=hardware,
         test=source,
     )
+    return sections, unread_advice(inspection)
 
 
 def _print_choices(sections: Mapping[str, Mapping[str, Any]]) -> None:
@@ -155,4 +195,5 @@ def _commit(folder: Path, message: str) -> None:
     """Commit the project's parameters, by the person's own identity where git knows it."""
     identified = subprocess.run(["git", "-C", str(folder), "config", "user.email"], capture_output=True, check=False)
     identity = [] if identified.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
+    _git("-C", str(folder), "add", "params")
     _git("-C", str(folder), *identity, "commit", "--quiet", "--all", "--message", message)

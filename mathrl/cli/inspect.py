@@ -165,6 +165,19 @@ def _answers(inspection: "Inspection") -> None:
         print(f"  not parsed, {encodable(where)}: {encodable(' '.join(answer.split()))[:120]}")
     if len(inspection.unread) > 8:
         print(f"  … and {len(inspection.unread) - 8:,} more (--html FILE lists all)")
+    if advice := unread_advice(inspection):
+        print(f"  {advice}")
+
+
+def unread_advice(inspection: "Inspection") -> str:
+    """What to do where the grader reads most answers as nothing; empty where it does not."""
+    share = len(inspection.unread) / max(1, inspection.readings.total())
+    if share <= 0.5:
+        return ""
+    return (
+        f"the grader cannot compare {share:.0%} of the answers, so no response to these could be right: name the field "
+        "with the final answer (--field answer_key=FIELD), or let a model compare (reward.model_verifier)"
+    )
 
 
 def _flaws(inspection: "Inspection") -> None:

@@ -16,15 +16,13 @@ import psutil
 import typer
 from typer.core import TyperGroup
 
-from mathrl.cli.fit import fit_params
+from mathrl.cli.fit import fit_params, hardware_chosen, named_hardware
 from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.compose import load_params
-from mathrl.compose.experiment import split_choices
-from mathrl.compose.load import choice_notes, read_layers
-from mathrl.compose.names import hardware_of
+from mathrl.compose.load import choice_notes
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import is_group, main_checkout
@@ -88,13 +86,17 @@ def plan_run(
         show_simulation(simulate)
         return
     preset, settings = joined(presets), list(overrides or ())
-    hardware = hardware_of(read_layers(FOLDER, preset, None, split_choices(settings)[0]).groups.get("hardware", ""))
-    if hardware is not None and not gpu_memory:
-        gpu_memory = f"{hardware.memory / 1e9:g}GB"
+    if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
+        gpu_memory = f"{gpu_memory.strip()}GB"
+        print(f"--gpu-memory: read as {gpu_memory}")
     memory = size_in_bytes(gpu_memory) if gpu_memory else None
+    settings += named_hardware(preset, settings, gpus, memory, fit=fit)
     if fit:
-        settings += fit_params(preset, settings, gpus, memory)
-    elif gpus:
+        settings += fit_params(preset, settings)
+    hardware = hardware_chosen(preset, settings)
+    if hardware is not None and memory is None:
+        gpu_memory, memory = f"{hardware.memory / 1e9:g}GB", float(hardware.memory)
+    if gpus and memory is None:
         settings.append(f"run.processes={gpus}")
     from mathrl.models.model_shape import config_of, shape_of  # torch: --help answers without it
 
@@ -102,9 +104,6 @@ def plan_run(
     config = config_of(params.model.base)
     params.training.check_ranks(params.run.processes)
     shape = shape_of(config)
-    if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
-        gpu_memory = f"{gpu_memory.strip()}GB"
-        print(f"--gpu-memory: read as {gpu_memory}")
 
     def resolved(changes: Sequence[str]) -> Params | None:
         try:

@@ -12,15 +12,25 @@ import typer
 from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, joined, with_choices
 from mathrl.cli.run import call_flow, run
 from mathrl.cli.tables import print_lines, print_table
+from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import choice_notes, read_layers
 from mathrl.core.claims import conclusion
+from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, is_group, main_checkout
 from mathrl.core.results import results_table
 from mathrl.params.load import FOLDER
-from mathrl.params.recipe_steps import DEFAULT
+from mathrl.params.recipe_steps import DEFAULT, Recipe
 from mathrl.recipes.graph import graph
-from mathrl.recipes.recipe import CLAIM, load_recipe, recipe_names, recipe_values, recipe_warnings, step_params
+from mathrl.recipes.recipe import (
+    CLAIM,
+    has_pretrained,
+    load_recipe,
+    recipe_names,
+    recipe_values,
+    recipe_warnings,
+    step_params,
+)
 
 
 def recipe(
@@ -70,6 +80,9 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
     groups = [override for override in overrides if is_group(override)]
     if preset or groups:
         print(f"over params/ with {', '.join([*groups, *([f'preset {preset}'] if preset else [])])}")
+    refused, cut = _lengths(checked, preset, groups)
+    if refused:
+        raise UserError("; ".join(refused))
     values = recipe_values(checked, preset=preset, overrides=tuple(groups))
     for step, stage in graph(name, checked, Path(), preset, groups).items():
         print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.')}")
@@ -84,8 +97,21 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
     for line in [
         *choice_notes(FOLDER, preset, groups),
         *recipe_warnings(checked, preset=preset, overrides=tuple(groups)),
+        *cut,
     ]:
         print(f"warning: {line}")
+
+
+def _lengths(checked: Recipe, preset: str | None, groups: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What the steps would say of their lengths, as far as the data are known: refused, and typed."""
+    if not has_pretrained(checked, preset=preset, overrides=tuple(groups)):
+        return [], []
+    from mathrl.stages.known_lengths import judge_recipe  # the formats of rows, for a dry run alone
+    from tasks.lengths import curated_splits
+
+    curated = curated_splits(Path.cwd(), load_params(preset=preset, overrides=groups))
+    judged = judge_recipe(checked, preset=preset, overrides=groups, curated=curated)
+    return judged.refused, judged.warned
 
 
 def print_recipe(folder: Path, name: str, seconds: float) -> None:

@@ -68,6 +68,9 @@ def run(
     params = load_params(preset=preset, overrides=overrides or ())  # before any server is started
     stages = stages_until(stage)
     doubtful = check_final_values(params, stages, overrides or ())
+    chosen, settings = split_choices(overrides or ())
+    layers = read_layers(FOLDER, preset, None, chosen)
+    layers.derived(settings, stages)  # refuses what does not fit the hardware
     if dry_run:
         from mathrl.cli.known_lengths import judge_lengths  # the formats of rows, for a dry run alone
 
@@ -75,8 +78,6 @@ def run(
         if refused:
             raise UserError("; ".join(refused))
         doubtful += cut
-        chosen, settings = split_choices(overrides)
-        layers = read_layers(FOLDER, preset, None, chosen)
         _print_plan(stage, params, None if verbose else (layers, settings), [*layers.notes, *doubtful])
         return
     began = time.time()

@@ -90,7 +90,7 @@ def promote(study: Study = None) -> None:
     if attributes["facts"]["sweep.set"]:
         print(f"not written, although every trial used it: {', '.join(attributes['facts']['sweep.set'])}")
     if diff:
-        print(f'to keep it: git commit -m "Winner of study {name}" -- params')
+        print(f'to keep it: git add params && git commit -m "Winner of study {name}" params')
         _print_comparison(folder, winner)
 
 

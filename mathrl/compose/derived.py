@@ -68,6 +68,8 @@ def derive(
     model: KnownModel | None = None,
     tokens: DataTokens | None = None,
     stages: Collection[str] = FITTED,
+    *,
+    refuse: bool = True,
 ) -> list[Derived]:
     """The values that follow, in the order in which they are found: lengths, rates, hardware.
 
@@ -78,6 +80,7 @@ def derive(
         model: What is known of the pretrained model (`mathrl.models.shapes.known_model`).
         tokens: The data's, where they were counted.
         stages: That will run; sft without steps does not count.
+        refuse: Whether a run that does not fit is an error; else its hardware decides nothing.
 
     Raises:
         UserError: the run fits the hardware with no setting; the message says what would fit.
@@ -92,6 +95,8 @@ def derive(
     if hardware is None or model is None or not hardware.memory or not planned:
         return found + rates
     fit = fitted(params, written, hardware, model.shape, planned)
+    if fit is None and not refuse:
+        return found + rates
     if fit is None:
         raise too_large(params, written, hardware, model.shape, planned)
     return found + rates + [each for each in _settings(fit, hardware, model) if each.key not in written]

@@ -24,6 +24,9 @@ class Composition:
     groups: Mapping[str, str] = field(default_factory=dict)
     presets: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash((*self.words(), self.presets))
+
     def words(self) -> list[str]:
         """["data=gsm8k", "method=grpo"], without the presets."""
         return [f"{kind}={self.groups[kind]}" for kind in KINDS if kind in self.groups]
@@ -129,7 +132,9 @@ def compose(folder: Path, chosen: Composition = Composition()) -> Composed:
     kept = [layer for layer in own_presets if layer.source not in {preset.source for preset in new_presets}]
     project = [*(layer_of(kind, old[kind], folder) for kind in KINDS if kind in old), *kept]
     above = [*(layer_of(kind, new[kind], folder) for kind in KINDS if kind in new), *new_presets]
-    notes += list(_conflicts([*project, *above]))
+    groups = [layer for layer in (*project, *above) if not layer.source.startswith("preset ")]
+    for layers in (groups, kept, new_presets):
+        notes += _conflicts(layers)
     return Composed(project, above, {**old, **new}, notes)
 
 
@@ -150,12 +155,9 @@ def _presets(folder: Path, names: Sequence[str], notes: list[str]) -> tuple[list
 
 
 def _conflicts(layers: Sequence[Layer]) -> Iterator[str]:
-    """A line for each group or preset that sets fields to other values than an earlier one of the same rank."""
+    """A line for each group, or each preset, that sets fields to other values than an earlier one."""
     for number, after in enumerate(layers):
         for before in layers[:number]:
-            ranks = {layer.source.startswith("preset ") for layer in (before, after)}
-            if len(ranks) > 1:  # what a preset is for
-                continue
             changed = list(replaced_values(before.sections, after.sections))
             if changed:
                 what = "presets" if after.source.startswith("preset ") else "groups"

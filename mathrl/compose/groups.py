@@ -139,7 +139,7 @@ def _sections(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[
 
 
 def _paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The dotted paths of the values: {"rl": {"clip_high": 0.28}} -> rl.clip_high."""
+    """The dotted paths of the values: {"rl": {"loss": {"high": 0.28}}} -> rl.loss.high."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _paths(value, f"{above}{key}.")

@@ -2,7 +2,8 @@
 
 Later wins: the schema's defaults, the project's composition (params/experiment.yaml: groups in the order data, model,
 method, hardware, then presets from left to right), the section files params/<section>.yaml, the groups and then the
-presets of the command line ("gsm8k+dapo" is two presets), dotted overrides.
+presets of the command line ("gsm8k+dapo" is two presets), dotted overrides. What none of them says follows from the
+rest (`mathrl.compose.derived`).
 """
 
 import copy
@@ -14,12 +15,15 @@ from typing import Any, cast
 
 from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
 from mathrl.compose.groups import Layer
+from mathrl.compose.names import hardware_of
+from mathrl.compose.settings import Derived, with_values, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
+from mathrl.models.shapes import known_model
 from mathrl.params.load import FOLDER, apply_override, dump_yaml, put_section, read_yaml, validate, without_removed
 from mathrl.params.old_names import OldNames, new_key
 from mathrl.params.paths import merge, written_at
-from mathrl.params.run import FreshModel
+from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import SECTIONS, Params
 
 NO_PRESET = "none"  # what a flow's form has where no preset is chosen
@@ -61,7 +65,32 @@ class Layers:
             return read_layers(self.folder, None, None, chosen.over(self.composition)).params(settings)
         values, old = self._merged(settings)
         old.report()
-        return validate(values, self._origin(settings))
+        params = validate(values, self._origin(settings), lambda key: self._said(key, settings))
+        return with_values(params, {each.key: each.value for each in self._following(params, values)})
+
+    def stated(self, overrides: Iterable[str] = ()) -> Params:
+        """The parameters with what somebody said alone, and else the schema's defaults."""
+        settings = list(overrides)
+        return validate(self.written(settings), self._origin(settings))
+
+    def derived(self, overrides: Iterable[str] = (), stages: Sequence[str] = ()) -> list[Derived]:
+        """What follows from the values that somebody wrote.
+
+        Raises:
+            UserError: values do not fit the schema, or the stages do not fit the hardware of the composition.
+        """
+        settings = list(overrides)
+        return self._following(self.stated(settings), self.written(settings), stages)
+
+    def _following(self, params: Params, values: Mapping[str, Any], stages: Sequence[str] = ()) -> list[Derived]:
+        base = params.model.base
+        if not isinstance(base, PretrainedModel):
+            return []
+        from mathrl.compose.derived import derive  # the memory plan, which random weights do not need
+        from mathrl.compose.fitting import FITTED
+
+        written, hardware = set(written_keys(values)), hardware_of(self.groups.get("hardware", ""))
+        return derive(params, written, hardware, known_model(base), None, stages or FITTED, refuse=bool(stages))
 
     def value(self, key: str, overrides: Iterable[str] = ()) -> Any:
         """The parameter `section.key` with the overrides, as it is written; its default where it is written nowhere.
@@ -72,7 +101,13 @@ class Layers:
         """
         overrides, path = list(overrides), new_key(key).split(".")
         written = written_at(self.written(overrides), path)
-        return reduce(getattr, path, self.params(overrides)) if written is None else written
+        if written is not None:
+            return written
+        try:
+            params = self.params(overrides)
+        except UserError:  # of another parameter, which is reported where the whole is checked
+            params = self.params()
+        return reduce(getattr, path, params)
 
     def is_fresh(self, overrides: Iterable[str] = ()) -> bool:
         """Whether the base model has random weights; a wrong override, which is reported later, counts for nothing."""
@@ -98,7 +133,17 @@ class Layers:
         for override in settings:
             name = override.partition("=")[0].strip().removesuffix("+").strip()
             said |= {key: SET for key in said if key == name or key.startswith(f"{name}.")}
-        return said
+        return said | {each.key: f"derived: {each.reason}" for each in self.derived(settings)}
+
+    def _said(self, key: str, settings: Sequence[str]) -> str:
+        """Who said the value of a key, an override by its own words; "" where nobody did."""
+        for override in reversed(settings):
+            name = new_key(override.partition("=")[0].strip().removesuffix("+").strip())
+            if key == name or key.startswith(f"{name}."):
+                return override
+        path = tuple(key.split("."))
+        parts = reversed(self._parts(self.is_fresh(settings)))
+        return next((source for source, sections in parts if _has(sections, path)), "")
 
     def _parts(self, fresh: bool) -> list[tuple[str, Mapping[str, Any]]]:
         parts: list[tuple[str, Mapping[str, Any]]] = []
@@ -133,8 +178,9 @@ class Layers:
         origin = {}
         for name in SECTIONS:
             own = [f"{name} of the run" if s == RECORDED else s for s, sections in parts if sections.get(name)]
+            own = own or [f"{self.folder}/{name}.yaml"]  # an override is never the first: it may have a secret
             own += [override for override in settings if override.split(".")[0].strip() == name]
-            origin[name] = " + ".join(dict.fromkeys(own)) or f"{self.folder}/{name}.yaml"
+            origin[name] = " + ".join(dict.fromkeys(own))
         return origin
 
 
@@ -218,11 +264,12 @@ def write_experiment(folder: Path, preset: str | None, overrides: Iterable[str])
     """
     chosen, settings = split_choices(overrides)
     layers = read_layers(folder, preset, None, chosen)
-    params, composed = layers.params(settings), layers.composed()
+    composed = layers.composed()
     if composed != read_layers(folder).composed():
         write_text(folder / FILE, dump_yaml(composed))
-    write_params(load_params(folder), params, folder)
-    return params
+    # What follows from the rest follows again, and is written nowhere.
+    write_params(read_layers(folder).stated(), layers.stated(settings), folder)
+    return load_params(folder)
 
 
 def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:
@@ -236,8 +283,24 @@ def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[s
         file = folder / f"{name}.yaml"
         written: dict[str, Any] = {section: {} for section in SECTIONS}
         put_section(written, name, read_yaml(file) if file.exists() else {}, OldNames())
-        write_text(file, dump_yaml(_with_changes(written[name], old[name], new[name])))
+        write_text(file, dump_yaml(_with_changes(_of_types(written[name], old[name]), old[name], new[name])))
     return changed
+
+
+def _of_types(written: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """`written` with the types that hold: an old name, which has none, was put where the default's type is.
+
+    >>> _of_types({"optimizer": {"type": "adamw", "lr": 1}}, {"optimizer": {"type": "muon", "lr": 1}})
+    {'optimizer': {'type': 'muon', 'lr': 1}}
+    """
+    typed = dict(written)
+    for key, value in written.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            typed[key] = _of_types(value, before)
+            if "type" in value and "type" in before:
+                typed[key]["type"] = before["type"]
+    return typed
 
 
 def _with_changes(written: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

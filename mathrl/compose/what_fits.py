@@ -53,7 +53,9 @@ def _remedies(
     """Adapters, shorter responses, more or larger GPUs, a smaller model: each with which the run fits."""
 
     def fit(on: Hardware, changed: Params = params, size: ModelShape = shape) -> Fit | None:
-        return fitted(changed, written, on, size, stages)
+        # hardware=1x8GB says run.processes too, which more GPUs would change.
+        said = written if on.count == hardware.count else set(written) - {PROCESSES}
+        return fitted(changed, said, on, size, stages)
 
     def first(machines: Iterable[Hardware], changed: Params = params) -> Iterator[str]:
         found = ((machine, fit(machine, changed)) for machine in machines)

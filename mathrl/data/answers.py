@@ -1,10 +1,11 @@
-"""The answer of a solution's text: after ####, in the last \\boxed{}, in an <answer> tag."""
+"""The answer of a solution's text: after ####, in the last \\boxed{}, in an <answer> tag, in "The answer is 12."."""
 
 import re
 
 from mathrl.core.braces import closing_brace
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_SENTENCE = re.compile(r"\banswer\s+is\s*:?\s*(\S.*?)\s*[.!]?\s*\Z", re.IGNORECASE)
 _BOXED = re.compile(r"\\(?:f|d)?box(?:ed)?\s*")
 
 
@@ -44,3 +45,19 @@ def answer_tag(text: str) -> str | None:
     """The content of the last <answer> tag."""
     tags = _TAG.findall(text)
     return (tags[-1].strip() or None) if tags else None
+
+
+def answer_sentence(text: str) -> str | None:
+    r"""What the last line says that the answer is (MetaMath's and many Alpaca files' solutions end so).
+
+    >>> answer_sentence("3+4=7.\nThe answer is: 7"), answer_sentence("So the final answer is $0.5$.")
+    ('7', '$0.5$')
+    >>> answer_sentence("The answer is 7, since 3+4=7.") is None
+    True
+    """
+    *_, last = text.strip().split("\n")
+    starts = [match.start() for match in re.finditer(r"\banswer\s+is\b", last, re.IGNORECASE)]
+    match = _SENTENCE.search(last, starts[-1]) if starts else None
+    if match is None or re.search(r",?\s(?:since|because|so|which)\s|[.!?]\s", match[1]):
+        return None
+    return match[1]

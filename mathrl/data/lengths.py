@@ -22,12 +22,18 @@ MOST_CUT = 0.1  # share of the prompts, or of the answers, that may be longer th
 
 
 def length_doubts(
-    params: Params, stage: str, problems: Sequence[Problem], tokenizer: Any, few_shot: Sequence[Problem] = ()
+    params: Params,
+    stage: str,
+    problems: Sequence[Problem],
+    tokenizer: Any,
+    few_shot: Sequence[Problem] = (),
+    of: str = "the data",
 ) -> list[Doubt]:
     """The lengths of the stage that more than a tenth of the problems exceed, with what to write instead.
 
     The length of an answer is that of the worked solution, where a problem has one, else of the final answer. A length
-    that takes all the positions of the model is not doubted. Random weights are not judged.
+    that takes all the positions of the model is not doubted. Random weights are not judged. `of` says whose problems
+    they are.
     """
     base = params.model.base
     if not isinstance(base, PretrainedModel) or not problems:
@@ -36,12 +42,12 @@ def length_doubts(
     room = positions_of(base.path)
     prompts = prompt_lengths(chosen, params.prompt, tokenizer, few_shot)
     most = params.prompt.max_tokens
-    doubts = [_doubt("prompt.max_tokens", most, prompts, "prompts", room and room // 2)]
+    doubts = [_doubt("prompt.max_tokens", most, prompts, f"prompts of {of}", room and room // 2)]
     if stage in SAMPLING:
         answers = answer_lengths(chosen, tokenizer)
         what = "solutions" if all(problem.solution for problem in chosen) else "solutions and answers"
         length = getattr(params, stage).max_tokens
-        doubts.append(_doubt(f"{stage}.max_tokens", length, answers, what, room and room - most))
+        doubts.append(_doubt(f"{stage}.max_tokens", length, answers, f"{what} of {of}", room and room - most))
     return [doubt for doubt in doubts if doubt is not None]
 
 
@@ -65,8 +71,7 @@ def _doubt(key: str, most: int, lengths: Sequence[int], what: str, room: int | N
     suited = 32 * ceil(longest / 32)
     return Doubt(
         key,
-        f"{key} is {most}, and {share:.1%} of {len(lengths):,} {what} of the data are longer (95th percentile: "
-        f"{longest:,} tokens)",
+        f"{key} is {most}, and {share:.1%} of {len(lengths):,} {what} are longer (95th percentile: {longest:,} tokens)",
         f"set {key}={suited if room is None else min(suited, room)}",
         str(most),
     )

@@ -10,7 +10,7 @@ from typing import Any
 from mathrl.core.control import NO_CONTROL, Control
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.answers import after_hashes, answer_tag, last_boxed
+from mathrl.data.answers import after_hashes, answer_sentence, answer_tag, last_boxed
 from mathrl.data.generators.countdown import problem_parts
 from mathrl.data.row_values import (
     BadRow,
@@ -29,6 +29,7 @@ RULES: dict[str, tuple[Callable[[str], str | None], str]] = {
     "hash": (after_hashes, "no text after ####"),
     "boxed": (last_boxed, r"no \boxed{} with balanced braces"),
     "answer_tag": (answer_tag, "no <answer> tag"),
+    "sentence": (answer_sentence, 'no last line that ends in "the answer is …"'),
 }
 _TEMPLATED = re.compile(r"<\|im_start\|>|<｜(?:User|Assistant)｜>|<\|start_header_id\|>|\[INST\]|<think>\s*$")
 

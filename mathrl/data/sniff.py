@@ -289,12 +289,15 @@ def _read_answers(value: Any) -> list[str]:
         return []
 
 
-MARKS = {"hash": "####", "boxed": r"\boxed{}", "answer_tag": "an <answer> tag"}
+MARKS = {"hash": "####", "boxed": r"\boxed{}", "answer_tag": "an <answer> tag", "sentence": '"the answer is"'}
 
 
 def _has_steps(column: Field) -> bool:
     """Whether most texts of a field with marked answers have something before the mark."""
-    before = (re.split(r"####|\\boxed|<answer>", str(value))[0].strip() for value in column.values)
+    before = (
+        re.split(r"####|\\boxed|<answer>|(?i:the (?:final )?answer is)", str(value))[0].strip()
+        for value in column.values
+    )
     return bool(column.marked) and fmean(len(text) >= STEPS for text in before) > MOST
 
 

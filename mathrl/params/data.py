@@ -33,9 +33,9 @@ class RowSource(Section):
     task_key: str | None = Field(
         None, description="Field with the task, which chooses a route of prompt.routes and reward.routes."
     )
-    answer_rule: Literal["field", "hash", "boxed", "answer_tag"] = Field(
+    answer_rule: Literal["field", "hash", "boxed", "answer_tag", "sentence"] = Field(
         "field",
-        description="field: the answer as it is; hash, boxed, answer_tag: extracted from the answer or solution text.",
+        description="field: the answer as it is; hash, boxed, answer_tag, sentence (The answer is 5): from a text.",
     )
     keep: dict[str, Any] = Field(
         default_factory=dict,

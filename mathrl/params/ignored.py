@@ -55,7 +55,7 @@ def _idle(params: Params) -> Iterator[tuple[str, str]]:
         yield from _set(params.rollout.turns, "rollout.turns", "rollout.tool is none")
     if prompt.chat_template_kwargs and "chat" not in templates:
         yield "prompt.chat_template_kwargs", f"prompt.template {prompt.template} is no chat template"
-    if evaluate.temperature == 0:
+    if evaluate.temperature == 0 and evaluate.top_p < 1:
         yield from _set(evaluate, "evaluate", "evaluate.temperature 0 is greedy", "top_p")
     if not params.sample.continuations:
         yield from _set(

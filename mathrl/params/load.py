@@ -3,7 +3,7 @@
 import copy
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -273,14 +273,26 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return value
 
 
-def validate(values: dict[str, Any], origin: Mapping[str, str]) -> Params:
+def validate(
+    values: dict[str, Any], origin: Mapping[str, str], said_by: Callable[[str], str] = lambda key: ""
+) -> Params:
+    """The parameters with these values.
+
+    Args:
+        origin: Where the values of each section come from.
+        said_by: Who said one value, by its dotted key; "" where that is not known.
+
+    Raises:
+        UserError: values do not fit; every error is in the message, with its file and field.
+    """
     try:
         params = Params.model_validate(values)
     except ValidationError as error:
         lines = []
         for kind, (section, *rest), message in messages(error, Params):
             where = origin.get(str(section), str(section))
-            where = where.split(" + ")[0] if kind == SECRET else where  # an override contains the secret
+            # Not an override with a secret, which it contains.
+            where = where.split(" + ")[0] if kind == SECRET else said_by(".".join(map(str, (section, *rest)))) or where
             if message == "unknown parameter" and (elsewhere := _paths_of(str(rest[-1] if rest else section))):
                 message += f" (did you mean {elsewhere[0]}?)"
             lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")

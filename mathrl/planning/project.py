@@ -202,7 +202,7 @@ def teach_first(params: Params, rows: Sequence[Problem]) -> list[str] | str:
             f"{taught} steps of SFT on your solutions did not teach it: the model is too weak for these problems; take "
             "an instruct model, a larger one, or easier problems, and make a new project with mathrl init"
         )
-    steps = MORE_TEACHING * first if taught >= first else first
+    steps = MORE_TEACHING * first if 2 * taught > first else first  # a few steps more would teach hardly more
     return [*([] if taught else [f"curate.sft_share={share:g}"]), f"sft.steps={steps}"]
 
 

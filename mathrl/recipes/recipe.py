@@ -84,12 +84,15 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
 def _resolved(recipe: Recipe, layers: Layers) -> Recipe:
     """The recipe without `set_fresh` and relative values."""
 
+    of_model = tuple(override for override in recipe.overrides if override.startswith("model."))
+
     def settings(before: Names, level: Any) -> Names:
         own: Names = level.set
         if level.set_fresh and layers.is_fresh((*before, *own, *recipe.overrides)):
             own = (*own, *level.set_fresh)
         for number, override in enumerate(own):
-            own = (*own[:number], _absolute(override, layers, (*before, *own[:number])), *own[number + 1 :])
+            absolute = _absolute(override, layers, (*before, *own[:number], *of_model))
+            own = (*own[:number], absolute, *own[number + 1 :])
         return own
 
     whole = settings((), recipe)
@@ -251,6 +254,13 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
     for name in recipe.steps:
         visit(name, ())
     return done
+
+
+def has_pretrained(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()) -> bool:
+    """Whether a step starts from a pretrained model."""
+    layers = read_layers(folder, preset, None, split_choices(overrides)[0])
+    steps = recipe.steps.values()
+    return any(not layers.is_fresh((*recipe.set, *step.set, *recipe.overrides)) for step in steps)
 
 
 def recipe_warnings(

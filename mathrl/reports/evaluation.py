@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl, write_text, written_aside
 from mathrl.core.paths import CURATED_SFT
 from mathrl.core.progress import progress
@@ -13,6 +14,8 @@ from mathrl.data.sft_sets import few_shot_examples
 from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
+from mathrl.params.final_values import doubts_of, verdict
+from mathrl.params.run import PretrainedModel
 from mathrl.reports.examples import examples_markdown, side_by_side
 from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k
 
@@ -63,6 +66,34 @@ def evaluate_once(
         write_text(folder / "examples.md", examples_markdown(rows, [label], benchmark))
         draw(summary, folder)
     return figures
+
+
+def check_lengths(
+    model: Path | str, benchmark: str, params: Params, problems: Sequence[Problem], typed: Sequence[str]
+) -> list[str]:
+    """Warnings about lengths that were typed for this evaluation and cut off what the benchmark needs.
+
+    Args:
+        model: As it is evaluated, whatever model.base says.
+
+    Raises:
+        UserError: a length that nobody typed cuts off more than a tenth of the prompts or answers.
+    """
+    from mathrl.data.lengths import length_doubts  # transformers, as the next
+    from mathrl.models.load import load_tokenizer, resolve_folder
+
+    own, (folder, _) = params.model.base, resolve_folder(model, params.model)
+    base = own.model_copy(update={"path": folder}) if own.type == "pretrained" else PretrainedModel(path=folder)
+    judged = params.model_copy(update={"model": params.model.model_copy(update={"base": base})})
+    tokenizer, few_shot = load_tokenizer(model, params.model), few_shot_examples(params.prompt, CURATED_SFT)
+    doubts = length_doubts(judged, "evaluate", problems, tokenizer, few_shot, benchmark)
+    if own.type == "pretrained" or not Path(folder).exists():  # else it may be a small one of random weights
+        doubts += doubts_of(judged, ["evaluate"])
+    first = {doubt.key: doubt for doubt in reversed(doubts)}
+    refused, warned = verdict(reversed(first.values()), typed)
+    if refused:
+        raise UserError("; ".join(refused))
+    return warned
 
 
 def figures_of(result: EvaluatedModel, params: Params) -> ModelFigures:

@@ -1,9 +1,12 @@
 """The kept rollouts that RUN names in `mathrl rollouts` and `mathrl audit`."""
 
 import re
+import shlex
 from pathlib import Path
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
+from mathrl.core.paths import PRESET, WORKTREE_NOTE
 from mathrl.core.records import ROLLOUTS, records_folder
 from mathrl.core.rollout_files import WHOLE, rollout_files
 from mathrl.reports.find_run import folders, mlflow_record, near_run
@@ -37,7 +40,7 @@ def find_rollouts(text: str) -> tuple[str, dict[str, Path]]:
         if here:
             raise UserError(
                 f"{text}: the run kept no rollouts; run it again with some kept: "
-                f"mathrl run rl --set rl.keep_rollouts.which=all (share, odd), then mathrl rollouts"
+                f"mathrl run rl{_settings(text)} --set rl.keep_rollouts.which=all (share, odd), then mathrl rollouts"
             )
         raise UserError(
             f"{text}: no such run{near_run(text)}; give rl, a recipe's step (NAME/STEP), a record, a parquet file or "
@@ -48,3 +51,11 @@ def find_rollouts(text: str) -> tuple[str, dict[str, Path]]:
         return folder.parent.name, {}
     name = re.sub(r"[^\w.-]+", "-", folder.parent.name if folder.name == "report" else folder.name)
     return name, {name: files[0] if files[0].name != WHOLE and len(files) == 1 else folder}
+
+
+def _settings(text: str) -> str:
+    """The options of the run `text` under runs/, as a person types them."""
+    note = Path("runs") / text / WORKTREE_NOTE
+    asked: list[str] = read_json(note)["overrides"] if note.is_file() else []
+    options = [("--preset", each[len(PRESET) :]) if each.startswith(PRESET) else ("--set", each) for each in asked]
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in options)

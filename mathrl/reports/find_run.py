@@ -17,7 +17,7 @@ from mathrl.core.records import METRICS, RunRecord, maker_of, read_record, recor
 from mathrl.params.health import Health
 from mathrl.params.load import S, validated, without_removed
 from mathrl.params.messages import did_you_mean
-from mathrl.params.schema import READS
+from mathrl.params.schema import READS, TARGETS
 from mathrl.params.train import Rl
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import find_run
@@ -73,7 +73,9 @@ def find_training_run(text: str) -> TrainingMetrics:
 
 
 def near_run(text: str) -> str:
-    """As `did_you_mean`: the stage, recipe's step or run under runs/ whose name is nearest."""
+    """As `did_you_mean`: the stage, recipe's step or run under runs/ whose name is nearest; of a stage its command."""
+    if text in READS:
+        return f" (it has not run here: mathrl run {text})" if text in TARGETS else " (it has not run here)"
     steps = (f"{step.parent.name}/{step.name}" for step in RECIPES.glob("*/*/") if step.is_dir())
     names = [folder.name for parent in ("reports", "runs") for folder in Path(parent).glob("*/")]
     return did_you_mean(text, [*READS, *names, *steps])

@@ -1,7 +1,7 @@
 """From a registered model back to the sources that made it, and from a dataset forward to every model.
 
-Only MLflow is read: the tags that `upload` wrote. A run's inputs are its tags `input.<path>`; the run that made
-an input has the same digest under `output.<path>`. Example, one step of the way back:
+Only MLflow is read: the tags that `upload` wrote. A run's inputs are its tags `….input.<path>`; the run that
+made an input has the same digest under `….output.<path>` (`names.link`). Example, one step of the way back:
 
     Step(run="4f2c…", stage="rl", commit="a4cec49…", dirty=False, params={"rl.steps": "60", …},
          inputs={"models/sft": "9be1…"}, outputs={"models/rl": "77aa…"}, depth=1)
@@ -16,7 +16,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.tracking.batches import LONGEST_PARAM
 from mathrl.tracking.client import experiments
-from mathrl.tracking.names import escape, tags_under, unescape
+from mathrl.tracking.names import linked, links, queries, unescape
 
 PAGE = 1000
 REMEDY = (
@@ -260,12 +260,14 @@ def _active_run(client: Any, run_id: str) -> Any | None:
 
 def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
     """The run that made what `reader` read: the one it is linked to, else any with the digest."""
-    link = reader.data.tags.get(escape(f"made_by.{path}"))
-    linked = _active_run(client, link) if link else None
-    if linked is not None and linked.data.tags.get(escape(f"output.{path}")) == digest:
-        return linked
-    runs = client.search_runs(experiments(client), f"tags.`{escape(f'output.{path}')}` = '{digest}'", max_results=1)
-    return runs[0] if runs else None
+    run_id = linked(reader.data.tags, "made_by", path)
+    run = _active_run(client, run_id) if run_id else None
+    if run is not None and linked(run.data.tags, "output", path) == digest:
+        return run
+    for query in queries("output", path, digest):
+        if runs := client.search_runs(experiments(client), query, max_results=1):
+            return runs[0]
+    return None
 
 
 def _every_run(client: Any) -> Iterable[Any]:
@@ -281,7 +283,7 @@ def _every_run(client: Any) -> Iterable[Any]:
 def _step(run: Any) -> Step:
     tags = run.data.tags
 
-    read, outputs = tags_under(tags, "input."), tags_under(tags, "output.")
+    read, outputs = links(tags, "input"), links(tags, "output")
     inputs = {path: digest for path, digest in read.items() if not path.startswith(GIVEN)}
     made = {*inputs.values(), *outputs.values()}  # a stage may name its own splits as datasets
     named = {entry.dataset.name: entry.dataset.digest for entry in run.inputs.dataset_inputs}

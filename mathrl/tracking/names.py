@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from mathrl.core.hashing import digest
 
 LONGEST = 230  # MLflow takes 250 characters; a prefix such as `name.` may come before it
+HIDDEN = "mlflow.mathrl."
 REFUSED = re.compile(r"[^/\w.\- ]")
 ESCAPED = re.compile(r":(10[0-9a-f]{4}|[0-9a-f]{0,5}):")
 
@@ -46,6 +47,38 @@ def tags_under(tags: Mapping[str, str], prefix: str) -> dict[str, str]:
     {'data/a+b': '77'}
     """
     return {unescape(key.removeprefix(prefix)): text for key, text in tags.items() if key.startswith(prefix)}
+
+
+def link(kind: str, path: str) -> str:
+    """The tag of a run that links it to a file: `kind` is input, output or made_by.
+
+    MLflow's pages show no tag of their own name space, so the description comes first and not a block of digests.
+    """
+    return f"{HIDDEN}{kind}.{path}"
+
+
+def links(tags: Mapping[str, str], kind: str) -> dict[str, str]:
+    """The links of a kind, by path; those of an earlier version have the kind alone before the path.
+
+    >>> links({"input.a": "77", "mlflow.mathrl.input.b": "78"}, "input")
+    {'a': '77', 'b': '78'}
+    """
+    return tags_under(tags, f"{kind}.") | tags_under(tags, f"{HIDDEN}{kind}.")
+
+
+def linked(tags: Mapping[str, str], kind: str, path: str) -> str | None:
+    """The link of a kind to the path."""
+    return next((tags[name] for name in _both(kind, path) if name in tags), None)
+
+
+def queries(kind: str, path: str, text: str) -> list[str]:
+    """What finds the runs whose link to the path is `text`, for MLflow's search; to ask in turn."""
+    return [f"tags.`{name}` = '{text}'" for name in _both(kind, path)]
+
+
+def _both(kind: str, path: str) -> tuple[str, str]:
+    """The tag's name, and that of an earlier version, as MLflow has them."""
+    return escape(link(kind, path)), escape(f"{kind}.{path}")
 
 
 def _code(match: re.Match[str]) -> str:

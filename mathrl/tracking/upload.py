@@ -1,8 +1,8 @@
 """One record → one MLflow run under the pipeline's parent run, with the links that make lineage.
 
 Tags: `mathrl.record` (the record's name), `mathrl.pipeline` (digest of the resolved parameters),
-`output.<path>` and `input.<path>` (content digests). A stage that DVC skipped is linked by them: the run that
-made the input of a run that did happen is found by its output's digest, and stands in the parent's tag
+`mlflow.mathrl.output.<path>` and `….input.<path>` (content digests). A stage that DVC skipped is linked by them: the
+run that made the input of a run that did happen is found by its output's digest, and stands in the parent's tag
 `stage.<name>`. In a sweep the parent is the study's run, and between them stands the trial's.
 
 A name that MLflow refuses is escaped (`tracking.names`), with the name as written in the run's tag
@@ -31,7 +31,7 @@ from mathrl.core.run_name import chosen_words, run_name
 from mathrl.tracking.batches import MlflowBatches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
-from mathrl.tracking.names import escape, tags_under
+from mathrl.tracking.names import escape, link, links, queries
 from mathrl.tracking.parent import BEST, log_parent_params, parent_params, refresh_parent
 from mathrl.tracking.views import NOTE, keep_views
 
@@ -157,7 +157,7 @@ class Upload:
         self._link_makers(parent, record.inputs, run_id)  # a maker that was not uploaded at the start
         experiment_id = self.client.get_run(run_id).info.experiment_id
         tags = {NOTE: run_note(record, experiment_id, parent, status)}
-        tags |= {f"output.{path}": digest for path, digest in record.outputs.items()}
+        tags |= {link("output", path): digest for path, digest in record.outputs.items()}
         tags |= {f"resolved.{name}": str(value) for name, value in record.resolved.items()}
         tags |= {"mathrl.outcome": record.outcome} if record.outcome else {}
         tags |= {"mathrl.error": record.error[:5000]} if record.error else {}
@@ -240,15 +240,15 @@ class Upload:
     def _link_makers(self, parent: str, inputs: Mapping[str, str], reader: str) -> None:
         """Tag the parent with the runs that made `inputs`, and with the runs that made theirs."""
         for path, digest in inputs.items():
-            maker = self._find(f"tags.`{escape(f'output.{path}')}` = '{digest}'")
+            maker = next(filter(None, map(self._find, queries("output", path, digest))), None)
             if maker is None:
                 continue
-            self.batches.tags(reader, {f"made_by.{path}": maker.info.run_id})
+            self.batches.tags(reader, {link("made_by", path): maker.info.run_id})
             stage = f"stage.{maker.data.tags['dvc.stage']}"
             if self.client.get_run(parent).data.tags.get(escape(stage)) == maker.info.run_id:
                 continue
             self.batches.tags(parent, {stage: maker.info.run_id})
-            self._link_makers(parent, tags_under(maker.data.tags, "input."), maker.info.run_id)
+            self._link_makers(parent, links(maker.data.tags, "input"), maker.info.run_id)
 
     def _log_datasets(self, run_id: str, record: RunRecord) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -329,7 +329,7 @@ def _tags(record: RunRecord) -> dict[str, str]:
         "dvc.stage": record.name,
         "mathrl.pipeline": record.pipeline,
         "mathrl.key": record.key,
-        **{f"input.{path}": digest for path, digest in record.inputs.items()},
+        **{link("input", path): digest for path, digest in record.inputs.items()},
     }
 
 

@@ -61,14 +61,14 @@ def _from_folder(path: str, policy: Any, ranks: Ranks) -> Any:
     except (UserError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"rl.critic.path: {path!r} cannot initialise a critic ({reason}); give the folder of a reward model, "
-            "of a critic or of a causal language model, or leave it empty to start as the policy"
+            f"rl.advantage.critic.path: {path!r} cannot initialise a critic ({reason}); give the folder of a reward "
+            "model, of a critic or of a causal language model, or leave it empty to start as the policy"
         ) from None
     tokens, policy_tokens = (network.get_input_embeddings().weight.shape[0] for network in (critic, policy))
     if tokens != policy_tokens:
         raise UserError(
-            f"rl.critic.path: {path} reads {tokens:,} tokens, the policy {policy_tokens:,}; the critic must have the "
-            "policy's tokenizer"
+            f"rl.advantage.critic.path: {path} reads {tokens:,} tokens, the policy {policy_tokens:,}; the critic must "
+            "have the policy's tokenizer"
         )
     return critic
 

@@ -42,7 +42,7 @@ class Helpers:
 
     `reference` is the model of the KL (a copy of the start if none is given). `judge` is called at each rank
     on its own groups after grading, and may replace their rewards or add rewards of steps. `teacher` is the
-    model of on-policy distillation. `critic` is the scorer that PPO's critic starts from (else as `rl.critic`
+    model of on-policy distillation. `critic` is the scorer that PPO's critic starts from (else as `rl.advantage.critic`
     says).
     """
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from mathrl.cli.main import import_command
 from mathrl.cli.plan import plan_run
 from mathrl.cli.recipe import print_steps
 from mathrl.cli.run import run
 from mathrl.compose import load_params, write_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import WORKTREE_NOTE, main_checkout
+from mathrl.core.problems import write_problems
+from mathrl.core.types import Problem
 from mathrl.models.base import make_base
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml, read_yaml
@@ -180,3 +183,52 @@ def test_a_dry_run_says_nothing_of_lengths_that_it_cannot_know(
     run("rl", dry_run=True)
     printed = capsys.readouterr().out
     assert "max_tokens: 160" in printed and "of the data are longer" not in printed
+
+
+def test_a_dry_run_refuses_a_model_without_a_tokenizer(own_checkout: Path) -> None:
+    own_project(own_checkout, 200)
+    for file in (own_checkout / "start").glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UserError, match=r"start: no tokenizer: .*copy .*tokenizer\.json"):
+        run("pipeline", dry_run=True)
+
+
+def test_an_evaluation_is_held_against_the_benchmark_before_it_samples(
+    own_checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_project(own_checkout, 200, "evaluate.max_tokens=160", "run.device=cpu", "rollout.max_sequences=8")
+    problems = [Problem(str(n), f"What is {n}?", (str(n),), "own", "test", solution=f"{n:03};" * 50) for n in range(4)]
+    write_problems(own_checkout / "data/curated/test.jsonl", problems)
+    words = ["--model", "start", "--benchmark", "test", "--samples", "1", "--set", "evaluate.ks=[1]"]
+
+    def evaluate(*further: str) -> None:
+        import_command("evaluate").main([*words, "--output", "out", *further], standalone_mode=False)
+
+    cut = "evaluate.max_tokens is 160, and 100.0% of 4 solutions of test are longer (95th percentile: 200 tokens)"
+    varied = ["--vary", "evaluate.temperature=[0, 1]"]
+    for further in ([], varied, ["--tools", "python"]):
+        with pytest.raises(UserError) as refused:
+            evaluate(*further)
+        assert str(refused.value).startswith(f"{cut}: set evaluate.max_tokens=224; to run with it all the same")
+    assert not (own_checkout / "out").exists()
+    # What is typed is taken: in --set, and as a value that is varied.
+    evaluate("--set", "evaluate.max_tokens=160")
+    said = capsys.readouterr()
+    assert f"warning: {cut}; taken, since it was typed" in said.err and "pass@1" in said.out
+    evaluate("--vary", "evaluate.max_tokens=[160, 224]")
+    assert capsys.readouterr().err.count(f"warning: {cut}") == 1
+
+
+def test_a_model_of_the_hub_is_not_measured_with_the_demos_lengths(
+    own_checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `mathrl evaluate --model Qwen/… --benchmark aime24` without a preset; here the model is a folder."""
+    shutil.copytree(ROOT / "params", own_checkout / "params")
+    base = FreshModel(hidden_size=32, intermediate_size=16, layers=1, heads=2)
+    make_base(Model(base=base, precision="float32"), own_checkout / "start", 0)
+    questions = [{"question": f"What is {n}? {'Think. ' * 30}", "answer": str(n)} for n in range(4)]
+    (own_checkout / "named").mkdir()
+    (own_checkout / "named" / "aime24_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    monkeypatch.setenv("MATHRL_DATA", str(own_checkout / "named"))
+    with pytest.raises(UserError, match=r"prompt\.max_tokens is 64, and 100\.0% of 4 prompts of aime24 are longer"):
+        import_command("evaluate").main(["--model", "start", "--benchmark", "aime24"], standalone_mode=False)

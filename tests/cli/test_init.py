@@ -93,7 +93,7 @@ def test_a_project_of_own_rows_and_an_own_model(
     # The published 1e-6 of a width of 896, here for a width of 32.
     assert params.rl.optimizer.lr == 3e-5 and params.sft.optimizer.lr == 3e-4
     # Nothing of the demo's is left that trains or samples: recipes and sweeps start from the project's own values.
-    assert params.dpo.lr == 1e-5 and params.reward_model.lr == 3e-4
+    assert params.dpo.optimizer.lr == 1e-5 and params.reward_model.optimizer.lr == 3e-4
     assert params.controls.forced_prefix is None
     assert params.sample.max_tokens == params.evaluate.max_tokens == params.rl.max_tokens
     assert (
@@ -115,6 +115,21 @@ def test_a_response_has_room_for_the_solutions_on_every_device(p95: float, chat:
     """The device's limit cuts what is given beyond the solutions alone: stages refuse lengths that cut these."""
     tokens = response_tokens(p95, chat=chat, longest=longest)
     assert p95 <= tokens <= max(longest, p95 + 32) and tokens % 32 == 0
+
+
+@checkout
+def test_answers_that_no_response_could_equal_are_said_before_the_next_command(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = [
+        {"question": f"What is {n} + 1?", "answer": f"One more than {n} makes {n + 1}, as we saw"} for n in range(60)
+    ]
+    Path("told.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    init(Path("told"), data=Path("told.jsonl"), model=str(folder / "neox"))
+    *_, warned, following = capsys.readouterr().out.splitlines()
+    assert warned.startswith("warning: the grader cannot compare 100% of the answers") and "answer_key=FIELD" in warned
+    assert following.startswith("next: cd told && mathrl run mix")
 
 
 @checkout
@@ -199,8 +214,8 @@ def test_the_prompt_suits_the_tokenizer(folder: Path) -> None:
 
 def test_the_time_of_a_run_by_hand(folder: Path, tmp_path: Path) -> None:
     overrides = ["sft.steps=10", "sft.tokens_per_step=1000", "rl.steps=5", "rl.prompts_per_step=4", "rl.group_size=8",
-                 "rl.gradient_checkpointing=true", "prompt.max_tokens=10", "difficulty.samples=8",
-                 "difficulty.max_problems=100", "evaluate.samples=2", "evaluate.limit=30",
+                 "rl.gradient_checkpointing=true", "sft.gradient_checkpointing=false", "prompt.max_tokens=10",
+                 "difficulty.samples=8", "difficulty.max_problems=100", "evaluate.samples=2", "evaluate.limit=30",
                  "model.base={type: pretrained, path: m}"]  # fmt: skip
     params = load_params(ROOT / "params", overrides=overrides)
     shape = shape_of(config_of(params.model.base.model_copy(update={"path": str(folder / "neox")})))
@@ -227,6 +242,7 @@ def test_a_plan_says_whether_rl_would_start_and_a_command_that_helps(
         overrides=["model.base={type: pretrained, path: " + model + "}", "sft.steps=0", "rl.optimizer.lr=1e-5"],
     )
     monkeypatch.setattr(plan, "main_checkout", lambda: tmp_path)
+    shutil.copytree(ROOT / "params", tmp_path / "params")
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     write_speed(tmp_path / "reports" / "evaluations" / "neox-test", Speed(model, 100.0, 20.0))
     problems = [
@@ -248,6 +264,9 @@ def test_a_plan_says_whether_rl_would_start_and_a_command_that_helps(
     assert load_params(ROOT / "params", overrides=[word for word in anyway if "=" in word]).rl.min_pass_at_8 == 0
     again = plan.skill_lines(advised, tmp_path, None, given)[1]
     assert again.endswith("mathrl run mix --set curate.sft_share=0.25 --set sft.steps=400")
+    # A few steps more than init chose would teach hardly more, and cost a round of advice.
+    by_init = load_params(ROOT / "params", overrides=["curate.sft_share=0.25", "sft.steps=45"])
+    assert plan.skill_lines(by_init, tmp_path)[1].endswith("mathrl run mix --set sft.steps=400")
     much = load_params(ROOT / "params", overrides=["curate.sft_share=0.25", "sft.steps=400"])
     assert "400 steps of SFT on your solutions did not teach it: " in plan.skill_lines(much, tmp_path)[1]
     write_problems(

@@ -13,7 +13,7 @@ import pytest
 from mathrl.cli.promote import promote
 from mathrl.cli.rollback import rollback
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_names
+from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
@@ -252,15 +252,15 @@ def test_without_the_run_that_made_the_model_nothing_vouches_for_it(
 ) -> None:
     """The way back through evaluate and sft still reaches the data; health is sft's, alignment nobody's."""
     client, rl = made.add(1), made.runs["rl 1"]
-    digest = client.get_run(rl).data.tags["output.models/rl"]
+    digest = client.get_run(rl).data.tags["mlflow.mathrl.output.models/rl"]
     client.delete_run(rl)
     said = refused("m:1", capsys=capsys)
     assert f"no run in MLflow made models/rl ({digest[:12]}): `mathrl sync` uploads" in said
     assert "mlflow runs restore --run-id" in said and champions(client, "m") == []
     client.restore_run(rl)
-    client.delete_tag(rl, "output.models/rl")  # it ended before its outputs were uploaded
+    client.delete_tag(rl, "mlflow.mathrl.output.models/rl")  # it ended before its outputs were uploaded
     assert "no run in MLflow made models/rl" in refused("m:1", capsys=capsys)
-    client.set_tag(rl, "output.models/rl", digest)
+    client.set_tag(rl, "mlflow.mathrl.output.models/rl", digest)
     client.delete_tag(rl, "health")
     assert "has no health in MLflow" in refused("m:1", capsys=capsys)
     client.set_tag(rl, "health", "green")

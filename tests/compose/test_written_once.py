@@ -51,7 +51,7 @@ def resolved(folder: Path, kind: str, name: str, values: dict[str, Any], fresh: 
         file = folder / f"{name}.yaml"
         file.write_text(dump_yaml(values))
         try:
-            return read_layers(folder).params().model_dump()
+            return read_layers(folder).stated().model_dump()
         finally:
             file.unlink()
     file = folder / kind / f"{name}.yaml"
@@ -60,8 +60,8 @@ def resolved(folder: Path, kind: str, name: str, values: dict[str, Any], fresh: 
     beside = {**BESIDE, **({"model": "toy"} if fresh else {})}
     if kind == PRESETS:
         groups = {other: value for other, value in beside.items() if not isinstance(values.get(other), str)}
-        return read_layers(folder, name, None, Composition(groups)).params().model_dump()
-    return read_layers(folder, None, None, Composition({**beside, kind: name})).params().model_dump()
+        return read_layers(folder, name, None, Composition(groups)).stated().model_dump()
+    return read_layers(folder, None, None, Composition({**beside, kind: name})).stated().model_dump()
 
 
 @pytest.mark.parametrize(("kind", "name", "file"), FILES, ids=[f"{kind}-{name}" for kind, name, _ in FILES])

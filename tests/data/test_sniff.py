@@ -40,6 +40,8 @@ SHAPES: dict[str, Any] = {
     "messages": lambda q, a, i: {"messages": turns(q, f"{LONG}\\boxed{{{a}}}")},
     "share gpt": lambda q, a, i: {"conversations": turns(q, f"{LONG}#### {a}", SHARE_GPT)},
     "alpaca": lambda q, a, i: {"instruction": q, "input": "", "output": f"{LONG}\\boxed{{{a}}}"},
+    "alpaca, a sentence": lambda q, a, i: {"instruction": q, "input": "", "output": f"{LONG}The answer is {a}."},
+    "meta math": lambda q, a, i: {"query": q, "response": f"{LONG}\nThe answer is: {a}", "type": "GSM_Rephrased"},
     "nobody's": lambda q, a, i: {"Aufgabe": german(q), "Lsg": a, "nr": i, "weg": f"Es sind {a}."},
     "within a text": lambda q, a, i: {"body": q, "meta": json.dumps({"gold": a, "level": i % 4})},
 }  # fmt: skip

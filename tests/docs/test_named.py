@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from mathrl.cli.main import app
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_names
+from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
 from mathrl.params.load import SECTIONS
 from mathrl.params.schema import Params

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from mathrl.health.watch import ALL_RULES, examine
-from mathrl.params.curriculum import Curriculum
 from mathrl.params.health import Health, RuleName
 from mathrl.params.train import Rl
 
@@ -112,13 +111,13 @@ def test_entropy_is_compared_with_that_of_the_first_steps_that_trained_a_group(
 
 def test_a_mean_advantage_is_what_some_methods_want() -> None:
     assert "centring" in findings(Rl(advantage="rloo"), advantage__mean=[0.4])
-    for advantage in ("none", "correct", "max_rl"):
+    for advantage in ("reinforce", "rft", "max_rl"):
         assert findings(Rl(advantage=advantage), advantage__mean=[0.4]) == {}
 
 
 def test_dev_is_compared_beyond_chance_and_on_shuffled_problems_alone() -> None:
     def gap(dev: float, problems: int, order: Any = "shuffled") -> bool:
-        rl = Rl(curriculum=Curriculum(order=order))
+        rl = Rl(curriculum=order)
         return "dev_gap" in findings(rl, dev__accuracy=[dev], dev__problems=[problems])
 
     # Rollouts 0.5 over 400 problems: two standard errors are 0.05, above health.dev_gap = 0.2.

@@ -169,7 +169,7 @@ def test_a_run_under_runs_brings_its_own_parameters_and_splits(checkout: Path) -
     write_jsonl(checkout / "runs/odd/reports/rl/metrics.jsonl", ROWS)
     for section, change in (("rl", {"kl": {"coef": 0.5}}), ("curate", {"on_bad_row": "reject"}), ("run", {"seed": 7})):
         file = checkout / f"runs/odd/params/{section}.yaml"
-        write_text(file, dump_yaml(read_yaml(file) | change))
+        write_text(file, dump_yaml((read_yaml(file) if file.exists() else {}) | change))
     recipe = load_recipe(write_control_recipe("odd", 2)[0])
     assert set(recipe.set) == {KL, 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
     assert "curate.on_bad_row" in step_overrides(recipe, "splits")[0]
@@ -185,7 +185,7 @@ def test_a_recipe_run_with_overrides_is_named_by_its_folder(checkout: Path) -> N
     write_text(file, dump_yaml(read_yaml(file) | {"overrides": ["rl.steps=30"]}))
     for section, change in (("rl", {"kl": {"coef": 0.5}}), ("curate", {"on_bad_row": "reject"})):
         file = folder / f"params/{section}.yaml"
-        write_text(file, dump_yaml(read_yaml(file) | change))
+        write_text(file, dump_yaml((read_yaml(file) if file.exists() else {}) | change))
     write_jsonl(folder / "pipelines/recipes/sft-rl/rl/report/metrics.jsonl", ROWS)
     write_jsonl(checkout / "pipelines/recipes/sft-rl/rl/report/metrics.jsonl", [ROWS[0]])
     own, other = find_controlled(f"{folder.name}/rl"), find_controlled("sft-rl/rl")

@@ -70,7 +70,7 @@ def test_what_trl_cannot_do_is_named_all_at_once_with_what_to_write_instead() ->
     message = str(raised.value)
     instead = ("rl.optimizer.type=adamw", "rl.advantage.eps=0.0001", "rl.ema=null", "rl.dynamic_sampling=null",
                "training.backend=torch", "or rl.engine=mathrl")  # fmt: skip
-    assert all(words in message for words in instead) and "params/rl.yaml + rl.engine=trl" in message
+    assert all(words in message for words in instead) and "preset demo + rl.engine=trl" in message
     assert "rl.asynchronous" not in message
 
 
@@ -123,7 +123,7 @@ def test_what_verl_cannot_do_is_named_all_at_once_with_what_to_write_instead() -
     message = str(raised.value)
     instead = ("rl.optimizer.type=adamw", "rl.optimizer.schedule=constant", "rl.ema=null", "run.device=auto",
                "rollout.engine=vllm", "or rl.engine=mathrl")  # fmt: skip
-    assert all(words in message for words in instead) and "params/rl.yaml + rl.engine=verl: engine verl" in message
+    assert all(words in message for words in instead) and "preset demo + rl.engine=verl: engine verl" in message
     assert engine_problem(load_params(PARAMS, overrides=VERL), "rl") == ""
 
 
@@ -172,7 +172,7 @@ def test_sft_by_trl_is_refused_what_it_cannot_do() -> None:
     with pytest.raises(UserError) as raised:
         load_params(PARAMS, overrides=["sft.engine=trl", "training.backend=deepspeed"])
     message = str(raised.value)
-    assert "params/sft.yaml + sft.engine=trl: engine trl cannot do what is set; set sft.optimizer.type=adamw" in message
+    assert "preset demo + sft.engine=trl: engine trl cannot do what is set; set sft.optimizer.type=adamw" in message
     assert "training.backend=torch (" in message and "or sft.engine=mathrl" in message and "rl.engine" not in message
     load_params(PARAMS, overrides=["sft.engine=trl", "sft.steps=0"])  # nothing is trained
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_names
+from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
 from mathrl.params.ignored import warnings
 from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_warnings

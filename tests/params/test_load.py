@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from mathrl.compose import load_params, write_params
-from mathrl.compose.load import preset_conflicts, preset_names
+from mathrl.compose.experiment import preset_names
+from mathrl.compose.load import choice_notes
 from mathrl.core.errors import UserError
 from mathrl.params.load import merge, stage_params
 from mathrl.params.loss import Cispo
@@ -107,7 +108,7 @@ def test_one_setting_of_an_optimizer_leaves_its_type(folder: Path) -> None:
     rl = load_params(folder, overrides=["rl.advantage={type: gae, critic: {optimizer: {beta2: 0.99}}}"]).rl
     assert rl.critic is not None
     assert (rl.critic.optimizer.type, rl.critic.optimizer.warmup_steps) == ("adamw", 0)
-    assert Sft.model_validate({"optimizer": {"beta2": 0.99}}).optimizer.schedule == "flat_linear"
+    assert Sft.model_validate({"optimizer": {"beta2": 0.99}}).optimizer.schedule == "cosine"
 
 
 def test_the_ppo_preset_takes_the_20_passes_over_gsm8k_of_its_source() -> None:
@@ -119,8 +120,8 @@ def test_the_ppo_preset_takes_the_20_passes_over_gsm8k_of_its_source() -> None:
 def test_a_missing_file_and_an_unknown_preset_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no preset 'gsm8'.*did you mean gsm8k"):
         load_params(folder, preset="gsm8")
-    (folder / "mix.yaml").unlink()
-    with pytest.raises(UserError, match=r"mix.yaml: no such file"):
+    (folder / "experiment.yaml").unlink()
+    with pytest.raises(UserError, match=r"curate\.yaml: sources: .*mix\.yaml: components: "):
         load_params(folder)
 
 
@@ -134,6 +135,7 @@ def test_merge_replaces_a_mapping_of_another_type() -> None:
 
 
 def test_written_parameters_read_back_and_unchanged_files_stay(folder: Path) -> None:
+    (folder / "sft.yaml").write_text("eval_every: 50  # often\n")
     before = load_params(folder)
     after = load_params(folder, overrides=["rl.optimizer.lr=2e-06", "run.seed=3"])
     untouched = (folder / "sft.yaml").read_bytes()
@@ -164,7 +166,7 @@ def test_every_stage_has_a_section_and_reads_it() -> None:
 def test_asynchronous_rl_with_an_engine_that_ranks_share_is_refused_before_anything_starts() -> None:
     shared = ["rl.asynchronous={}", "rollout.vllm.tensor_parallel=2"]
     assert load_params(PARAMS, overrides=shared).rl.asynchronous  # the torch engine has no such ranks
-    with pytest.raises(UserError, match=r"rl\.yaml .*: asynchronous needs rollout\.vllm\.tensor_parallel 1: ranks "):
+    with pytest.raises(UserError, match=r"preset demo .*: asynchronous needs rollout\.vllm\.tensor_parallel 1: ranks "):
         load_params(PARAMS, overrides=[*shared, "rollout.engine=vllm"])
 
 
@@ -188,7 +190,7 @@ def test_an_error_of_two_fields_names_their_values_and_not_the_section() -> None
     assert str(raised.value).endswith("the policy would never learn, found steps 1160")
     with pytest.raises(UserError, match=r"for advantage rloo: .* found group_size 1, advantage rloo$"):
         load_params(PARAMS, overrides=["rl.group_size=1", "rl.advantage=rloo"])
-    with pytest.raises(UserError, match=r"rl\.yaml .*: steps: .*, found 'many'$"):
+    with pytest.raises(UserError, match=r"^rl\.steps=many: steps: .*, found 'many'$"):
         load_params(PARAMS, overrides=["rl.steps=many"])
 
 
@@ -202,13 +204,13 @@ def test_a_list_is_extended() -> None:
 
 
 def test_presets_compose_from_left_to_right_and_what_one_replaces_is_named() -> None:
-    both = load_params(PARAMS, preset="dapo+gsm8k", overrides=["rl.steps=7"])
-    assert [source.name for source in both.curate.sources] == ["gsm8k", "gsm8k_test"], "of the later one"
-    assert both.rl.dynamic_sampling is not None
-    assert (both.rl.max_tokens, both.rl.dynamic_sampling.rounds, both.rl.steps) == (400, 8, 7)
-    (line,) = preset_conflicts(PARAMS, "dapo+gsm8k")
-    assert line.startswith("presets: gsm8k replaces values of dapo: curate.sources, ")
-    assert "rl.max_tokens 2048 by 400" in line and "rl.optimizer.lr" not in line, "the same value in both"
-    assert preset_conflicts(PARAMS, "gsm8k") == preset_conflicts(PARAMS, None) == []
+    both = load_params(PARAMS, preset="dapo-32b+gsm8k-ppo-24gb", overrides=["rl.steps=7"])
+    assert both.rl.optimizer.clip_norm == 1.0 and both.rl.optimizer.weight_decay == 0.1, "of the first alone"
+    assert (both.rl.max_tokens, both.rl.steps) == (256, 7)
+    lines = choice_notes(PARAMS, "dapo-32b+gsm8k-ppo-24gb")
+    assert "presets: gsm8k-ppo-24gb replaces data=dapo by data=gsm8k: the later one counts" in lines
+    (line,) = (line for line in lines if "replaces values of dapo-32b: " in line)
+    assert "rl.max_tokens 20480 by 256" in line and "rl.loss.high" not in line
+    assert choice_notes(PARAMS, "gsm8k") == choice_notes(PARAMS, None) == []
     with pytest.raises(UserError, match=r"no preset 'gsm9k' \(did you mean gsm8k\?\)"):
         load_params(PARAMS, preset="dapo+gsm9k")

@@ -66,7 +66,7 @@ def test_every_name_of_the_old_schema_is_valid_or_in_the_table() -> None:
         ("rl.critic={lr: 0.1, warmup_steps: 2}", GAE, "rl.advantage.critic.optimizer.lr", 0.1),
         ("rl.critic.lr=0.1", GAE, "rl.advantage.critic.optimizer.lr", 0.1),
         ("rl.critic.optimizer={beta2: 0.9}", GAE, "rl.advantage.critic.optimizer.beta2", 0.9),
-        ("rl.critic={}", GAE, "rl.advantage.critic.optimizer.lr", 1e-3),
+        ("rl.critic={}", GAE, "rl.advantage.critic.optimizer.lr", 1e-5),
         ("rl.policy_loss=geo_mean", [], "rl.loss.type", "gmpo"),
         ("rl.policy_loss=gspo", ["rl.aggregation=sequence_mean"], "rl.loss.aggregation", "sequence_mean"),
         ("rl.clip_low=0.1", ["rl.policy_loss=dppo_tv"], "rl.loss.low", 0.1),
@@ -117,7 +117,8 @@ def test_an_old_name_means_what_it_meant_in_any_order_and_says_so(
         if len(path) == 1:
             values.setdefault(section, {})[path[0]] = read_value(text)
     if len(values.get("rl", {})) == len(others) + 1:
-        (folder / "presets" / "mine.yaml").write_text(dump_yaml(values))
+        (folder / "presets").mkdir(exist_ok=True)
+        (folder / "presets" / "mine.yaml").write_text(dump_yaml({"help": "mine", **values}))
         assert value_at(load_params(folder, preset="mine"), new) == value
         file = folder / "rl.yaml"
         file.write_text(dump_yaml(values["rl"]))
@@ -182,7 +183,8 @@ def test_recipes_and_search_spaces_may_have_old_names(tmp_path: Path) -> None:
     assert list(sweep.space) == ["rl.optimizer.lr", "rl.advantage.type"]
     assert sweep.space["rl.advantage.type"].values == ("grpo", "dr_grpo")  # type: ignore[union-attr]
     lam = "rl.gae_lambda: {kind: uniform, low: 0, high: 1}"
-    (folder / "presets" / "mine.yaml").write_text(f"sweep: {{space: {{rl.lr: null, {lam}}}}}")
+    (folder / "presets").mkdir(exist_ok=True)
+    (folder / "presets" / "mine.yaml").write_text(f"help: mine\nsweep: {{space: {{rl.lr: null, {lam}}}}}")
     assert "rl.optimizer.lr" not in load_params(folder, preset="mine").sweep.space
     assert "rl.advantage.lam" in load_params(folder, preset="mine").sweep.space
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mathrl.compose.load import Layers, preset_names, read_layers
+from mathrl.compose.experiment import preset_names
+from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.final_values import judge

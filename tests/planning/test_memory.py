@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mathrl.cli.plan import plan_run, size_in_bytes
-from mathrl.compose import load_params
+from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.base import character_tokenizer, fresh_network
@@ -36,7 +36,7 @@ BASE = FreshModel(hidden_size=64, intermediate_size=176, layers=3, heads=4, kv_h
 
 
 def params(*overrides: str, preset: str | None = None) -> Params:
-    return load_params(ROOT / "params", preset=preset, overrides=overrides)
+    return read_layers(ROOT / "params", preset).stated(overrides)
 
 
 def network(base: FreshModel = BASE, bfloat16: bool = True) -> Any:
@@ -336,9 +336,9 @@ def test_the_command_says_what_to_change(monkeypatch: pytest.MonkeyPatch, capsys
         plan_run(context, ["qwen2.5-0.5b-gsm8k"], gpus=1, gpu_memory="8")
     out = capsys.readouterr().out
     assert out.startswith("--gpu-memory: read as 8GB\nrl does not fit 8GB; it fits with these settings:\n    --set")
-    # As the stage would refuse it, and a larger share as a part of the remedy.
-    assert "gives vLLM 2.24 GiB" in out and "--set 'rollout.vllm.memory_share=0.4'" in out
-    assert "first weight sync" in out and "vLLM: cache" in out
+    # As the stage would refuse it, and what is left to change once sharding and offload follow by themselves.
+    assert "gives vLLM 2.24 GiB" in out and "--set 'rollout.max_sequences=64'" in out
+    assert "first weight sync" in out and "rl, changed: " in out
     for wrong in ("much", "24000000000", "0", "24 apples", "."):
         with pytest.raises(UserError, match="24GB"):
             size_in_bytes(wrong)
@@ -360,7 +360,7 @@ def test_the_command_names_a_fit_without_margin_and_the_way_to_plan_for_gpus(
         assert (narrow in line) == (memory == "24GB")
     assert "--gpu-memory" not in line
     with suppress(SystemExit):  # it may not fit this machine
-        plan_run(context, ["countdown-grpo-zero-24gb"])
+        plan_run(context, ["countdown-grpo-zero-24gb"], ["hardware=laptop"])
     assert "that is a plan for CPUs: for GPUs give the memory of one, e.g. --gpu-memory 24GB" in capsys.readouterr().out
     plan_run(context)
     assert "plan for CPUs" not in capsys.readouterr().out, "the demo's fresh model is meant for them"

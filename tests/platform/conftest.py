@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.schema import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -104,11 +106,30 @@ class Checkout:
     def git(self, *words: str) -> str:
         return self.run("git", *words).stdout.strip()
 
-    def set_param(self, file: str, old: str, new: str) -> None:
+    def replace_param(self, file: str, old: str, new: str) -> None:
         path = self.folder / "params" / file
         text = path.read_text()
         assert old in text, f"{file} has no {old!r}"
         path.write_text(text.replace(old, new))
+
+    def set_param(self, key: str, value: Any) -> None:
+        """Write section.key[.key] into params/section.yaml, which git then knows."""
+        section, *path, last = key.split(".")
+        file = self.folder / "params" / f"{section}.yaml"
+        values = read_yaml(file) if file.exists() else {}
+        here = values
+        for name in path:
+            here = here.setdefault(name, {})
+        here[last] = value
+        file.write_text(dump_yaml(values))
+        if (self.folder / ".git").exists():
+            self.git("add", str(file))
+
+    def restore_params(self) -> None:
+        """params/ as the last commit has it."""
+        self.git("reset", "-q", "HEAD", "--", "params")
+        self.git("checkout", "-q", "--", "params")
+        self.git("clean", "-fdq", "params")
 
     def mlflow_runs(self) -> list[dict[str, object]]:
         """Every MLflow run as {name, status, tags, metrics, params}, read without the server."""
@@ -140,7 +161,7 @@ def make_checkout(folder: Path, replaced: Sequence[str] = REPLACED) -> Checkout:
             text = text.replace(f"{name}: list[str] = []", f"{name} = {value!r}")
         (folder / "mathrl" / "stages" / f"{stage}.py").write_text(text)
     checkout = Checkout(folder)
-    checkout.set_param("run.yaml", "processes: 2", "processes: 1")  # a stage that starts ranks imports torch
+    checkout.set_param("run.processes", 1)  # a stage that starts ranks imports torch
     checkout.git("init", "-q", "-b", "main")
     checkout.git("config", "user.email", "a@b.c")
     checkout.git("config", "user.name", "a")

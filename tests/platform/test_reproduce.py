@@ -31,7 +31,7 @@ def registered(
     checkout.use_python(warm_python("flows"))
     checkout.home.mkdir(exist_ok=True)
     shutil.copy(empty_store, checkout.home / "mlflow.db")
-    checkout.set_param("rl.yaml", "lr: 0.01", "lr: 0.02")
+    checkout.set_param("rl.optimizer.lr", 0.02)
     checkout.git("commit", "-qam", "another learning rate")
     checkout.repro("register", MATHRL_MIRROR="none")
     checkout.mathrl("sync")

@@ -155,14 +155,14 @@ def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -
         "write_params(load_params(), load_params(overrides=['evaluate.samples=2', 'evaluate.ks=[1, 2]', "
         "'evaluate.max_tokens=6']))"
     )
-    tiny.set_param("recipes/suite.yaml", "[models/sft, models/rl]", "[models/sft]")
+    tiny.replace_param("recipes/suite.yaml", "[models/sft, models/rl]", "[models/sft]")
     file = "pipelines/recipes/suite/dvc.yaml"
     assert f"dvc repro {file}" in tiny.mathrl("graph", "suite").stdout
     assert f"Running stage '{file}:each-test-sft'" in tiny.repro(file).stdout
     shown = json.loads(tiny.run("dvc", "metrics", "show", "--json", "pipelines/recipes/suite/summary.json").stdout)
     figures = shown[""]["data"]["pipelines/recipes/suite/summary.json"]["data"]
     assert figures["each"]["test"]["models"]["sft"]["problems"] == 8
-    tiny.set_param("recipes/suite.yaml", "[test]", "[test, gsm8k]")
+    tiny.replace_param("recipes/suite.yaml", "[test]", "[test, gsm8k]")
     tiny.mathrl("graph", "suite")
     would = tiny.repro("--dry", file).stdout
     assert f"'{file}:each-test-sft' didn't change" in would

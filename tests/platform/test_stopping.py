@@ -45,7 +45,7 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
 
 def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: Checkout, tmp_path: Path) -> None:
     pids = tmp_path / "pid"
-    checkout.set_param("run.yaml", "processes: 1", "processes: 2")  # the trainer is a rank, below torchrun's agent
+    checkout.set_param("run.processes", 2)  # the trainer is a rank, below torchrun's agent
     env = checkout.env | {"STANDIN_SILENT": "sft", "STANDIN_PIDS": str(pids), "MATHRL_MIRROR": "none"}
     flow = subprocess.Popen(
         [sys.executable, "-c", RUN, "run", "sft"],
@@ -65,7 +65,7 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: 
         flow.kill()
     (state,) = (checkout.home / "state").glob("sft-*/")
     assert (state / "checkpoint").read_text() == "step 7", "what it needs to go on is kept"
-    checkout.git("checkout", "-q", "--", "params")
+    checkout.restore_params()
 
 
 def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
     unsignalled: Checkout, prefect_server: tuple[str, "subprocess.Popen[bytes]"]
 ) -> None:
     url, server = prefect_server
-    unsignalled.set_param("difficulty.yaml", "samples: 8", "samples: 9")
+    unsignalled.set_param("difficulty.samples", 9)
     env = unsignalled.env | {"STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1"}
     env |= {"MATHRL_MIRROR": "none"}
     flow = subprocess.Popen(
@@ -249,7 +249,7 @@ with running(Repro(Path.cwd(), "mix", environment(Path.cwd()), show)):
 
 def test_what_fails_beside_the_stages_does_not_end_them(unsignalled: Checkout) -> None:
     """Prefect's client says in many ways that its server is gone, not all of them errors of HTTP."""
-    unsignalled.set_param("difficulty.yaml", "samples: 9", "samples: 10")
+    unsignalled.set_param("difficulty.samples", 10)
     done = unsignalled.run(
         unsignalled.executable, "-c", BESIDE, ok=False, STANDIN_SLOW="difficulty", MATHRL_MIRROR="none"
     )

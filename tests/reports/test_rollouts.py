@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mathrl.core.errors import UserError
+from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.core.records import RunRecord, records_folder
 from mathrl.core.rollout_files import WHOLE, RolloutFolder
 from mathrl.evaluation.audit import stratum_of
@@ -175,6 +176,13 @@ def test_what_run_names(server: Any, kept: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / "reports" / "rl").mkdir(parents=True)
     with pytest.raises(UserError, match=r"rl: the run kept no rollouts; .* rl\.keep_rollouts\.which=all"):
         find_rollouts("rl")
+    run = tmp_path / "runs" / "rl-steps"
+    (run / "reports" / "rl").mkdir(parents=True)
+    (run / WORKTREE_NOTE).write_text(json.dumps({"overrides": ["preset gsm8k", "rl.advantage={type: rloo}"]}))
+    with pytest.raises(
+        UserError, match=r"mathrl run rl --preset gsm8k --set 'rl\.advantage=.*' --set rl\.keep_rollouts"
+    ):
+        find_rollouts("rl-steps")
     shutil.copy(kept / WHOLE, tmp_path / "reports" / "rl")
     assert find_rollouts("rl") == ("rl", {"rl": Path("reports/rl")})
     other = tmp_path / "from a colleague.parquet"
@@ -237,3 +245,12 @@ def test_a_person_finds_wrong_verdicts_of_a_step_in_two_clicks(server: Any) -> N
         expect(page.locator("#count")).to_have_text("3 of 12 responses")
         assert errors == []
         browser.close()
+
+
+def test_a_stage_that_has_not_run_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not answered by its own name: "rl: no such run (did you mean rl?)"."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(UserError, match=r"^rl: no such run \(it has not run here: mathrl run rl\); give rl, "):
+        find_rollouts("rl")

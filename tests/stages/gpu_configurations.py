@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_names
+from mathrl.compose.experiment import preset_names
 from mathrl.core.hardware import Hardware
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.optimizer import optimizer_arguments
@@ -26,13 +26,15 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
 # Memory as torch.cuda.get_device_properties reports it.
 RTX_4090 = Hardware("cuda", "NVIDIA GeForce RTX 4090", 25_262_096_384, 1)
+RTX_4080 = Hardware("cuda", "NVIDIA GeForce RTX 4080", 16_720_068_608, 1)
 A6000 = Hardware("cuda", "NVIDIA RTX A6000", 50_925_535_232, 1)
 H100 = Hardware("cuda", "NVIDIA H100 80GB HBM3", 85_028_765_696, 8)
-GPUS = dict.fromkeys(preset_names(ROOT / "params"), H100) | {
+GPUS = dict.fromkeys((name for name in preset_names(ROOT / "params") if name != "demo"), H100) | {
     "gsm8k-ppo-24gb": RTX_4090,
     "gsm8k-ppo-quickstart": RTX_4090,
     "qwen2.5-0.5b-gsm8k": RTX_4090,
     "countdown-grpo-zero-24gb": RTX_4090,
+    "llama-1b-lora-16gb": RTX_4080,
     "countdown-grpo-zero-48gb": A6000,
 }
 DATA_PRESETS = ("gsm8k", "math", "math-mixture", "dapo")

@@ -89,7 +89,7 @@ def test_every_registered_version_goes_back_to_the_sources(store: Store) -> None
         assert len(back.steps) == len(CHAIN)
         (rl,) = (step for step in back.steps if step.stage == "rl")
         assert rl.outputs["models/rl"] == back.digest == version.tags["mathrl.digest"]
-        assert rl.params == {"rl.optimizer.lr": {"1": "0.1", "2": "0.2"}[str(version.version)]}
+        assert rl.params == {"rl.lr": {"1": "0.1", "2": "0.2"}[str(version.version)]}
         (curate,) = (step for step in back.steps if step.stage == "curate")
         assert curate.sources == {"gsm8k/train.jsonl": "5ec0"} and not curate.inputs
         assert all(step.commit == "c0ffee" * 6 for step in back.steps)
@@ -97,13 +97,46 @@ def test_every_registered_version_goes_back_to_the_sources(store: Store) -> None
         assert (curate.run, store.runs["sft 0.1"]) in edges and (rl.run, curate.run) not in edges
 
 
+def test_no_link_stands_among_the_tags_that_mlflow_shows(store: Store) -> None:
+    """Its pages leave out the names that begin with mlflow. (isUserFacingTag of its page)."""
+    for run in store.runs.values():
+        shown = [name for name in store.client.get_run(run).data.tags if not name.startswith("mlflow.")]
+        assert not [name for name in shown if name.startswith(("input", "output", "made_by"))] and len(shown) < 12
+
+
+def test_lineage_of_a_store_of_an_earlier_version_is_complete(store: Store) -> None:
+    """There the links have no prefix; new runs are linked to those that made what they read, old or new."""
+    hidden, renamed = "mlflow.mathrl.", list[tuple[str, str, str]]()
+    old = [store.runs[name] for name in ("curate 0.1", "sft 0.1", "difficulty 0.1", "mix 0.1", "rl 0.1")]
+    for run in old:
+        for name, text in store.client.get_run(run).data.tags.items():
+            if name.startswith(hidden):
+                store.client.delete_tag(run, name)
+                store.client.set_tag(run, name.removeprefix(hidden), text)
+                renamed.append((run, name, text))
+    assert len(renamed) > 20
+    for version in store.client.search_model_versions():
+        back = way_back(store.client, f"{version.name}:{version.version}")
+        assert back.unexplained == [] and {step.stage for step in back.steps} == set(CHAIN)
+        assert {store.runs["mix 0.1"], store.runs["sft 0.1"]} < {step.run for step in back.steps}
+    parent = store.client.get_run(store.runs["rl 0.2"]).data.tags["mlflow.parentRunId"]
+    store.client.delete_tag(parent, "stage.curate")
+    store.client.delete_tag(parent, "stage.mix")
+    Upload(store.client)._link_makers(parent, {"data/mixture": store.digest("data/mixture")}, store.runs["rl 0.2"])
+    tags = store.client.get_run(parent).data.tags
+    assert tags["stage.mix"] == store.runs["mix 0.1"] and tags["stage.curate"] == store.runs["curate 0.1"]
+    for run, name, text in renamed:
+        store.client.delete_tag(run, name.removeprefix(hidden))
+        store.client.set_tag(run, name, text)
+
+
 def test_an_input_that_nobody_made_is_said(store: Store) -> None:
     sft = store.runs["sft 0.1"]
-    store.client.set_tag(sft, "input.data/other.jsonl", "dead")
+    store.client.set_tag(sft, "mlflow.mathrl.input.data/other.jsonl", "dead")
     back = way_back(store.client, "chain")
     assert back.unexplained == [(sft, "data/other.jsonl", "dead")]
     assert "not complete" in lineage_text(back) and "data/other.jsonl (dead)" in lineage_text(back)
-    store.client.delete_tag(sft, "input.data/other.jsonl")
+    store.client.delete_tag(sft, "mlflow.mathrl.input.data/other.jsonl")
     assert "complete: 7 runs" in lineage_text(way_back(store.client, "chain"))
 
 

@@ -67,7 +67,7 @@ def test_all_metrics_arrive_and_odd_names_arrive_escaped_with_the_name_as_writte
         assert run.data.tags[f"name.{escape(name)}"] == name.encode("utf-8", "backslashreplace").decode(), name
     assert len({escape(name) for name in ODD}) == len(ODD)
     assert run.data.metrics["final/dev/len:3c:100"] == 0.25 and run.data.metrics["final/dev/accuracy"] == 0.5
-    assert run.data.params == {"rl.optimizer.lr": "0.1", "rl.weights.len:3c:100": "2.0"}
+    assert run.data.params == {"rl.lr": "0.1", "rl.weights.len:3c:100": "2.0"}
     assert "name.loss" not in run.data.tags
     errors = capfd.readouterr().err
     assert errors.count("tracking:") == 1 and "MLflow refuses 'final/bad', all else is sent" in errors, errors

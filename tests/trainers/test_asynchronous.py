@@ -174,7 +174,7 @@ def test_it_needs_weights_of_its_own_and_something_that_corrects(small: Any) -> 
     with pytest.raises(ValidationError, match="needs importance"):
         Rl(asynchronous=Asynchronous(), loss="reinforce")
     assert Rl(asynchronous=Asynchronous(staleness=0), loss="reinforce")
-    with pytest.raises(ValidationError, match="asynchronous has no rounds: set dynamic_sampling 0"):
+    with pytest.raises(ValidationError, match="asynchronous has no rounds: set dynamic_sampling null"):
         Rl(asynchronous=Asynchronous(), dynamic_sampling={"rounds": 2})
     with pytest.raises(ValidationError, match="pace fixed repeats itself"):
         Asynchronous(pace="fixed", replay="events.jsonl")

@@ -1,12 +1,14 @@
 """Orders of problems: seeded, resumable, and what they say they are."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.params.curriculum import Curriculum, EasyToHard, PassRate
+from mathrl.params.curriculum import EasyToHard, PassRate
+from mathrl.params.train import Rl
 from mathrl.trainers.curriculum import ProblemOrder
 
 
@@ -22,7 +24,7 @@ ALL = range(len(PROBLEMS))
 
 
 def order(kind: str, planned: int = 12, seed: int = 1, usable: range | list[int] = ALL, **more: float) -> ProblemOrder:
-    params = Curriculum(order=kind, **more)  # type: ignore[arg-type]
+    params: Any = Rl(curriculum={"type": kind, **more}).curriculum  # type: ignore[arg-type]
     return ProblemOrder(params, PROBLEMS, usable, planned, seed)
 
 

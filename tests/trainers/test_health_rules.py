@@ -2,15 +2,15 @@
 
 import math
 import random
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from mathrl.health.watch import examine
 from mathrl.params.asynchronous import Asynchronous
-from mathrl.params.curriculum import Curriculum
 from mathrl.params.health import Health
 from mathrl.params.train import Rl
+from mathrl.params.unions import unions_of
 from mathrl.trainers.rollouts import correlation, repeated_shares
 
 RL = Rl()
@@ -72,9 +72,9 @@ def test_a_collapse_is_judged_by_dev_and_not_by_problems_that_become_harder() ->
         dev = rising("dev/accuracy", first, last)
         return [{**row, **(dev[n] if n % 10 == 9 else {})} for n, row in enumerate(falling)]
 
-    for order in get_args(Curriculum.model_fields["order"].annotation):
-        sampler = {"path": "my.module.sampler"} if order == "user" else None
-        rl = Rl(curriculum=Curriculum(order=order, sampler=sampler))
+    for order in unions_of(Rl)["curriculum"].members:
+        sampler = {"sampler": {"path": "my.module.sampler"}} if order == "user" else {}
+        rl = Rl(curriculum={"type": order, **sampler})
         assert ("collapse" in colours(falling, rl)) == (order == "shuffled"), order
         assert ("collapse" in colours(on_dev(0.4, 0.6), rl)) == (order == "shuffled")
         assert colours(on_dev(0.8, 0.4), rl)["collapse"] == "red"

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.params.advantage import Critic, MaxRl
+from mathrl.params.advantage import Critic, Gae, MaxRl
 from mathrl.params.curriculum import PassRate
 from mathrl.params.loss import KlController, Masked
 from mathrl.params.train import Rl
@@ -211,7 +211,7 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
     ("settings", "said"),
     [
         ({"advantage": {"critic": Critic()}}, r"advantage\.grpo\.critic"),
-        ({"advantage": {"type": "gae", "critic": Critic(warmup_steps=60)}}, "must be below steps"),
+        ({"advantage": Gae(critic=Critic(warmup_steps=60)), "steps": 60}, "must be below steps"),
         ({"kl": {"coef": 0.0, "controller": KlController()}}, "controller needs coef above 0"),
         ({"kl": {"type": "reward", "coef": 0.1, "estimator": "k3"}}, r"kl\.reward\.estimator\n +Extra inputs"),
         ({"kl": {"coef": 0.1, "estimator": "k1"}}, "Input should be 'k2', 'k3' or"),

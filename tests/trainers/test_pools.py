@@ -302,17 +302,17 @@ def test_what_a_users_class_answers_is_checked(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rl.curriculum=user"], "set both, such as sampler:"),
-        (["rl.curriculum={order: user, sampler: {path: a.b.C}}"], "curriculum.sampler.path: no module 'a.b'"),
-        (["rl.curriculum={order: user, sampler: {path: mathrl.trainers.pools.PoolOrdr}}"], "did you mean PoolOrder"),
-        (["rl.curriculum={order: user, sampler: {path: mathrl.core.types.Problem}}"], None),
+        (["rl.curriculum=user"], "curriculum.sampler: Field required"),
+        (["rl.curriculum={type: user, sampler: {path: a.b.C}}"], "curriculum.sampler.path: no module 'a.b'"),
+        (["rl.curriculum={type: user, sampler: {path: mathrl.trainers.pools.PoolOrdr}}"], "did you mean PoolOrder"),
+        (["rl.curriculum={type: user, sampler: {path: mathrl.core.types.Problem}}"], None),
         (
-            ["rl.curriculum={order: user, sampler: {path: mathrl.trainers.demonstrations.Stream}}"],
+            ["rl.curriculum={type: user, sampler: {path: mathrl.trainers.demonstrations.Stream}}"],
             "Stream lacks observe",
         ),
-        (["rl.curriculum={adaptive: {}}"], "needs the running pass rates of curriculum.order pools"),
-        (["rl.curriculum={order: pools, adaptive: {least: 3}}"], "must be a multiple of adaptive.least"),
-        (["rl.curriculum={order: pools, pools: {hard_below: 0.95}}"], "must be below pools.easy_above"),
+        (["rl.curriculum={adaptive: {}}"], "only type pools has it"),
+        (["rl.curriculum={type: pools, adaptive: {least: 3}}"], "must be a multiple of adaptive.least"),
+        (["rl.curriculum={type: pools, pools: {hard_below: 0.95}}"], "must be below pools.easy_above"),
     ],
 )
 def test_wrong_parameters_are_refused_before_anything_runs(overrides: list[str], message: str | None) -> None:

@@ -83,7 +83,7 @@ def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
                 raise small.Killed
             return super().score(items)
 
-    params, dev = Rl(**{**COMMON, "checkpoint_every": 100}, **CASES[name]), small.PROBLEMS[:3]
+    params, dev = Rl(**merge({**COMMON, "checkpoint_every": 100}, CASES[name])), small.PROBLEMS[:3]
     whole_result, whole, model = small.run(params, tmp_path / "whole", dev=dev)
     monkeypatch.setattr("mathrl.trainers.rl.StopRequest", Held)
     with pytest.raises(small.Killed):
@@ -113,7 +113,7 @@ def test_a_hybrid_model_trains_and_resumes_to_the_same_bits(
         )
 
     monkeypatch.setattr(small, "policy", hybrid)
-    params = Rl(**{**COMMON, "steps": 3, "eval_every": 0})
+    params = Rl(**{**COMMON, "steps": 3, "dev": {"every": 0}})
     _, whole, model = small.run(params, tmp_path / "whole")
     with pytest.raises(small.Killed):
         small.run(params, tmp_path / "cut", last=1)

@@ -20,6 +20,7 @@ from mathrl.rewards.counters import merged_counters
 from mathrl.stages.rl import summary_of
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
+from tests.trainers.small import changed
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -45,7 +46,7 @@ def test_gradient_does_not_depend_on_micro_batches_or_skipping(small: Any, aggre
     kinds: dict[str, Any] = {"loss": {"aggregation": aggregation, "type": policy_loss}, "max_tokens": 10}
     found, figures = zip(
         *(
-            gradient(policy, groups, Rl(**kinds, **changes))
+            gradient(policy, groups, changed(Rl(**kinds), **changes))
             for changes in ({}, {"tokens_per_microbatch": 16}, {"loss": {"skip_zero_variance": False}})
         ),
         strict=True,

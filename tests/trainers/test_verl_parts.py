@@ -71,7 +71,7 @@ def settings(*overrides: str, resume: Path | None = None) -> dict[str, Any]:
             },
         ),
         (
-            ["rl.kl.coef=0.01", "rl.kl.estimator=k2", "rl.importance={kind: masked, level: sequence}",
+            ["rl.kl.coef=0.01", "rl.kl.estimator=k2", "rl.importance={type: masked, level: sequence}",
              "rl.dev.every=0", "rl.dev.temperature=0", "rl.engine.ray_address=auto"],
             {
                 f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "k2", f"{ACTOR}.kl_loss_coef": 0.01,
@@ -82,7 +82,7 @@ def settings(*overrides: str, resume: Path | None = None) -> dict[str, Any]:
             },
         ),
         (
-            ["rl.kl.coef=0.01", "rl.kl.type=reward", "rl.kl.estimator=k1", "rl.importance=null"],
+            ["rl.kl={type: reward, coef: 0.01}", "rl.importance=null"],
             {
                 f"{ACTOR}.use_kl_loss": False, "algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.01,
                 "algorithm.rollout_correction.rollout_is": None,

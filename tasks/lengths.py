@@ -1,0 +1,51 @@
+"""Before the first stage: whether the lengths of all the stages fit the data (mathrl/stages/known_lengths.py)."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mathrl.compose import load_params
+from mathrl.core.errors import UserError
+from mathrl.params import Params
+from mathrl.params.evaluate import TEST
+from mathrl.params.schema import READS
+from tasks.repro import environment, is_up_to_date
+from tasks.workspace import Workspace
+
+CURATED = Path("data/curated")
+
+
+def is_judged(params: Params) -> bool:
+    """Whether there is anything to ask: the lengths of a pretrained model, or benchmarks that may be unreadable."""
+    return params.model.base.type == "pretrained" or any(name != TEST for name in params.evaluate.benchmarks)
+
+
+def curated_splits(root: Path, params: Params) -> Path | None:
+    """The folder of the curated splits, if `curate` with these parameters would have nothing to do there."""
+    present, folder = load_params(root / "params"), root / CURATED
+    same = all(getattr(present, section) == getattr(params, section) for section in READS["curate"])
+    ready = same and folder.is_dir() and is_up_to_date(root, "curate", environment(root))
+    return folder if ready else None
+
+
+def check_lengths(workspace: Workspace, what: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether everything could be judged: else ask again when the splits are curated.
+
+    Args:
+        what: The stages, or --recipe and its name.
+
+    Raises:
+        UserError: a length that nobody typed for this run cuts off what the data need, or a benchmark or the
+            tokenizer that the run needs cannot be read.
+    """
+    curated = curated_splits(workspace.folder, workspace.params)
+    command = [sys.executable, "-m", "mathrl.stages.known_lengths", *(["--curated"] if curated else []), *what]
+    asked = subprocess.run(command, cwd=workspace.folder, env=env, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        raise UserError(asked.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+    judged = json.loads(asked.stdout.splitlines()[-1])
+    if judged["refused"]:
+        raise UserError("; ".join(judged["refused"]))
+    return curated is not None or not judged["unknown"]
