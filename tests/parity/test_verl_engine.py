@@ -315,7 +315,7 @@ def test_mlflow_has_the_run_of_verl_as_its_record_has_it(pipeline: Pipeline) -> 
         # Step 4, which was done again, has two points: verl does not repeat it to the bit.
         assert {point.step: point.value for point in history} == pytest.approx(expected, nan_ok=True), name
     assert (
-        rl["params"]["rl.engine"] == parent["params"]["rl.engine"] == "verl"
+        rl["params"]["rl.engine.type"] == parent["params"]["rl.engine.type"] == "verl"
         and rl["params"]["rl.optimizer.lr"] == "0.005"
     )
     assert json.loads(rl["params"]["rl.engine.overrides"]) == [*SMALL]
@@ -332,7 +332,7 @@ def test_the_registered_version_leads_back_through_verl_to_the_problems(pipeline
     back = way_back(client, "mathrl-chain@candidate")
     assert back.gaps() == [] and {step.stage for step in back.steps} == {*STAGES}
     maker = back.maker()
-    assert maker is not None and maker.stage == "rl" and maker.params["rl.engine"] == "verl"
+    assert maker is not None and maker.stage == "rl" and maker.params["rl.engine.type"] == "verl"
     assert back.digest == digest_path(pipeline.workspace / "models/rl")
     said = pipeline.checkout.mathrl("lineage", "mathrl-chain").stdout
-    assert "param rl.engine = verl" in said and f"complete: {len(STAGES)} runs" in said
+    assert "param rl.engine.type = verl" in said and f"complete: {len(STAGES)} runs" in said
