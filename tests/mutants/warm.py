@@ -19,15 +19,20 @@ import signal
 import sys
 import time
 import traceback
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FunctionType
 
 import coverage
 import pytest
+
+GOLDEN = "test_the_trace_is_the_files"
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,19 @@ class Reach:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def tests(self, file: str, lines: tuple[int, int]) -> list[str]:
-        """Those that run one of the lines, the quickest first."""
+        """Those that run one of the lines, the quickest first.
+
+        Golden traces come before others that take as long: they compare every figure.
+        """
         found = {test for line in range(lines[0], lines[1] + 1) for test in self.lines.get(file, {}).get(line, ())}
-        return sorted(found, key=lambda test: (self.seconds[test], test))
+        return sorted(found, key=lambda test: (self.seconds[test] / (8 if GOLDEN in test else 1), test))
+
+    def halves(self, tests: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The first of the tests, which take together a thirtieth of the time of all, and the others."""
+        limit = sum(self.seconds.values()) / 30
+        ends = list(accumulate(self.seconds[test] for test in tests))
+        count = max(1, bisect_right(ends, limit))
+        return list(tests[:count]), list(tests[count:])
 
 
 def functions_of(code: CodeType) -> Iterator[CodeType]:
@@ -141,6 +156,8 @@ class Warm:
         if session.testsfailed:
             raise session.Interrupted("the tests cannot be collected")
         self.items = {item.nodeid: item for item in session.items}
+        for file in self.files:
+            import_module(module_of(file))
         self.functions = Functions(self.files)
         gc.freeze()
         self.work(self)
@@ -196,8 +213,10 @@ class Warm:
         lines = {file: {int(line): tests for line, tests in rows.items()} for file, rows in answer["lines"].items()}
         return Reach(lines, answer["seconds"])
 
-    def reach_kept(self, file: Path) -> Reach:
+    def reach_kept(self, file: Path, not_traced: tuple[str, ...]) -> Reach:
         """The reach of all tests, of which only those run whose files have changed since `file` was written.
+
+        Those of the files `not_traced` are left out.
 
         Where one of the sources has changed, all run.
         """
@@ -206,8 +225,8 @@ class Warm:
         kept = json.loads(file.read_text()) if file.exists() else {"sources": ""}
         if kept["sources"] != sources:
             kept = {"sources": sources, "digests": {}, "lines": {}, "seconds": {}}
-        old = {test for test, digest in kept["digests"].items() if digests.get(test) == digest}
-        new = [test for test in self.items if test not in old]
+        old = {test for test in kept["seconds"] if kept["digests"][test] == digests.get(test)}
+        new = [test for test in self.items if test not in old and not test.startswith(not_traced)]
         measured = self.reach(new, Path("measured")) if new else Reach()
         lines: dict[str, dict[int, list[str]]] = {}
         for name in self.files:
@@ -223,16 +242,16 @@ class Warm:
         return Reach(lines, seconds)
 
     def outcomes(
-        self, changes: Sequence[Change], reach: Reach, folder: Path, at_once: int, end: float
+        self, changes: Sequence[tuple[Change, Sequence[str]]], reach: Reach, folder: Path, at_once: int, end: float
     ) -> Iterator[Outcome]:
-        """What the tests say to each change; none begins after the moment `end` of time.monotonic()."""
+        """What some tests say to each change; none begins after the moment `end` of time.monotonic()."""
         running: list[Trial] = []
-        for change in changes:
+        for change, tests in changes:
             while len(running) >= at_once:
                 yield from ended(running)
             if time.monotonic() > end:
                 break
-            if tests := reach.tests(change.file, change.lines):
+            if tests:
                 running.append(Trial(self, change, tests, reach, folder / change.name.replace(" ", "-")))
             else:
                 yield Outcome(change, "unreached")
@@ -250,16 +269,19 @@ class Trial:
 
         def work(pipe: int) -> None:
             warm.functions.put(change)
+            folder.mkdir(parents=True)
+            (folder / "changed.py").write_text(change.text, encoding="utf-8")
+            os.environ["MATHRL_CHANGED"] = f"{module_of(change.file)}={folder.resolve() / 'changed.py'}"
 
             def before(test: str) -> None:
                 os.write(pipe, b".")
                 used = resource.getrusage(resource.RUSAGE_SELF)
-                limit = int(used.ru_utime + used.ru_stime + 10 + 5 * reach.seconds[test])
-                resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+                limit = int(used.ru_utime + used.ru_stime + 10 + 5 * reach.seconds.get(test, 120))
+                resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
-            os.write(pipe, b"=" if warm.run(tests, folder, before) else b"!")
+            os.write(pipe, b"=" if warm.run(tests, folder / "tests", before) else b"!")
 
-        self.process, self.pipe = forked(work, Path(os.devnull))
+        self.process, self.pipe = forked(work, folder.parent.with_suffix(".log"))
 
     def outcome(self) -> Outcome | None:
         """What came of it; None while it goes on.
@@ -269,8 +291,8 @@ class Trial:
         endless = False
         if select.select([self.pipe], [], [], 0.05)[0] and (told := os.read(self.pipe, 1 << 16)):
             self.told += told
-            seconds = self.reach.seconds[self.tests[self.told.count(b".") - 1]] if b"." in told else 0.0
-            self.deadline = time.monotonic() + 60 + 20 * seconds
+            test = self.tests[max(0, self.told.count(b".") - 1)]
+            self.deadline = time.monotonic() + 60 + 20 * self.reach.seconds.get(test, 120)
         elif time.monotonic() > self.deadline:
             endless = True
             os.killpg(self.process, signal.SIGKILL)
@@ -298,6 +320,10 @@ def ended(running: list[Trial]) -> Iterator[Outcome]:
         if outcome := trial.outcome():
             running.remove(trial)
             yield outcome
+
+
+def module_of(file: str) -> str:
+    return ".".join(Path(file).with_suffix("").parts)
 
 
 def digest_of(files: Sequence[str]) -> str:

@@ -138,14 +138,19 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
+def as_text(runs: dict[str, Any]) -> str:
+    """JSON with a line per row of numbers, of seven digits."""
+    text = json.dumps(rounded(runs), indent=1) + "\n"
+    return re.sub(r"\[([^][{}]*)\]", lambda row: f"[{' '.join(row[1].split())}]", text)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)
         os.environ |= {"MATHRL_HOME": str(Path(place) / "home"), "MATHRL_MIRROR": "none"}
         prepare(Path(place))
-        text = json.dumps({name: rounded(written(run(name))) for name in CASES}, indent=1)
-        text = re.sub(r"\[([^][{}]*)\]", lambda row: f"[{' '.join(row[1].split())}]", text)  # a line per row
+        text = as_text({name: written(run(name)) for name in CASES})
     if sys.argv[1:] == ["--write"]:
-        FILE.write_text(text + "\n", encoding="utf-8")
+        FILE.write_text(text, encoding="utf-8")
     else:
-        print(text)
+        print(text, end="")
