@@ -31,27 +31,28 @@ FILE = Path(__file__).with_name("rl_runs.json")
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1, alphabet="arithmetic")
 SETTINGS = (
     "run.processes=1", "run.device=cpu", "run.seed=5", "prompt.template=plain", "model.precision=float32",
-    "rl.steps=2", "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=8", "rl.lr=0.005",
-    "rl.optimizer={type: adamw, warmup_steps: 0}", "rl.eval_every=1", "rl.eval_samples=2", "rl.ema=null",
+    "rl.steps=2", "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=8", 
+    "rl.optimizer={type: adamw, lr: 0.005, warmup_steps: 0}", "rl.dev.every=1", "rl.dev.samples=2", "rl.ema=null",
     # A reward that random models differ in: the shorter the better.
     "reward.parts=[{type: overlong, options: {max_length: 8, buffer: 8}}]", "reward.extraction=lenient",
 )  # fmt: skip
 # By name the settings of a run, and the folders beside the start that it is given.
 CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
-    "alone": (["rl.eval_temperature=0.5"], ["difficulty"]),
+    "alone": (["rl.dev.temperature=0.5"], ["difficulty"]),
     "few-shot examples, kept rollouts": (
         ["prompt.few_shot=1", "rl.keep_rollouts={which: all}", "rl.checkpoint_every=1", "prompt.max_tokens=80"], [],
     ),
-    "a reference": (["rl.kl_coef=0.1"], ["reference"]),
+    "a reference": (["rl.kl={type: loss, coef: 0.1}"], ["reference"]),
     "a teacher": (["rl.advantage=distillation"], ["teacher"]),
-    "a critic": (["rl.advantage=gae", "rl.critic={lr: 0.01}"], ["critic"]),
-    "a critic without its folder": (["rl.advantage=gae", "rl.critic={lr: 0.01}"], []),
+    "a critic": (["rl.advantage={type: gae, critic: {optimizer: {type: adamw, lr: 0.01}}}"], ["critic"]),
+    "a critic without its folder": (["rl.advantage={type: gae, critic: {optimizer: {type: adamw, lr: 0.01}}}"], []),
     "a reward model": (["reward.judge.rule_weight=0.5"], ["reward_model"]),
     "a process reward model": (["rl.advantage=process", "reward.steps=line"], ["process_reward_model"]),
     "samples ahead": (
-        ["rl.asynchronous={staleness: 0}", "rl.importance={when: always}", "rl.keep_rollouts={which: all}"], [],
+        ["rl.asynchronous={staleness: 0}", "rl.importance={type: truncated, when: always}",
+         "rl.keep_rollouts={which: all}"], [],
     ),
-    "no evaluation": (["rl.eval_every=0"], ["difficulty"]),
+    "no evaluation": (["rl.dev.every=0"], ["difficulty"]),
 }  # fmt: skip
 
 

@@ -122,8 +122,8 @@ def test_other_engines_take_no_model_beside_the_policy(
 ) -> None:
     monkeypatch.setenv("MATHRL_VERL_PYTHON", "true")  # a program that names no missing package
     settings = {
-        "trl": ["rl.std_eps=1e-4"],
-        "verl": ["rl.std_eps=1e-6", "rl.optimizer.schedule=constant", "run.device=auto"],
+        "trl": ["rl.advantage.eps=1e-4"],
+        "verl": ["rl.advantage.eps=1e-6", "rl.optimizer.schedule=constant", "run.device=auto"],
     }[engine]
     said = refused("alone", capsys, f"rl.engine={engine}", *settings, others=["difficulty", "teacher", "reference"])
     assert f"rl.engine is {engine}, which takes part in no run with another model (reference, teacher): set" in said

@@ -17,9 +17,10 @@ from mathrl.core.metrics import without_timings
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.params.lora import Lora
+from mathrl.params.optimizer import AdamW
 from mathrl.params.preference import Dpo, RewardModel
 from mathrl.params.run import Prompt
-from mathrl.params.train import Optimizer, Sft
+from mathrl.params.train import Sft
 from mathrl.trainers.preference import tokenize_pairs, train_dpo
 from mathrl.trainers.reward_model import tokenize_steps, train_reward_model
 from mathrl.trainers.sft import train_sft
@@ -30,8 +31,8 @@ from tests.trainers.small import PROBLEMS, TOKENIZER, policy, training_run
 
 FILE = Path(__file__).with_name("supervised_traces.json")
 COMMON: dict[str, Any] = {
-    "steps": 4, "lr": 5e-3, "eval_every": 2, "checkpoint_every": 3, "tokens_per_microbatch": 40,
-    "optimizer": Optimizer(type="adamw", warmup_steps=2, schedule="linear", clip_norm=0.5),
+    "steps": 4, "eval_every": 2, "checkpoint_every": 3, "tokens_per_microbatch": 40,
+    "optimizer": AdamW(lr=5e-3, warmup_steps=2, schedule="linear", clip_norm=0.5),
 }  # fmt: skip
 ADAPTERS = {"lora": Lora(r=2), "gradient_checkpointing": True}
 
