@@ -22,7 +22,10 @@ from pydantic import (
 )
 
 from mathrl.compose import load_params
-from mathrl.compose.load import NO_PRESET, preset_names
+from mathrl.compose.experiment import preset_names
+from mathrl.compose.load import NO_PRESET, read_layers
+from mathrl.compose.names import help_lines
+from mathrl.core.paths import GROUPS
 from mathrl.params.form import section_form
 from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import sections_read, stages_until
@@ -69,8 +72,16 @@ def option(kind: object, help_text: str, default: object = inspect.Parameter.emp
 
 
 PRESET = option(
-    Preset, "Preset (a file of params/presets), over params/. What you change in this form goes over it.", NO_PRESET
+    Preset,
+    "Preset, a named composition, over params/ and the groups above. What you change below goes over it.",
+    NO_PRESET,
 )
+GROUP_HELP = {
+    "data": "What is learned from and tested on: a file or folder of rows, names joined by + (gsm8k+math), or one of",
+    "model": "The model that training starts from: a Hugging Face folder, a hub id, or one of",
+    "method": "How it is trained: one of",
+    "hardware": "What it runs on: GPUs and their memory, such as 1x24GB or 8x80GB, or",
+}
 OVERRIDES = option(list[str], "Further parameters as section.key=value, e.g. rl.optimizer.beta2=0.99.", [])
 ALLOW_DIRTY = option(bool, "Run from the last commit even if code or parameters have uncommitted changes.", False)
 
@@ -82,23 +93,31 @@ def stage_flow(name: str, description: str, **options: Option) -> Flow[..., str]
     `options` are named after the stages that they add.
     """
     sections = sections_read([*stages_until(name), *options])
-    return form_flow(name, description, sections, partial(run_stages, name), **options)
+    return form_flow(name, description, sections, partial(run_stages, name), groups="pages" not in sections, **options)
 
 
 def form_flow(
-    name: str, description: str, sections: Iterable[str], run: Callable[..., str], **options: Option
+    name: str,
+    description: str,
+    sections: Iterable[str],
+    run: Callable[..., str],
+    groups: bool = True,
+    **options: Option,
 ) -> Flow[..., str]:
-    """The flow `name`, whose form has a preset, the main fields, folded all `sections`, overrides, `options`,
-    allow_dirty.
+    """The flow `name`, whose form has data, model, method and hardware (with `groups`), a preset, the main fields,
+    folded all `sections`, overrides, `options`, allow_dirty.
 
-    It calls run(preset=…, sections={"rl": RlForm | None, …}, overrides=[…], allow_dirty=…, **options). A main field
-    shows its value of params/; one that a person changed is the first of the overrides.
+    It calls run(preset=…, sections={"rl": RlForm | None, …}, overrides=[…], allow_dirty=…, **options). A group or
+    main field shows what params/ has; those that a person changed are the first of the overrides.
     """
     fields = {section: FIELD_NAMES.get(section, section) for section in sections}
+    composed = read_layers(PARAMS).groups if groups else {}
+    kinds = GROUPS if groups else ()
     required = {field: kind for field, kind in options.items() if kind[1] is inspect.Parameter.empty}
     main = main_fields(name, load_params(PARAMS))
     form = {
         **required,
+        **{kind: _group_field(kind, composed.get(kind, "")) for kind in kinds},
         "preset": PRESET,
         **{field.name: option(field.kind, field.help_text, field.present) for field in main},
         "params": option(_sections(fields), "Every other parameter, by section of params/.", {}, folded=True),
@@ -108,7 +127,9 @@ def form_flow(
     }
 
     def start(preset: str, params: Any, overrides: list[str], **values: Any) -> str:
-        changed = main_overrides(main, {field.name: values.pop(field.name) for field in main})
+        chosen = {kind: (values.pop(kind) or "").strip() for kind in kinds}
+        changed = [f"{kind}={name}" for kind, name in chosen.items() if name and name != composed.get(kind, "")]
+        changed += main_overrides(main, {field.name: values.pop(field.name) for field in main})
         return run(
             preset=None if preset == NO_PRESET else preset,
             sections={section: getattr(params, field, None) for section, field in fields.items()},
@@ -125,6 +146,11 @@ def form_flow(
         return_annotation=str,
     )
     return flow(name=name, description=description)(start)
+
+
+def _group_field(kind: str, present: str) -> Option:
+    names = "; ".join(f"**{name}**: {text}" for name, text in help_lines(kind, PARAMS).items())
+    return option(str, f"{GROUP_HELP[kind]} {names}. Empty: as params/ has it.", present)
 
 
 def _sections(fields: Mapping[str, str]) -> type[BaseModel]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 
+from mathrl.compose.resolved import RESOLVE, write_resolved
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, state_root, tracking_uri
@@ -59,20 +60,27 @@ def dvc_target(stage: str, workspace: Path) -> str:
 
 def is_up_to_date(workspace: Path, stage: str, env: Mapping[str, str]) -> bool:
     """Whether DVC would run neither the stage nor one before it; False also where it cannot say, as beside another."""
-    command = [sys.executable, "-m", "dvc", "status", "--quiet", dvc_target(stage, workspace)]
+    command = [sys.executable, "-m", "dvc", "status", "--json", dvc_target(stage, workspace)]
     command += [] if stage in BESIDE else ["--with-deps"]
-    return subprocess.run(command, cwd=workspace, env=env, capture_output=True, check=False).returncode == 0
+    return _changed(command, workspace, env) == set()
 
 
 def stages_up_to_date(workspace: Path, stages: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """The first of the stages, in their order, that DVC would skip; none where it cannot say."""
     command = [sys.executable, "-m", "dvc", "status", "--json", "--with-deps", stages[-1]]
+    changed = _changed(command, workspace, env)
+    return [] if changed is None else list(itertools.takewhile(lambda stage: stage not in changed, stages))
+
+
+def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) -> set[str] | None:
+    """The stages that `dvc status` says have changed, without the one that resolves the parameters, whose output is
+    written before; None where DVC cannot say."""
+    write_resolved(workspace)
     done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
     try:
-        changed = json.loads(done.stdout)
+        return set(json.loads(done.stdout)) - {RESOLVE}
     except ValueError:
-        return []
-    return list(itertools.takewhile(lambda stage: stage not in changed, stages))
+        return None
 
 
 class Repro:
@@ -96,6 +104,7 @@ class Repro:
         self.command += ["--wait-for-lock"] if wait_for_lock else []
         self.command += ["repro", target, *(["--single-item"] if single else [])]
         self.workspace, self.env, self.show = workspace, env, show
+        write_resolved(workspace)
         file = target.partition(":")[0]  # or a stage of the pipeline
         if not wait_for_lock:  # then others write to it
             _wait_for_dying(workspace, show)
@@ -196,7 +205,7 @@ class Repro:
 
     def _line(self, line: str) -> None:
         self.lines = [*self.lines[-LAST_LINES:], line]
-        if reported := event(line):
+        if (reported := event(line)) and reported[1] != RESOLVE:
             self.events.put(reported)
 
 

@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 from mathrl.compose.changes import changed_since_commit
 from mathrl.compose.load import NO_PRESET
 from mathrl.core.environment import Variable
+from mathrl.core.paths import is_group
 from mathrl.core.run_name import run_name as changed_run_name
 from mathrl.params.schema import READS, STAGES
 from tasks.generated_names import was_generated
@@ -43,8 +44,8 @@ def stage_run_name(target: str, workspace: Workspace) -> str:
     """The name that MLflow's run of the stage has too; for the pipeline, the run that holds its stages."""
     sections = workspace.params.model_dump(mode="json", by_alias=True)
     pipeline = {section: sections[section] for stage in STAGES for section in READS[stage]}
-    changed = changed_since_commit(pipeline, workspace.preset or "", workspace.folder)
-    return changed_run_name(target, workspace.preset or "", changed, commit_of(workspace.folder))
+    changed = changed_since_commit(pipeline, workspace.preset or "", workspace.folder, workspace.groups)
+    return changed_run_name(target, workspace.chosen, changed, commit_of(workspace.folder))
 
 
 def run_name(title: str, workspace: Workspace, seeds: Sequence[int]) -> str:
@@ -53,8 +54,8 @@ def run_name(title: str, workspace: Workspace, seeds: Sequence[int]) -> str:
     >>> run_name("recipe study", Workspace(Path(), None, "gsm8k", ("rl.optimizer.lr=2e-4",)), [0, 1])
     'recipe study gsm8k lr=2e-4 seeds 0, 1'
     """
-    settings = [override for override in workspace.overrides if not override.startswith("run.seed=")]
-    words = [title, workspace.preset or "", *(setting.split(".", 1)[-1][:28] for setting in settings[:3])]
+    settings = [o for o in workspace.overrides if not (o.startswith("run.seed=") or is_group(o))]
+    words = [title, workspace.chosen, *(setting.split(".", 1)[-1][:28] for setting in settings[:3])]
     words += [f"and {len(settings) - 3} more"] if len(settings) > 3 else []
     words += [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
     return " ".join(filter(None, words))
@@ -67,7 +68,8 @@ def run_tags(kind: str, target: str, workspace: Workspace, seeds: Sequence[int])
     ['stage:rl', 'preset:gsm8k', 'seed:1']
     """
     preset = [f"preset:{workspace.preset}"] if workspace.preset else []
-    return [f"{kind}:{target}", *preset, *(f"seed:{seed}" for seed in seeds)]
+    chosen = [group.replace("=", ":", 1) for group in workspace.groups]
+    return [f"{kind}:{target}", *preset, *chosen, *(f"seed:{seed}" for seed in seeds)]
 
 
 def announce_model(step: str, model: Path, workspace: Workspace) -> None:

@@ -47,8 +47,9 @@ def run_sweep(
     Raises:
         UserError: wrong parameters, or a study that stopped with an error.
     """
-    overrides = with_study(preset, [*form_overrides(sections), *overrides], main_checkout())
-    root = workspace(preset, allow_dirty=allow_dirty)
+    given = [*form_overrides(sections), *overrides]
+    overrides = with_study(preset, given, main_checkout())
+    root = workspace(preset, given, allow_dirty=allow_dirty)
     params = load_params(root / "params", overrides=[text for text in overrides if text.startswith("sweep.")])
     folder = home() / "sweeps" / params.sweep.study
     env = environment(root, str(flow_run.id or ""))

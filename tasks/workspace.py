@@ -14,12 +14,15 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from mathrl.compose import load_params, write_params
-from mathrl.compose.load import preset_files, preset_values
+from mathrl.compose import load_params
+from mathrl.compose.experiment import Composition, compose, named_presets, split_choices
+from mathrl.compose.groups import PRESETS
+from mathrl.compose.load import write_experiment
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
-from mathrl.core.paths import PRESET, WORKTREE_NOTE, home, is_code, main_checkout
+from mathrl.core.paths import PRESET, WORKTREE_NOTE, home, is_code, is_group, main_checkout
+from mathrl.core.run_name import chosen_words
 from mathrl.params import Params
 from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml, read_yaml
@@ -37,6 +40,16 @@ class Workspace:
     overrides: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
     """Warnings about values that were typed (mathrl/params/final_values.py)."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that were chosen: ("data=gsm8k",)."""
+        return tuple(override for override in self.overrides if is_group(override))
+
+    @property
+    def chosen(self) -> str:
+        """The groups and the preset in a few words: "data=gsm8k model=Qwen2.5-0.5B dapo"."""
+        return chosen_words(self.groups, self.preset or "")
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -69,16 +82,18 @@ def prepare_recipe(name: str, preset: str | None, overrides: Sequence[str], *, a
         UserError: a wrong recipe or wrong parameters, or uncommitted changes that HEAD does not have.
     """
     root = main_checkout()
-    params = load_params(root / "params", preset=preset)
+    groups = [override for override in overrides if is_group(override)]
+    settings = [override for override in overrides if not is_group(override)]
+    params = load_params(root / "params", preset=preset, overrides=groups)
     load_recipe(name, root / "params", tuple(overrides), preset)
-    if params == load_params(root / "params") and not overrides:
+    if params == load_params(root / "params") and not settings:
         return Workspace(root, params)
     with _worktree(root, name, preset, overrides, allow_dirty) as (folder, new):
-        params = _override(folder, preset, ())
+        params = _override(folder, preset, groups)
         if new:
             file = folder / "params" / "recipes" / f"{name}.yaml"
             values = read_yaml(file)
-            write_text(file, dump_yaml(values | {"overrides": [*(values.get("overrides") or []), *overrides]}))
+            write_text(file, dump_yaml(values | {"overrides": [*(values.get("overrides") or []), *settings]}))
     return Workspace(folder, params, preset, tuple(overrides))
 
 
@@ -88,9 +103,7 @@ def _override(folder: Path, preset: str | None, overrides: Sequence[str]) -> Par
     They go over the files that are there, which are HEAD's and not the checkout's: of what a person asks for
     nothing is left out because an uncommitted edit says the same.
     """
-    params = load_params(folder / "params", preset=preset, overrides=overrides)
-    write_params(load_params(folder / "params"), params, folder / "params")
-    return params
+    return write_experiment(folder / "params", preset, overrides)
 
 
 @contextmanager
@@ -179,7 +192,10 @@ def _worktree(
     """
     _refuse_dirty(root, allow_dirty)
     commit = commit_of(root)
-    key = digest([commit, target, preset_values(root / "params", preset), list(overrides)])
+    chosen, _ = split_choices(overrides)
+    named = Composition(presets=named_presets(preset)).over(chosen)
+    values = [[layer.source, layer.sections, layer.fresh] for layer in compose(root / "params", named).chosen]
+    key = digest([commit, target, values, list(overrides)])
     folder = root / "runs" / f"{_title(target, preset, overrides)}-{key[:8]}"
     for parent in (folder.parent, home()):
         parent.mkdir(parents=True, exist_ok=True)
@@ -187,13 +203,24 @@ def _worktree(
         new = not (folder / WORKTREE_NOTE).exists()
         if new:
             _make_worktree(root, folder)
-            for file in preset_files(root / "params", preset):  # as the checkout has it: the form lists that one
-                shutil.copy(file, folder / "params" / "presets")
+            _copy_choices(root / "params", folder / "params", preset, overrides)
         yield folder, new
         if new:
             settings = _settings(preset, overrides)
             note = {"overrides": settings, "made": time.time(), "commit": commit, "run": target}
             write_json(folder / WORKTREE_NOTE, note)
+
+
+def _copy_choices(root: Path, folder: Path, preset: str | None, overrides: Sequence[str]) -> None:
+    """The project's own files of what was chosen, as the checkout has them: a form lists those."""
+    chosen, _ = split_choices(overrides)
+    names = [*chosen.groups.items(), *((PRESETS, name) for name in named_presets(preset))]
+    for kind, name in names:
+        for part in re.split(r"\+", name):
+            file = root / kind / f"{part.partition(':')[0]}.yaml"
+            if file.is_file():
+                (folder / kind).mkdir(exist_ok=True)
+                shutil.copy(file, folder / kind)
 
 
 def _make_worktree(root: Path, folder: Path) -> None:
@@ -227,10 +254,20 @@ def _title(target: str, preset: str | None, overrides: Sequence[str]) -> str:
     >>> _title("rl", None, ["rl.optimizer.lr=3e-4"])
     'rl-lr_3e-4'
     """
-    named = (override.replace(".optimizer.lr=", ".lr=").split(".", 1)[-1] for override in overrides)
-    settings = [*filter(None, (preset,)), *named]
+    settings = [*filter(None, (preset,)), *(_short(override) for override in overrides)]
     words = [re.sub(r"[^a-zA-Z0-9.=-]+", "_", setting)[:24] for setting in settings[:3]]
     return f"{target}-{'-'.join(words).replace('=', '_').strip('-.') or 'run'}"
+
+
+def _short(override: str) -> str:
+    """
+    >>> _short("rl.lr=3e-4"), _short("model=Qwen/Qwen2.5-0.5B")
+    ('lr=3e-4', 'model=Qwen2.5-0.5B')
+    """
+    key, equals, value = override.partition("=")
+    if is_group(override):
+        return f"{key.strip()}={value.rpartition('/')[2]}"
+    return f"{key.replace('.optimizer.lr', '.lr').split('.', 1)[-1]}{equals}{value}"
 
 
 def _settings(preset: str | None, overrides: Sequence[str]) -> tuple[str, ...]:

@@ -2,11 +2,12 @@
 
 - the code that DVC watches in dvc.yaml;
 - the floors and the map in docs/house.md;
-- the tables in docs/engines.md, docs/coming_from.md and docs/what_fits.md.
+- the tables in docs/engines.md, docs/coming_from.md, docs/experiments.md and docs/what_fits.md.
 """
 
 import coming_from
 import engine_tables
+import group_tables
 import house_map
 import what_fits
 
@@ -17,4 +18,5 @@ if __name__ == "__main__":
     house_map.main()
     engine_tables.main()
     coming_from.main()
+    group_tables.main()
     what_fits.main()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mathrl.cli.options import Overrides, Presets, grouped, joined
+from mathrl.cli.options import Choices, Overrides, Presets, grouped, joined, with_choices
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.vary import combinations, evaluate_settings
 from mathrl.compose import load_params
@@ -105,6 +105,7 @@ def evaluate(
     model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
     benchmark: Annotated[str, typer.Option(help="test (the curated split), or a name such as gsm8k or math500.")],
     also: Also,
+    choices: Choices = None,
     presets: Presets = None,
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of problems.")] = None,
@@ -112,6 +113,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
 ) -> None:
     """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
+    overrides = with_choices(choices, overrides)
     also.check()
     local = Path(model).resolve()  # relative to the current folder, not to the checkout
     target = output.absolute() if output else None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mathrl.compose.resolved import write_resolved
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.params.watched_code import side_pipelines, write_side_graph
@@ -20,6 +21,7 @@ def graph(name: Annotated[str, typer.Argument(help="controls, pages, suite, or a
     """
     os.chdir(main_checkout())
     if name in side_pipelines(Path()):
+        write_resolved()  # the suite has its names from it
         file = write_side_graph(name, Path())
     elif name in recipe_names():
         write_recipe_graph(name, Path())

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from jinja2 import Environment, StrictUndefined
 
-from mathrl.cli.options import AllowDirty, Overrides, Presets, grouped, joined
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, grouped, joined, with_choices
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -61,6 +61,7 @@ class LaunchStep:
 def launch(
     stage: Annotated[str, typer.Argument(help=f"One of {', '.join(stages_until('pipeline')[1:])}, pipeline.")],
     machines: Machines,
+    choices: Choices = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Write a batch script for sbatch.")] = False,
     kubernetes: Annotated[bool, typer.Option("--kubernetes", help="Write a JobSet for kubectl.")] = False,
     output: Annotated[Path | None, typer.Option(help="File to write; default: below .mathrl/launch.")] = None,
@@ -81,6 +82,7 @@ def launch(
         raise UserError(
             "--kubernetes needs --image, such as registry.example.org/mathrl:1 (docs/kubernetes/Dockerfile)"
         )
+    overrides = with_choices(choices, overrides)
     output = output and output.absolute()
     os.chdir(main_checkout())
     preset = joined(presets)
@@ -99,7 +101,7 @@ def launch(
     values |= {
         "slurm": slurm,
         "command": shlex.join(["mathrl", *sys.argv[1:]]),
-        "settings": shlex.join([*(["--preset", preset] if preset else []), *_repeated("--set", settings)]),
+        "settings": as_words(preset, settings).strip(),
         "name": name,
         "file": str(file),
         "folder": str(prepared.folder),

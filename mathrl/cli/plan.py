@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
+from typer.core import TyperGroup
 
 from mathrl.cli.fit import fit_params
 from mathrl.cli.known_lengths import judge_lengths
@@ -21,10 +22,12 @@ from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_conflicts
+from mathrl.compose.experiment import split_choices
+from mathrl.compose.load import choice_notes, read_layers
+from mathrl.compose.names import hardware_of
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.paths import main_checkout
+from mathrl.core.paths import is_group, main_checkout
 from mathrl.core.problems import read_problems
 from mathrl.params.final_values import judge
 from mathrl.params.load import FOLDER
@@ -42,7 +45,19 @@ UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "g
 NO_START = "rl would not start"
 
 
-plan = typer.Typer(name="plan", help=__doc__, invoke_without_command=True, add_completion=False)
+class PlanGroup(TyperGroup):
+    """`mathrl plan data=gsm8k …`: groups stand where a subcommand could, and are options of the plan itself."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = next((at for at, word in enumerate(args) if word in self.commands), len(args))
+        words = list[str]()
+        for at, word in enumerate(args[:end]):
+            option = at > 0 and args[at - 1] in ("--set", "--preset")
+            words += ["--set", word] if is_group(word) and not option else [word]
+        return super().parse_args(ctx, [*words, *args[end:]])
+
+
+plan = typer.Typer(name="plan", cls=PlanGroup, help=__doc__, invoke_without_command=True, add_completion=False)
 plan.command()(evaluate)
 
 
@@ -52,7 +67,10 @@ def plan_run(
     presets: Presets = None,
     overrides: Overrides = None,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs, with one process each.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, e.g. 24GB; omit to plan for CPU.")] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of one GPU, e.g. 24GB; default: as hardware=1x24GB says, else for the CPU."),
+    ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Typical length of a prompt, not the longest.")] = None,
     response_tokens: Annotated[int | None, typer.Option(help="Typical length of a response, not the longest.")] = None,
     simulate: Annotated[
@@ -62,13 +80,17 @@ def plan_run(
         bool, typer.Option("--fit", help="Derive lengths, rates and what fits, and write them to params/.")
     ] = False,
 ) -> None:
-    """Print the plan of a run, unless a subcommand plans something else."""
+    """Print the plan of a run, such as data=gsm8k model=FOLDER hardware=1x24GB, unless a subcommand plans something
+    else."""
     if context.invoked_subcommand:
         return
     if simulate is not None:
         show_simulation(simulate)
         return
     preset, settings = joined(presets), list(overrides or ())
+    hardware = hardware_of(read_layers(FOLDER, preset, None, split_choices(settings)[0]).groups.get("hardware", ""))
+    if hardware is not None and not gpu_memory:
+        gpu_memory = f"{hardware.memory / 1e9:g}GB"
     memory = size_in_bytes(gpu_memory) if gpu_memory else None
     if fit:
         settings += fit_params(preset, settings, gpus, memory)
@@ -99,7 +121,7 @@ def plan_run(
             verdict += show_time(params, shape, preset, settings)
     print("\n".join(verdict))
     cut = chain(*judge_lengths(params, STAGES, settings))
-    for line in [*preset_conflicts(FOLDER, preset), *chain(*judge(params, ("sft", "rl"), settings)), *cut]:
+    for line in [*choice_notes(FOLDER, preset, settings), *chain(*judge(params, ("sft", "rl"), settings)), *cut]:
         print(f"warning: {line}")
     print(f"\n{details.getvalue()}", end="")
     if not fits:

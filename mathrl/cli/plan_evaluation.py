@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.compare import find_run
-from mathrl.cli.options import Overrides, Presets, joined
+from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
@@ -28,6 +28,7 @@ from mathrl.planning.evaluation_plan import (
 
 
 def evaluate(
+    choices: Choices = None,
     difference: Annotated[
         float | None, typer.Option(min=0.0001, max=1, help="Difference of two models that must be shown.")
     ] = None,
@@ -49,6 +50,7 @@ def evaluate(
     overrides: Overrides = None,
 ) -> None:
     """Show how many problems and responses show a difference with 80% power, or give an interval of a wanted width."""
+    overrides = with_choices(choices, overrides)
     if (difference is None) == (interval is None):
         raise UserError("give what the evaluation must show: --difference 0.03, or --width 0.05 for one model")
     start = Path.cwd()

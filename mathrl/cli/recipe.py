@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Overrides, Presets, joined
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, joined, with_choices
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_lines, print_table
-from mathrl.compose.load import preset_conflicts
-from mathrl.core.paths import RECIPES, main_checkout
+from mathrl.compose.load import choice_notes
+from mathrl.core.paths import RECIPES, is_group, main_checkout
 from mathrl.params.load import FOLDER
 from mathrl.recipes.graph import graph
 from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings
@@ -21,6 +21,7 @@ from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_values, reci
 
 def recipe(
     name: Annotated[str | None, typer.Argument(help="Recipe: a file of params/recipes, by its name.")] = None,
+    choices: Choices = None,
     presets: Presets = None,
     overrides: Overrides = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes with their steps.")] = False,
@@ -32,9 +33,10 @@ def recipe(
 ) -> None:
     """Run the steps of a recipe that are out of date; without a name, list the recipes.
 
-    Without --preset and --set it writes pipelines/recipes/NAME/dvc.yaml and runs `dvc repro` on it in the checkout;
-    with them, in a worktree under runs/.
+    As params/ has it, it writes pipelines/recipes/NAME/dvc.yaml and runs `dvc repro` on it in the checkout; with
+    data=…, model=…, method=…, hardware=…, --preset or --set, in a worktree under runs/.
     """
+    overrides = with_choices(choices, overrides)
     os.chdir(main_checkout())
     preset = joined(presets)
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
@@ -59,14 +61,18 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
     """Each step with its command, and the rates and lengths that it gets."""
     checked = load_recipe(name, overrides=tuple(overrides), preset=preset)
     print(checked.description)
-    if preset:
-        print(f"over params/ with preset {preset}")
-    values = recipe_values(checked, preset=preset)
-    for step, stage in graph(name, checked, Path(), preset).items():
+    groups = [override for override in overrides if is_group(override)]
+    if preset or groups:
+        print(f"over params/ with {', '.join([*groups, *([f'preset {preset}'] if preset else [])])}")
+    values = recipe_values(checked, preset=preset, overrides=tuple(groups))
+    for step, stage in graph(name, checked, Path(), preset, groups).items():
         print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
         if line := values.pop(re.sub(r"-s\d+$", "", step), ""):  # the same for every seed
             print(f"  with {line}")
-    for line in [*preset_conflicts(FOLDER, preset), *recipe_warnings(checked, preset=preset)]:
+    for line in [
+        *choice_notes(FOLDER, preset, groups),
+        *recipe_warnings(checked, preset=preset, overrides=tuple(groups)),
+    ]:
         print(f"warning: {line}")
 
 

@@ -8,24 +8,24 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Overrides, Presets, as_words, joined
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, joined, with_choices
 from mathrl.cli.own_server import own_server
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
-from mathrl.compose.changes import differences
-from mathrl.compose.load import preset_conflicts
+from mathrl.compose.experiment import split_choices
+from mathrl.compose.load import Layers, read_layers
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.imports import without_collections
-from mathrl.core.paths import home, main_checkout, shown, tracking_uri
+from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params
 from mathrl.params.final_values import check_final_values
@@ -34,6 +34,7 @@ from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import TARGETS, sections_read, stages_until
 
+LONGEST_KEY, LONGEST_VALUE = 72, 96  # characters of a line of the dry run
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -45,6 +46,7 @@ QUIET = {
 
 def run(
     stage: Annotated[str, typer.Argument(help=f"One of {', '.join(TARGETS)}.")],
+    choices: Choices = None,
     presets: Presets = None,
     overrides: Overrides = None,
     controls: Annotated[
@@ -58,12 +60,14 @@ def run(
 ) -> None:
     """Run a stage, or the whole pipeline, with everything before it that is out of date.
 
-    Without --preset and --set it runs `dvc repro` in the checkout; with them, in a worktree under runs/.
+    As it stands in params/ it runs `dvc repro` in the checkout; with data=…, model=…, method=…, hardware=…, --preset or
+    --set, in a worktree under runs/.
     """
     if stage not in TARGETS:
         raise UserError(f"no stage {stage!r}{did_you_mean(stage, TARGETS)}; stages: {', '.join(TARGETS)}")
     if controls and stage != "pipeline":
         raise UserError("--controls needs the whole pipeline: mathrl run pipeline --controls")
+    overrides = with_choices(choices, overrides)
     os.chdir(main_checkout())
     preset = joined(presets)
     params = load_params(preset=preset, overrides=overrides or ())  # before any server is started
@@ -76,8 +80,9 @@ def run(
         if refused:
             raise UserError("; ".join(refused))
         doubtful += cut
-        before = None if verbose else load_params() if preset or overrides else params
-        _print_plan(stage, params, before, [*preset_conflicts(FOLDER, preset), *doubtful])
+        chosen, settings = split_choices(overrides)
+        layers = read_layers(FOLDER, preset, None, chosen)
+        _print_plan(stage, params, None if verbose else (layers, settings), [*layers.notes, *doubtful])
         return
     began = time.time()
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
@@ -195,12 +200,13 @@ def _flow(name: str) -> Any:
     return factory.stage_flow(name, f"Bring {name} up to date.")
 
 
-def _print_plan(stage: str, params: Params, before: Params | None, more_warnings: Sequence[str]) -> None:
+def _print_plan(
+    stage: str, params: Params, said: tuple[Layers, Sequence[str]] | None, more_warnings: Sequence[str]
+) -> None:
     """The parameters, sources and model with which the stage would run.
 
     Args:
-        before: Without a preset and overrides; only what differs from it is printed, or if it is `params` what differs
-            from the defaults. None: all parameters.
+        said: The layers and the overrides that say what differs from the defaults; None: print all parameters.
     """
     if stage == "pages":
         from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
@@ -211,7 +217,7 @@ def _print_plan(stage: str, params: Params, before: Params | None, more_warnings
         return
     from mathrl.stages import curate  # scipy, for this alone
 
-    _print_parameters(stage, params, before)
+    _print_parameters(stage, params, said)
     print("would run: " + " -> ".join(stages_until(stage)))
     for line in curate.resolve(params):
         print(f"source: {line}")
@@ -222,29 +228,45 @@ def _print_plan(stage: str, params: Params, before: Params | None, more_warnings
         print(f"warning: {line}")
 
 
-def _print_parameters(stage: str, params: Params, before: Params | None) -> None:
-    values = params.model_dump(mode="json", by_alias=True)
-    if before is None:
-        print(dump_yaml(values))
-    elif before is params:
-        written = params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        sections = sections_read(stages_until(stage))
-        print("parameters that are no defaults (--verbose prints all):\n")
-        print(dump_yaml({name: written[name] for name in sections if written.get(name)}))
-    else:
-        old = before.model_dump(mode="json", by_alias=True)
-        changed = differences(old, values)
-        print(f"parameters that differ from params/ (--verbose prints all):{'' if changed else ' none'}")
-        for key, value in changed.items():
-            print(f"  {key}: {json.dumps(value)}   (params/: {json.dumps(_at(old, key))})")
-        print()
+def _print_parameters(stage: str, params: Params, said: tuple[Layers, Sequence[str]] | None) -> None:
+    if said is None:
+        print(dump_yaml(params.model_dump(mode="json", by_alias=True)))
+        return
+    layers, settings = said
+    composed = layers.composed()
+    words = [f"{kind}={composed[kind]}" for kind in GROUPS if kind in composed]
+    words += [f"preset {name}" for name in composed.get("presets", ())]
+    print(f"composition: {', '.join(words) or 'none'}")
+    rows = list(differing(params, layers.said_by(settings), sections_read(stages_until(stage))))
+    print(f"parameters that differ from the defaults (--verbose prints all):{'' if rows else ' none'}")
+    width = min(LONGEST_KEY, max((len(f"{key}: {value}") for key, value, _ in rows), default=0))
+    for key, value, source in rows:
+        print(f"  {f'{key}: {value}':<{width}}  {source}")
+    print()
 
 
-def _at(values: Any, key: str) -> Any:
-    """The value at a dotted path; None where there is none."""
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
+def differing(params: Params, said: Mapping[str, str], sections: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Each value that differs from its default, by dotted key, with who said so."""
+    values = params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    for section in sections:
+        for key, value in leaves(values.get(section, {}), f"{section}."):
+            source = said.get(key) or next((said[other] for other in said if other.startswith(f"{key}.")), "")
+            source = source or next((said[other] for other in said if key.startswith(f"{other}.")), "the schema")
+            text = json.dumps(value, ensure_ascii=False)
+            yield key, text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…", source
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values by dotted key.
+
+    >>> list(leaves({"optimizer": {"lr": 1}, "steps": 2}, "rl."))
+    [('rl.optimizer.lr', 1), ('rl.steps', 2)]
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def _model(params: Params) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import Overrides, Presets, joined
+from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_loopback, main_checkout
@@ -15,6 +15,7 @@ from mathrl.rollout.vllm_login import KEY
 
 def serve(
     model: Annotated[str, typer.Argument(help="Hugging Face model folder or hub id.")],
+    choices: Choices = None,
     port: Annotated[int, typer.Option(help="Port to listen on; runs find the server by rollout.servers.urls.")] = 8001,
     host: Annotated[
         str, typer.Option(help="Address to listen on; anything but loopback is reachable by others.")
@@ -23,6 +24,7 @@ def serve(
     overrides: Overrides = None,
 ) -> None:
     """Serve a model with vLLM, for runs with rollout.engine=vllm_server; Ctrl-C ends it."""
+    overrides = with_choices(choices, overrides)
     check_key(host)
     local = Path(model).absolute()  # relative to the current folder, not to the checkout
     os.chdir(main_checkout())

@@ -8,7 +8,7 @@ from wsgiref.simple_server import make_server
 
 import typer
 
-from mathrl.cli.options import joined
+from mathrl.cli.options import Choices, joined, with_choices
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_table
 from mathrl.cli.ui import HOST, listens
@@ -32,7 +32,7 @@ Overrides = Annotated[
 ]
 Presets = Annotated[
     list[str] | None,
-    typer.Option("--preset", help="Preset (a file of params/presets); the sweep then runs in its own worktree."),
+    typer.Option("--preset", help="Preset: a named composition; the sweep then runs in its own worktree."),
 ]
 AllowDirty = Annotated[
     bool, typer.Option("--allow-dirty", help="Use the last commit even if code or params have uncommitted changes.")
@@ -45,21 +45,28 @@ def run(
     trials: Annotated[int | None, typer.Option(help="Total number of trials.")] = None,
     hours: Annotated[float | None, typer.Option(help="Stop starting trials after this many hours.")] = None,
     workers: Annotated[int | None, typer.Option(help="Number of concurrent trials on this machine.")] = None,
+    choices: Choices = None,
     presets: Presets = None,
     overrides: Overrides = None,
     allow_dirty: AllowDirty = False,
 ) -> None:
     """Run a study, or continue it; params/sweep.yaml has its search space."""
-    settings = _settings(study, overrides, trials=trials, hours=hours, workers=workers)
+    settings = _settings(study, with_choices(choices, overrides), trials=trials, hours=hours, workers=workers)
     _call_flow(joined(presets), settings, compare=False, allow_dirty=allow_dirty)
 
 
 @sweep.command()
 def compare(
-    study: Study = None, presets: Presets = None, overrides: Overrides = None, allow_dirty: AllowDirty = False
+    choices: Choices = None,
+    study: Study = None,
+    presets: Presets = None,
+    overrides: Overrides = None,
+    allow_dirty: AllowDirty = False,
 ) -> None:
     """Rerun the winner and the present parameters on fresh seeds and compare them on test."""
-    _call_flow(joined(presets), _settings(study, overrides), compare=True, allow_dirty=allow_dirty)
+    _call_flow(
+        joined(presets), _settings(study, with_choices(choices, overrides)), compare=True, allow_dirty=allow_dirty
+    )
 
 
 @sweep.command()
@@ -131,7 +138,7 @@ def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow
     root = main_checkout()
     os.chdir(root)
     named_overrides = with_study(preset, overrides, root)
-    os.chdir(workspace(preset, allow_dirty=allow_dirty))
+    os.chdir(workspace(preset, overrides, allow_dirty=allow_dirty))
     section = sweep_section(named_overrides)
     open_study(section)  # before any server is started
     os.chdir(root)

@@ -4,13 +4,14 @@ import io
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
+from mathrl.core.paths import GROUPS
 from mathrl.params.load import FOLDER
 
 
@@ -30,20 +31,25 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], above: str 
     return changed
 
 
-def changed_since_commit(sections: Mapping[str, Any], preset: str = "", root: Path = Path()) -> dict[str, Any]:
-    """What of `sections` differs from the params/ of the commit of `root` with the preset: {"rl.optimizer.lr": 0.002}.
+def changed_since_commit(
+    sections: Mapping[str, Any], preset: str = "", root: Path = Path(), groups: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What of `sections` differs from the params/ of the commit of `root` with the preset and groups such as
+    ["data=gsm8k"]: {"rl.optimizer.lr": 0.002}.
 
     Nothing where there is no commit, or where its parameters no longer fit the schema: a run needs no name.
     """
-    if not preset and not _git(root, "status", "--porcelain", "-uno", "--", str(FOLDER)):
+    if not preset and not groups and not _git(root, "status", "--porcelain", "-uno", "--", str(FOLDER)):
         return {}
     with TemporaryDirectory() as temporary:
         try:
             with zipfile.ZipFile(io.BytesIO(_git(root, "archive", "--format=zip", "HEAD", str(FOLDER)))) as archive:
                 archive.extractall(temporary)
             folder = Path(temporary) / FOLDER
-            shutil.copytree(root / FOLDER / "presets", folder / "presets", dirs_exist_ok=True)
-            before = load_params(folder, preset=preset or None).model_dump(mode="json", by_alias=True)
+            for kind in (*GROUPS, "presets"):
+                if (root / FOLDER / kind).is_dir():
+                    shutil.copytree(root / FOLDER / kind, folder / kind, dirs_exist_ok=True)
+            before = load_params(folder, preset=preset or None, overrides=groups).model_dump(mode="json", by_alias=True)
         except (UserError, zipfile.BadZipFile, OSError):
             return {}
     return differences({name: before.get(name, {}) for name in sections}, sections)

@@ -1,44 +1,67 @@
-"""params/*.yaml → `Params`: presets and dotted overrides on top.
+"""The composition, params/*.yaml and overrides → `Params`, with who said each value.
 
-Later wins: the section files, then the presets from left to right (params/presets/<name>.yaml; "gsm8k+dapo" is two of
-them), then the overrides.
+Later wins: the schema's defaults, the project's composition (params/experiment.yaml: groups in the order data, model,
+method, hardware, then presets from left to right), the section files params/<section>.yaml, the groups and then the
+presets of the command line ("gsm8k+dapo" is two presets), dotted overrides.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, cast
 
+from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
+from mathrl.compose.groups import Layer
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.load import FOLDER, apply_override, dump_yaml, put_section, read_yaml, validate, without_removed
-from mathrl.params.messages import did_you_mean
 from mathrl.params.old_names import OldNames, new_key
 from mathrl.params.paths import merge, written_at
+from mathrl.params.run import FreshModel
 from mathrl.params.schema import SECTIONS, Params
 
 NO_PRESET = "none"  # what a flow's form has where no preset is chosen
+SET = "--set"
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The values of params/ with the presets over them, before any override, and where each section's come from."""
+    """The values of an experiment before any override, lowest layer first."""
 
-    values: dict[str, Any]
-    origin: dict[str, str]
-    old: OldNames
+    folder: Path
+    composition: Composition
+    """What the command line or a form chose."""
+    layers: Sequence[Layer]
+    recorded: Mapping[str, Any]
+    """Sections of a record, which stand instead of all that is below them."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def composed(self) -> dict[str, Any]:
+        """The groups and presets that apply, as params/experiment.yaml has them."""
+        presets = self.composition.over(read_composition(self.folder)).presets
+        return Composition(self.groups, presets).values()
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The values of every section, as they are written."""
+        return self.written()
 
     def params(self, overrides: Iterable[str] = ()) -> Params:
-        """The parameters with dotted overrides; old names are understood, with a notice.
+        """The parameters with dotted overrides, among which there may be groups such as data=gsm8k; old names are
+        understood, with a notice.
 
         Raises:
             UserError: values do not fit the schema; every error is in the message, with its file and field.
         """
-        values, origin, old = self._overridden(overrides)
+        chosen, settings = split_choices(overrides)
+        if chosen.groups:
+            return read_layers(self.folder, None, None, chosen.over(self.composition)).params(settings)
+        values, old = self._merged(settings)
         old.report()
-        return validate(values, origin)
+        return validate(values, self._origin(settings))
 
     def value(self, key: str, overrides: Iterable[str] = ()) -> Any:
         """The parameter `section.key` with the overrides, as it is written; its default where it is written nowhere.
@@ -48,42 +71,114 @@ class Layers:
             AttributeError: no such parameter.
         """
         overrides, path = list(overrides), new_key(key).split(".")
-        written = written_at(self._overridden(overrides)[0], path)
+        written = written_at(self.written(overrides), path)
         return reduce(getattr, path, self.params(overrides)) if written is None else written
 
-    def _overridden(self, overrides: Iterable[str]) -> tuple[dict[str, Any], dict[str, str], OldNames]:
-        values, origin, old = copy.deepcopy(self.values), dict(self.origin), self.old.copy()
-        typed: set[str] = set()
+    def is_fresh(self, overrides: Iterable[str] = ()) -> bool:
+        """Whether the base model has random weights; a wrong override, which is reported later, counts for nothing."""
+        written: dict[str, Any] = reduce(merge, (layer.sections.get("model", {}) for layer in self.layers), {})
+        values = {"model": copy.deepcopy(dict(self.recorded.get("model", written)))}
         for override in overrides:
-            name = apply_override(values, override, typed, old)
-            origin[name] += f" + {override}"
+            if override.startswith("model."):
+                try:
+                    apply_override(values, override)
+                except UserError:
+                    continue
+        base = values["model"].get("base")
+        return not isinstance(base, dict) or base.get("type", FreshModel().type) == FreshModel().type
+
+    def said_by(self, overrides: Iterable[str] = ()) -> dict[str, str]:
+        """Who said each value that somebody wrote, by dotted key: {"rl.steps": "params/rl.yaml"}."""
+        settings = list(overrides)
+        said: dict[str, str] = {}
+        parts = self._parts(self.is_fresh(settings))
+        for key in _leaves(self.written(settings)):
+            source = next((source for source, sections in reversed(parts) if _has(sections, key)), SET)
+            said[".".join(key)] = source
+        for override in settings:
+            name = override.partition("=")[0].strip().removesuffix("+").strip()
+            said |= {key: SET for key in said if key == name or key.startswith(f"{name}.")}
+        return said
+
+    def _parts(self, fresh: bool) -> list[tuple[str, Mapping[str, Any]]]:
+        parts: list[tuple[str, Mapping[str, Any]]] = []
+        for layer in self.layers:
+            parts.append((layer.source, layer.sections))
+            if fresh and layer.fresh:
+                parts.append((layer.source, layer.fresh))
+        return parts
+
+    def written(self, overrides: Iterable[str] = ()) -> dict[str, Any]:
+        """What somebody wrote, of every section: groups, presets, files and the overrides, by the names of now."""
+        return self._merged(list(overrides))[0]
+
+    def _merged(self, settings: Sequence[str]) -> tuple[dict[str, Any], OldNames]:
+        values: dict[str, Any] = {name: {} for name in SECTIONS}
+        old, typed = OldNames(), set[str]()
+        for source, sections in self._parts(self.is_fresh(settings)):
+            for name, section in sections.items():
+                if source == RECORDED:
+                    values[name] = section
+                else:
+                    put_section(values, name, section, old)
+        values = copy.deepcopy(values)
+        for override in settings:
+            apply_override(values, override, typed, old)
         old.settle(values)
-        return values, origin, old
+        return values, old
+
+    def _origin(self, settings: Sequence[str]) -> dict[str, str]:
+        """Where the values of each section come from: {"rl": "preset demo + params/rl.yaml + rl.steps=9"}."""
+        parts = self._parts(self.is_fresh(settings))
+        origin = {}
+        for name in SECTIONS:
+            own = [f"{name} of the run" if s == RECORDED else s for s, sections in parts if sections.get(name)]
+            own += [override for override in settings if override.split(".")[0].strip() == name]
+            origin[name] = " + ".join(dict.fromkeys(own)) or f"{self.folder}/{name}.yaml"
+        return origin
 
 
-def read_layers(folder: Path = FOLDER, preset: str | None = None, instead: Mapping[str, Any] | None = None) -> Layers:
-    """The section files with the presets over them; `instead` has sections of a record to take instead of their files.
+RECORDED = "the run"
+
+
+def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*above, str(key)))
+        elif above:
+            yield (*above, str(key))
+
+
+def _has(values: Any, key: tuple[str, ...]) -> bool:
+    for part in key:
+        if not isinstance(values, Mapping) or part not in values:
+            return False
+        values = values[part]
+    return True
+
+
+def read_layers(
+    folder: Path = FOLDER,
+    preset: str | None = None,
+    instead: Mapping[str, Any] | None = None,
+    chosen: Composition | None = None,
+) -> Layers:
+    """The layers of a project, with the presets and the groups of the command line over them.
+
+    Args:
+        instead: Sections of a record to take instead of all that is below the command line's choices.
+        chosen: Groups and presets of the command line; `preset` adds to them.
 
     Raises:
-        UserError: a file is missing or not YAML, or a preset has an unknown section.
+        UserError: a file that is not YAML, an unknown name, or a preset with an unknown section.
     """
-    old = OldNames()
-    values: dict[str, Any] = {name: {} for name in SECTIONS}
-    origin = {}
-    for name in SECTIONS:
-        if instead and name in instead:
-            origin[name] = f"{name} of the run"
-            values[name] = without_removed(name, instead[name], origin[name])
-        else:
-            origin[name] = f"{folder}/{name}.yaml"
-            put_section(values, name, read_yaml(folder / f"{name}.yaml"), old)
-    for file in preset_files(folder, preset):
-        for name, section in read_yaml(file).items():
-            if name not in values:
-                raise UserError(f"{file}: unknown section {name!r}; sections: {', '.join(SECTIONS)}")
-            put_section(values, name, section, old)
-            origin[name] += f" + {file.name}"
-    return Layers(values, origin, old)
+    chosen = Composition(presets=named_presets(preset)).over(chosen or Composition())
+    composed = compose(folder, chosen)
+    recorded = {name: without_removed(name, section, f"{name} of the run") for name, section in (instead or {}).items()}
+    files = {name: folder / f"{name}.yaml" for name in SECTIONS if name not in recorded}
+    written = [Layer(str(file), {name: read_yaml(file)}) for name, file in files.items() if file.is_file()]
+    layers = [*composed.project, *written, *([Layer(RECORDED, recorded)] if recorded else []), *composed.chosen]
+    return Layers(folder, chosen, layers, recorded, composed.groups, composed.notes)
 
 
 def load_params(
@@ -95,62 +190,39 @@ def load_params(
 ) -> Params:
     """The resolved parameters of a workspace; `instead` has sections of a record to take instead of their files.
 
+    Among the overrides there may be groups, such as data=gsm8k.
+
     Raises:
-        UserError: a file is missing or not YAML, or values do not fit the schema; every error is in the
+        UserError: a name is unknown, a file is not YAML, or values do not fit the schema; every error is in the
             message, with its file and field.
     """
-    return read_layers(folder, preset, instead).params(overrides)
+    chosen, settings = split_choices(overrides)
+    return read_layers(folder, preset, instead, chosen).params(settings)
 
 
-def preset_names(folder: Path = FOLDER) -> list[str]:
-    return sorted(file.stem for file in (folder / "presets").glob("*.yaml"))
-
-
-def preset_files(folder: Path, preset: str | None) -> list[Path]:
-    """The files of a preset, or of several joined by "+", in their order.
-
-    Raises:
-        UserError: there is no preset of a name.
-    """
-    names = preset_names(folder)
-    wanted = preset.split("+") if preset else []
-    for name in wanted:
-        if name not in names:
-            raise UserError(f"no preset {name!r}{did_you_mean(name, names)}; presets: {', '.join(names)}")
-    return [folder / "presets" / f"{name}.yaml" for name in wanted]
-
-
-def preset_values(folder: Path, preset: str | None) -> dict[str, Any]:
-    """The sections of the presets, later over earlier."""
-    return reduce(merge, map(read_yaml, preset_files(folder, preset)), {})
-
-
-def preset_conflicts(folder: Path, preset: str | None) -> list[str]:
-    """A line for each two neighbouring presets that set the same fields differently; the later one's values are taken.
+def choice_notes(folder: Path, preset: str | None, overrides: Iterable[str] = ()) -> list[str]:
+    """A line for each two groups, or two presets, that set the same fields differently; the later one's are taken.
 
     Example: ["presets: dapo replaces values of gsm8k: rl.max_tokens 400 by 2048, curate.sources"].
     """
-    lines = []
-    files = preset_files(folder, preset)
-    for number, after in enumerate(files[1:], 1):
-        below: dict[str, Any] = reduce(merge, map(read_yaml, files[:number]), {})
-        changed = list(_replaced(below, read_yaml(after)))
-        if changed:
-            earlier = "+".join(file.stem for file in files[:number])
-            lines.append(f"presets: {after.stem} replaces values of {earlier}: {', '.join(changed)}")
-    return lines
+    chosen, _ = split_choices(overrides)
+    return list(read_layers(folder, preset, None, chosen).notes)
 
 
-def _replaced(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """What `above` replaces by another value, each with both where they are short."""
-    for key, value in above.items():
-        if key not in below or below[key] == value:
-            continue
-        if isinstance(value, Mapping) and isinstance(below[key], Mapping):
-            yield from _replaced(below[key], value, f"{path}{key}.")
-        else:
-            short = not any(isinstance(item, Mapping | list) for item in (below[key], value))
-            yield f"{path}{key}" + (f" {below[key]} by {value}" if short else "")
+def write_experiment(folder: Path, preset: str | None, overrides: Iterable[str]) -> Params:
+    """Write choices and overrides into a project: its params/experiment.yaml gets the groups and presets, its section
+    files what then differs. Returns the parameters.
+
+    Raises:
+        UserError: as `load_params`.
+    """
+    chosen, settings = split_choices(overrides)
+    layers = read_layers(folder, preset, None, chosen)
+    params, composed = layers.params(settings), layers.composed()
+    if composed != read_layers(folder).composed():
+        write_text(folder / FILE, dump_yaml(composed))
+    write_params(load_params(folder), params, folder)
+    return params
 
 
 def write_params(before: Params, after: Params, folder: Path = FOLDER) -> list[str]:

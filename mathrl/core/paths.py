@@ -23,6 +23,7 @@ CURATED_SFT, CURATED_TEST = Path("data/curated/sft.jsonl"), Path("data/curated/t
 CODE = ("mathrl", "flows", "tasks", "params", "pipelines", "dvc.yaml", "constraints.txt", "pyproject.toml")
 WORKTREE_NOTE = ".mathrl-run.json"  # in a worktree under runs/: its overrides and creation time
 PRESET = "preset "  # before a preset's name among those overrides
+GROUPS = ("data", "model", "method", "hardware")  # what an experiment is composed of, in the order in which they apply
 
 
 @cache
@@ -74,9 +75,23 @@ def workspace_preset() -> str:
     return next((text.removeprefix(PRESET) for text in _asked_for() if text.startswith(PRESET)), "")
 
 
+def workspace_groups() -> list[str]:
+    """The groups that were chosen for the run of the current folder, such as ["data=gsm8k"]; [] elsewhere."""
+    return [text for text in _asked_for() if is_group(text)]
+
+
 def typed_overrides() -> list[str]:
     """The overrides that a person typed for the run of the current folder, a worktree under runs/; [] elsewhere."""
-    return [text for text in _asked_for() if not text.startswith(PRESET)]
+    return [text for text in _asked_for() if not text.startswith(PRESET) and not is_group(text)]
+
+
+def is_group(text: str) -> bool:
+    """Whether the text chooses a group.
+
+    >>> is_group("data=gsm8k"), is_group("model.precision=float32"), is_group("preset gsm8k")
+    (True, False, False)
+    """
+    return "=" in text and text.partition("=")[0].strip() in GROUPS
 
 
 def _asked_for() -> list[str]:

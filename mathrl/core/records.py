@@ -52,6 +52,8 @@ class RunRecord:
     `name` is the stage's, of a recipe's step recipe/step; `key` is the digest of the stage, its parameters and
     inputs; `pipeline` that of `pipeline_params`, which a stage's MLflow run has in common with those beside it;
     `changed` has the pipeline's parameters that differ from those of the commit with the preset, {"rl.steps": 200};
+    `composition` has the groups and presets that its parameters are made of, {"data": "gsm8k", "presets": ["long"]};
+    `preset` and `groups` were chosen for this run, ["data=gsm8k"];
     `resolved` has what the stage chose where a parameter leaves it open, such as {"rollout.engine": "vllm"};
     `inputs` and `outputs` map paths to content digests; `started` and `ended` are Unix seconds; `trial` is the
     name of the trial's record, `sweep` the study; `health` is the report of `mathrl.health.watch`, None before
@@ -78,6 +80,8 @@ class RunRecord:
     changed: dict[str, Any] = field(default_factory=dict)
     recipe: str | None = None
     preset: str = ""
+    groups: list[str] = field(default_factory=list)
+    composition: dict[str, Any] = field(default_factory=dict)
     prefect_flow_run: str = ""
     sweep: str = ""
     trial: str = ""

@@ -1,7 +1,7 @@
 """How a run is called in a list: after what it runs and what is different about it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -35,6 +35,16 @@ def run_name(title: str, preset: str = "", changed: Mapping[str, Any] | None = N
     words += [f"and {len(settings) - MOST} more"] if len(settings) > MOST else []
     words += [f"seed {changed[SEED]}"] if changed and SEED in changed else []
     return " ".join([title, *(words or [commit[:7]])]).strip()
+
+
+def chosen_words(groups: Iterable[str], preset: str = "") -> str:
+    """Groups and preset in a few words.
+
+    >>> chosen_words(["data=gsm8k", "model=Qwen/Qwen2.5-0.5B"], "long")
+    'data=gsm8k model=Qwen2.5-0.5B long'
+    """
+    words = (f"{kind}={PurePath(name).name}" for kind, _, name in (group.partition("=") for group in groups))
+    return " ".join([*words, *filter(None, [preset])])
 
 
 def change_words(changed: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from mathrl.data.reading import Read, Rejected, read_source
 from mathrl.data.registry import REGISTRY
 from mathrl.data.row_files import list_files, read_rows
 from mathrl.data.row_formats import RowShape
-from mathrl.data.sniff import SAMPLE, Sniffed, sniff
+from mathrl.data.sniff import SAMPLE, Sniffed, sniff, source_fields
 from mathrl.data.sources import ResolvedSource, resolve_benchmark
 from mathrl.grading.readable import reading
 from mathrl.params.data import Decontaminate, FileSource
@@ -221,13 +221,7 @@ def curate_section(
     name: str, path: Path, shape: RowShape, bad: bool, benchmarks: Sequence[str], flaws: Sequence[Flaw] = ()
 ) -> str:
     """The section of params/curate.yaml for these rows: nine tenths to train on, a tenth to test on."""
-    source: dict[str, Any] = {"type": "file", "name": name, "path": str(path.absolute()), "split": "rl"}
-    for key in (column.name for column in fields(RowShape)):
-        value = getattr(shape, key)
-        if key != "keep" and value != FileSource.model_fields[key].default:
-            source[key] = value
-    if shape.format != "fields":
-        source = {key: value for key, value in source.items() if key not in ("prompt_key", "answer_key")}
+    source = {"type": "file", "name": name, "path": str(path.absolute()), "split": "rl", **source_fields(shape)}
     validated(FileSource, source, "the guessed source")
     section: dict[str, Any] = {"sources": [source], "test_share": 0.1, "dev_share": 0.05}
     section["on_bad_row"] = "reject" if bad else "stop"

@@ -14,6 +14,7 @@ from mathrl.core.errors import UserError
 from mathrl.data.row_formats import RULES, RowShape
 from mathrl.data.row_values import BadRow, accepted_answers, conversation, from_json, level_of, look_up, pass_rate_of
 from mathrl.grading.readable import reading
+from mathrl.params.data import FileSource
 
 SAMPLE = 500  # rows that a guess looks at
 SEVERAL = 0.02  # share of rows from which another shape is worth a word
@@ -78,6 +79,15 @@ class Sniffed:
     reasons: Mapping[str, str] = field(default_factory=dict)
     doubts: Sequence[str] = ()
     fields: Sequence[str] = ()
+
+
+def source_fields(shape: RowShape) -> dict[str, Any]:
+    """What a source of params/curate.yaml says of these rows: the keys that are no defaults."""
+    fields_of = {name: getattr(shape, name) for name in RowShape.__dataclass_fields__ if name != "keep"}
+    said = {name: value for name, value in fields_of.items() if value != FileSource.model_fields[name].default}
+    if shape.format != "fields":
+        said = {key: value for key, value in said.items() if key not in ("prompt_key", "answer_key")}
+    return said
 
 
 def sniff(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None = None) -> Sniffed:

@@ -34,7 +34,8 @@ class Critic(Section):
         description="Folder of the model that initialises the critic (a reward model or a causal LM); null: the "
         "policy. DVC does not watch it; in a recipe, name a step as the critic instead.",
     )
-    optimizer: Optimizer = Field(AdamW(lr=1e-3, warmup_steps=0), description=OPTIMIZER)
+    # The rate of verl's PPO examples.
+    optimizer: Optimizer = Field(AdamW(lr=1e-5, warmup_steps=0), description=OPTIMIZER)
     lora: Adapters | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     clip: float | None = Field(
         0.5, gt=0, description="Value clipping: maximum distance of a value from the old value; null: no clipping."

@@ -165,7 +165,7 @@ class Difficulty(Section):
     max_problems: int | None = Field(
         None, ge=1, description="Maximum number of problems to measure (seeded choice); null: all."
     )
-    max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
+    max_tokens: int = Field(1024, ge=1, description="Maximum response length, in tokens.")
 
 
 class Component(Section):

@@ -26,8 +26,8 @@ class Evaluate(Section):
     samples: int = Field(8, ge=1, description="Responses per problem.")
     ks: tuple[int, ...] = Field((1, 2, 4, 8), description="Values of k for pass@k and maj@k; at most samples.")
     temperature: float = Field(0.7, ge=0, description="Sampling temperature; 0: greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling (top-p); 0.95 is usual for chat models.")
-    max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling (top-p); 0.95 is usual for chat models.")
+    max_tokens: int = Field(1024, ge=1, description="Maximum response length, in tokens.")
     extraction: Literal["strict", "lenient"] = Field(
         "strict", description="How answers are read from responses, as in reward.extraction."
     )
@@ -48,9 +48,7 @@ class Evaluate(Section):
 class Register(Section):
     """The model's entry in the registry."""
 
-    name: str = Field(
-        "mathrl-chain", min_length=1, pattern=r"^[^/:@'\"]+$", description="Name of the registered model."
-    )
+    name: str = Field("mathrl", min_length=1, pattern=r"^[^/:@'\"]+$", description="Name of the registered model.")
     most_false_positives: float | None = Field(
         None,
         gt=0,

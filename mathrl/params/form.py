@@ -15,10 +15,11 @@ from mathrl.params.unions import Tags, unions_of
 
 
 @cache
-def form(section: type[Section]) -> type[BaseModel]:
+def form(section: type[Section], tag: str = "") -> type[BaseModel]:
     """The section with every field optional and empty; bounds, choices and help texts are kept.
 
     Inner sections and the types of a union become forms too; anything else (lists, null or a section) is sent whole.
+    Of a member of a union the field `tag` tells it apart from the others: it is sent.
     """
     fields: dict[str, Any] = {}
     for name, info in section.model_fields.items():
@@ -27,7 +28,7 @@ def form(section: type[Section]) -> type[BaseModel]:
             kind = form(kind)
         elif tags is not None:
             kind = _choice(tags)
-        elif name == "type":  # a member of a union: what tells it apart is sent
+        elif name == tag:
             fields[name] = (kind, info)
             continue
         default = info.get_default(call_default_factory=True, validated_data={})
@@ -44,7 +45,7 @@ def form(section: type[Section]) -> type[BaseModel]:
 
 def _choice(tags: Tags) -> Any:
     """The forms of a union's members as a union."""
-    kinds = tuple(form(member) for member in dict.fromkeys(tags.members.values()))
+    kinds = tuple(form(member, tags.field) for member in dict.fromkeys(tags.members.values()))
     return Annotated[Union[kinds], Field(discriminator=tags.field)] if len(kinds) > 1 else kinds[0]  # noqa: UP007
 
 

@@ -23,7 +23,7 @@ class Health(Section):
     without: tuple[RuleName, ...] = Field((), description="Rules to switch off.")
     window: int = Field(5, ge=2, description="Number of latest steps whose mean is a metric's current value.")
     patience: int = Field(
-        40,
+        50,
         ge=4,
         description="Steps without improvement before a run counts as flat; also the look-back of trend rules.",
     )
@@ -32,8 +32,8 @@ class Health(Section):
         0.9, gt=0, le=1, description="Accuracy from which low entropy and zero-variance groups are accepted."
     )
     loss: float = Field(10.0, gt=0, description="Maximum absolute value of the loss.")
-    lr: float = Field(0.1, gt=0, description="Learning rates above this are reported as the likely cause.")
-    kl: float = Field(1.0, gt=0, description="Maximum KL per token, unless accuracy rises with it.")
+    lr: float = Field(1e-5, gt=0, description="Learning rates above this are reported as the likely cause.")
+    kl: float = Field(0.3, gt=0, description="Maximum KL per token, unless accuracy rises with it.")
     entropy: float = Field(0.005, ge=0, description="Minimum entropy per token while accuracy is below solved.")
     length_rise: float = Field(
         1.3, gt=1, description="Growth factor of the response length from which accuracy must grow too."

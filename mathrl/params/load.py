@@ -189,13 +189,25 @@ def _set_at(values: dict[str, Any], keys: list[str], value: Any, override: str, 
             here = here[slot]
         elif appended:
             whole = here.get(slot) if isinstance(here, dict) else here[slot]
+            whole = _default_list(keys) if whole is None else whole
             if not (isinstance(value, list) and isinstance(whole, list)):
                 raise UserError(
-                    f"override {override!r}: += appends a list, such as [{{…}}], to a list that params/ or a preset has"
+                    f"override {override!r}: += appends a list, such as [{{…}}], to a list that this parameter is"
                 )
             here[slot] = [*whole, *value]
         else:
             here[slot] = value
+
+
+def _default_list(keys: list[str]) -> list[Any] | None:
+    """The list that a parameter is by default; None of any other parameter."""
+    here: Any = SECTIONS[keys[0]]
+    for key in keys[1:]:
+        info = here.model_fields.get(key) if hasattr(here, "model_fields") else None
+        if info is None:
+            return None
+        here = info.get_default(call_default_factory=True, validated_data={})
+    return list(here) if isinstance(here, list | tuple) else None
 
 
 def _with_section(name: str, value: str, equals: str) -> str:

@@ -10,23 +10,21 @@ from pydantic.fields import FieldInfo
 
 from mathrl.params.form import field_help
 from mathrl.params.loss import LossKl
-from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
 
-SEED, BASE = "run.seed", "model.base"
+SEED = "run.seed"
 RL = ("rl.optimizer.lr", "rl.steps", "rl.group_size", "rl.kl.coef", "rl.loss.low", "rl.loss.high")
 # By flow; any other has the seed alone.
 MAIN = {
-    "pipeline": (BASE, *RL, SEED),
-    "rl": (BASE, *RL, SEED),
-    "sft": (BASE, "sft.optimizer.lr", "sft.steps", SEED),
-    "evaluate": (BASE, "evaluate.samples", "evaluate.temperature", "evaluate.max_tokens", SEED),
+    "pipeline": (*RL, SEED),
+    "rl": (*RL, SEED),
+    "sft": ("sft.optimizer.lr", "sft.steps", SEED),
+    "evaluate": ("evaluate.samples", "evaluate.temperature", "evaluate.max_tokens", SEED),
     "sweep": ("sweep.trials", "sweep.seeds", "sweep.workers"),
     "recipe": (),
     "controls": (),
 }
-NAMES = {BASE: "base_model", "rl.kl.coef": "kl_coef", "rl.loss.low": "clip_low", "rl.loss.high": "clip_high"}
-FRESH = "fresh"
+NAMES = {"rl.kl.coef": "kl_coef", "rl.loss.low": "clip_low", "rl.loss.high": "clip_high"}
 # Help for people who do not know the method; the help of section rl, below in the form, says it exactly.
 HELP = {
     "rl.optimizer.lr": "Peak learning rate: how far each step moves the weights. Too high: the accuracy collapses; too "
@@ -60,10 +58,7 @@ class MainField:
 
     def override(self, value: Any) -> str:
         """The dotted override by which the parameter gets this value."""
-        if self.key != BASE:
-            return f"{self.key}={json.dumps(value, ensure_ascii=False)}"
-        base: dict[str, str] = {"type": "fresh"} if value == FRESH else {"type": "pretrained", "path": value}
-        return f"{self.key}={json.dumps(base, ensure_ascii=False)}"
+        return f"{self.key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def main_fields(flow: str, params: Params) -> list[MainField]:
@@ -77,15 +72,7 @@ def main_overrides(fields: list[MainField], values: Mapping[str, Any]) -> list[s
     return [field.override(values[field.name]) for field in fields if values[field.name] != field.present]
 
 
-def base_name(base: FreshModel | PretrainedModel) -> str:
-    """What a form shows of a base model: "fresh", a folder, a hub id."""
-    return FRESH if isinstance(base, FreshModel) else base.path
-
-
 def _field(key: str, params: Params) -> MainField:
-    if key == BASE:
-        about = "model.base: hub id or local folder of a pretrained model; fresh: a small one with random weights."
-        return MainField(key, str, about, base_name(params.model.base))
     present = present_value(params, key)
     if present is None:
         return MainField(key, str, "", None)

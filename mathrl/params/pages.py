@@ -20,7 +20,9 @@ class Seeds(Section):
 class PagesClean(Section):
     """Decontamination of the kept pages by DeepSeekMath's rule, as in curate."""
 
-    benchmarks: tuple[str, ...] = Field((), description="Benchmarks to compare with, by name: gsm8k, math, ….")
+    benchmarks: tuple[str, ...] = Field(
+        ("gsm8k", "math"), description="Benchmarks to compare with, by name: gsm8k, math, …."
+    )
     files: tuple[str, ...] = Field((), description="Evaluation files to compare with as well, as in curate.")
     data_folder: str | None = Field(None, description="Local folder with the benchmarks' files (or $MATHRL_DATA).")
     ngram: int = Field(10, ge=3, description="Length of a shared n-gram that counts as a hit, in words.")

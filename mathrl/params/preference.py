@@ -15,7 +15,7 @@ class Sample(Section):
 
     samples: int = Field(8, ge=1, description="Responses per problem.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature of responses and continuations.")
-    max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
+    max_tokens: int = Field(1024, ge=1, description="Maximum response length, in tokens.")
     max_problems: int | None = Field(None, ge=1, description="Maximum number of problems (seeded choice); null: all.")
     per_problem: int = Field(4, ge=1, description="Maximum number of correct responses per problem kept for imitation.")
     pairs_per_problem: int = Field(2, ge=1, description="Maximum number of preference pairs per problem.")
@@ -48,7 +48,8 @@ class Dpo(Section):
     length_normalised: bool = Field(
         False, description="Divide log-ratios by the response length (mean per token instead of sum)."
     )
-    optimizer: Optimizer = Field(AdamW(lr=2e-4), description=OPTIMIZER)
+    # Tulu 3 (arXiv:2411.15124) at 8B.
+    optimizer: Optimizer = Field(AdamW(lr=5e-7), description=OPTIMIZER)
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out to measure dev/judged_right.")
     tokens_per_microbatch: TokensPerMicrobatch = 8192
@@ -61,7 +62,8 @@ class RewardModel(Section):
 
     steps: int = Field(100, ge=1, description="Optimizer steps.")
     batch: int = Field(64, ge=1, description="Pairs, or responses with labelled steps, per optimizer step.")
-    optimizer: Optimizer = Field(AdamW(lr=1e-3), description=OPTIMIZER)
+    # InstructGPT (arXiv:2203.02155), appendix C.
+    optimizer: Optimizer = Field(AdamW(lr=1e-5), description=OPTIMIZER)
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA) and the head; null: train all weights.")
     labels: Literal["soft", "hard"] = Field(
         "soft", description="Label of a step: soft: share of correct continuations; hard: whether any was correct."

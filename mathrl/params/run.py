@@ -14,7 +14,7 @@ class Run(Section):
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data, weights, sampling and evaluation.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: a GPU if there is one.")
     processes: int = Field(
-        2,
+        1,
         ge=1,
         le=1024,
         description="Data-parallel ranks (processes) per stage: one per GPU, or one per CPU core with one thread each.",
@@ -131,7 +131,7 @@ class Prompt(Section):
     response_prefix: str = Field("", description="Text that every response is made to start with, such as <think>.")
     few_shot: int = Field(0, ge=0, le=64, description="Number of worked examples (sft split) before the question.")
     max_tokens: int = Field(
-        64, ge=1, description="Maximum prompt length, in tokens; longer prompts are dropped and counted."
+        512, ge=1, description="Maximum prompt length, in tokens; longer prompts are dropped and counted."
     )
     routes: dict[str, PromptRoute] = Field(
         default_factory=dict,

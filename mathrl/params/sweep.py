@@ -66,7 +66,7 @@ Axis = Annotated[LogUniform | Uniform | Integer | Categorical | ZeroOrLog, Field
 class Sweep(Section):
     """RL runs from one model, ranked by their dev accuracy alone."""
 
-    study: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name of the study and of its folder.")
+    study: str = Field("main", pattern=r"^[a-z0-9][a-z0-9_-]*$", description="Name of the study and of its folder.")
     space: dict[str, Axis] = Field(
         default_factory=dict,
         description="Search space by key, such as rl.optimizer.lr: {kind: log, low: 1e-5, high: 1e-3}; null removes a "

@@ -10,7 +10,7 @@ from mathrl.params.curriculum import CURRICULUM, AdaptiveSamples, Curriculum, Po
 from mathrl.params.kept_rollouts import KeepRollouts
 from mathrl.params.lora import Adapters, Lora
 from mathrl.params.loss import KL, LOSS, Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
-from mathrl.params.optimizer import OPTIMIZER, Muon, Optimizer
+from mathrl.params.optimizer import OPTIMIZER, AdamW, Optimizer
 from mathrl.params.section import Section
 from mathrl.params.training_engine import MathRl, RlEngine, SftEngine
 
@@ -25,22 +25,23 @@ class Sft(Section):
     """Supervised fine-tuning on worked solutions of the sft split."""
 
     engine: SftEngine = Field(MathRl(), description=ENGINE.format("trl: TRL's SFTTrainer"))
-    steps: int = Field(900, ge=0, description="Optimizer steps; 0 keeps the base model.")
-    tokens_per_step: int = Field(2048, ge=16, description="Tokens per global batch.")
+    steps: int = Field(0, ge=0, description="Optimizer steps; 0 keeps the base model.")
+    tokens_per_step: int = Field(16384, ge=16, description="Tokens per global batch.")
     terse_share: float = Field(
-        0.5, ge=0, le=1, description="Share of demonstrations reduced to the answer, without reasoning steps."
+        0.0, ge=0, le=1, description="Share of demonstrations reduced to the answer, without reasoning steps."
     )
     call_format: Literal["python_block"] | None = Field(
         None,
         description="Tool calls in demonstrations, whose outputs are read and not learned. python_block: ```output "
         "blocks after ```python blocks; null: every token is learned.",
     )
-    optimizer: Optimizer = Field(Muon(lr=0.02, adamw_scale=0.15, schedule="flat_linear"), description=OPTIMIZER)
+    # The rate of verl's SFT trainer; Tulu 3 (arXiv:2411.15124) takes 5e-6 at 8B.
+    optimizer: Optimizer = Field(AdamW(lr=1e-5, schedule="cosine"), description=OPTIMIZER)
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     dropout: bool = Field(
         True, description="Keep the dropout of the model's configuration; always off in RL, DPO and reward models."
     )
-    gradient_checkpointing: GradientCheckpointing = False
+    gradient_checkpointing: GradientCheckpointing = True
     tokens_per_microbatch: TokensPerMicrobatch = 8192
     eval_every: int = Field(
         100, ge=0, description="Steps between evaluations of the loss on dev demonstrations; 0: only at the end."
@@ -72,10 +73,11 @@ class Rl(Section):
     engine: RlEngine = Field(
         MathRl(), description=ENGINE.format("trl: TRL's GRPOTrainer, or verl: verl's trainer on Ray")
     )
-    steps: int = Field(60, ge=1, description="Number of training steps, each a rollout and an update.")
-    prompts_per_step: int = Field(32, ge=1, description="Prompts per step.")
-    group_size: int = Field(16, ge=1, description="Responses per prompt (group size).")
-    max_tokens: int = Field(64, ge=1, description="Maximum response length, in tokens.")
+    steps: int = Field(100, ge=1, description="Number of training steps, each a rollout and an update.")
+    # verl trains GSM8K with 128 prompts on one GPU of 24 GB; DeepSeekMath and DAPO take 16 x 64 and 512 x 16 responses.
+    prompts_per_step: int = Field(128, ge=1, description="Prompts per step.")
+    group_size: int = Field(8, ge=1, description="Responses per prompt (group size).")
+    max_tokens: int = Field(1024, ge=1, description="Maximum response length, in tokens.")
     temperature: float = Field(
         1.0,
         ge=0.01,
@@ -83,7 +85,10 @@ class Rl(Section):
     )
     epochs: int = Field(1, ge=1, description="Epochs over the rollouts of a step.")
     minibatches: int = Field(1, ge=1, description="Mini-batches (optimizer steps) per epoch over the rollouts.")
-    optimizer: Optimizer = Field(Muon(lr=0.01, adamw_scale=0.05), description=OPTIMIZER)
+    # DeepSeekMath (arXiv:2402.03300) at 7B, DAPO (arXiv:2503.14476) at 32B and verl at 0.5B.
+    optimizer: Optimizer = Field(
+        AdamW(lr=1e-6, beta2=0.999, weight_decay=0.01, warmup_steps=5, schedule="constant"), description=OPTIMIZER
+    )
     lora: Adapters | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     advantage: Advantage = Field(Grpo(), description=ADVANTAGE)
     loss: Loss = Field(PpoClip(), description=LOSS)
@@ -105,13 +110,13 @@ class Rl(Section):
     )
     curriculum: Curriculum = Field(Shuffled(), description=CURRICULUM)
     ema: float | None = Field(
-        0.9,
+        None,
         gt=0,
         lt=1,
         description="Decay of the weights' moving average, which is evaluated and exported; null: no average.",
     )
     tokens_per_microbatch: TokensPerMicrobatch = 8192
-    gradient_checkpointing: GradientCheckpointing = False
+    gradient_checkpointing: GradientCheckpointing = True
     dev: Dev = Dev()
     min_pass_at_8: float = Field(
         0.3, ge=0, le=1, description="Minimum pass@8 of the start model (stage difficulty); below it RL does not start."
@@ -210,6 +215,6 @@ class Controls(Section):
 
     more_sft: bool = Field(True, description="Control: SFT for as much computation as RL took.")
     forced_prefix: str | None = Field(
-        "<think>", description="Control: responses of the SFT model must start with this text; null: no such control."
+        None, description="Control: responses of the SFT model must start with this text; null: no such control."
     )
-    worked_only: bool = Field(True, description="Control: SFT on demonstrations with reasoning steps only.")
+    worked_only: bool = Field(False, description="Control: SFT on demonstrations with reasoning steps only.")

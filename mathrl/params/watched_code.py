@@ -26,6 +26,8 @@ UNWATCHED = (
     "mathrl/reports/",
     "mathrl/stages/stage_run.py",
 )
+# The stage that composes the parameters watches what everything imports.
+COMPOSES = {"resolve": ["mathrl/compose", "mathrl/params", "mathrl/planning", "mathrl/stages/resolve.py"]}
 MOST_IDLE, MOST_IDLE_SHARE = 3, 0.25  # files of a folder watched as a whole that the stage does not import
 # The modules of stages whose work is not in mathrl/stages/<stage>.py.
 MODULES = {
@@ -41,6 +43,8 @@ def watched_code(stage: str, checkout: Path) -> list[str]:
 
     Example: ["mathrl/learners", "mathrl/models", "mathrl/stages/sft.py", "mathrl/trainers/sft.py"].
     """
+    if stage in COMPOSES:
+        return COMPOSES[stage]
     imported = imported_files(MODULES.get(stage, f"mathrl.stages.{stage}"), checkout)
     files = {file for file in imported if not file.endswith("__init__.py")}
     watched: set[str] = set()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.compose import load_params
+from mathrl.compose.resolved import RESOLVED
 from mathrl.core.files import write_text
 from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import Recipe
@@ -47,7 +48,9 @@ def graph_files(name: str, recipe: Recipe, folder: Path) -> dict[Path, str]:
     }
 
 
-def graph(name: str, recipe: Recipe, folder: Path, preset: str | None = None) -> dict[str, Any]:
+def graph(
+    name: str, recipe: Recipe, folder: Path, preset: str | None = None, groups: Sequence[str] = ()
+) -> dict[str, Any]:
     """The DVC stages by name, each after the stages that it needs."""
     once = {name for name, step in recipe.steps.items() if step.stage == "curate"}
     seeds: Sequence[int | None] = recipe.seeds or (None,)
@@ -57,7 +60,7 @@ def graph(name: str, recipe: Recipe, folder: Path, preset: str | None = None) ->
             paths = _Paths(name, recipe, seed, once)
             overrides = step_overrides(recipe, step_name)
             options = _options(step, paths)
-            if step.stage == "base" and _trains_tokenizer(overrides, folder, preset):
+            if step.stage == "base" and _trains_tokenizer([*groups, *overrides], folder, preset):
                 options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
             overrides += [f"run.seed={seed}"] if seed is not None else []
             stages[paths.label(step_name)] = _stage(step.stage, paths.folder(step_name), options, overrides, folder)
@@ -169,6 +172,6 @@ def _stage(
         "wdir": "../../..",
         "cmd": shlex.join(command).replace("${", r"\${"),  # DVC must not read a value as a template
         "deps": [*inputs, *watched_code(stage, checkout)],
-        "params": [{f"params/{section}.yaml": None} for section in READS[stage]],
+        "params": [{RESOLVED: list(READS[stage])}],
         **outputs,
     }

@@ -1,19 +1,18 @@
 """Recipes: params/recipes/<name>.yaml resolved over params/ and a preset, and checked as a whole."""
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
 from mathrl.params.advantage import Distillation, Gae, Process
 from mathrl.params.final_values import judge, trained_values
 from mathrl.params.ignored import warnings
-from mathrl.params.load import FOLDER, apply_override, parse_yaml, read_yaml
+from mathrl.params.load import FOLDER, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
     PRODUCES,
@@ -42,8 +41,9 @@ def recipe_names(folder: Path = FOLDER) -> list[str]:
 def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset: str | None = None) -> Recipe:
     """The recipe over params/ and the preset, its steps ordered so that each comes after the steps that it needs.
 
-    `overrides` win over those of every step. What depends on the model is resolved: `set_fresh` is part of `set` where
-    the base has random weights, and {times: 0.5} is a number.
+    `overrides` win over those of every step; groups among them, such as model=FOLDER, count for the whole recipe. What
+    depends on the model is resolved: `set_fresh` is part of `set` where the base has random weights, and {times: 0.5}
+    is a number.
 
     Raises:
         UserError: no such recipe, wrong fields, a reference to an unknown step or to one without such an output,
@@ -54,7 +54,8 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
         raise UserError(f"no recipe {name!r}{did_you_mean(name, names)}; recipes: {', '.join(names)}")
     file = folder / "recipes" / f"{name}.yaml"
     values = read_yaml(file)
-    values["overrides"] = [*(values.get("overrides") or []), *overrides]
+    chosen, settings = split_choices(overrides)
+    values["overrides"] = [*(values.get("overrides") or []), *settings]
     try:
         recipe = TypeAdapter(Recipe).validate_python(values)
     except ValidationError as error:
@@ -65,7 +66,7 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
         other == "base" for step in recipe.steps.values() for _, other, _ in references(step)
     ):
         recipe = recipe.model_copy(update={"steps": {"base": BaseStep(), **recipe.steps}})
-    layers = read_layers(folder, preset)
+    layers = read_layers(folder, preset, None, chosen)
     recipe = _resolved(recipe, layers)
     if errors := list(_errors(recipe, layers)):
         raise UserError("; ".join(f"{file}: {line}" for line in dict.fromkeys(errors)))
@@ -77,7 +78,7 @@ def _resolved(recipe: Recipe, layers: Layers) -> Recipe:
 
     def settings(before: Names, level: Any) -> Names:
         own: Names = level.set
-        if level.set_fresh and _is_fresh(layers, (*before, *own, *recipe.overrides)):
+        if level.set_fresh and layers.is_fresh((*before, *own, *recipe.overrides)):
             own = (*own, *level.set_fresh)
         for number, override in enumerate(own):
             own = (*own[:number], _absolute(override, layers, (*before, *own[:number])), *own[number + 1 :])
@@ -89,17 +90,6 @@ def _resolved(recipe: Recipe, layers: Layers) -> Recipe:
         for name, step in recipe.steps.items()
     }
     return recipe.model_copy(update={"set": whole, "set_fresh": (), "steps": steps})
-
-
-def _is_fresh(layers: Layers, overrides: Iterable[str]) -> bool:
-    """Whether the base model has random weights; a wrong override, which is reported later, counts for nothing."""
-    values = {"model": copy.deepcopy(layers.values["model"])}
-    for override in overrides:
-        if override.startswith("model."):
-            with suppress(UserError):
-                apply_override(values, override)
-    base = values["model"].get("base")
-    return not isinstance(base, dict) or base.get("type", "fresh") == FreshModel().type
 
 
 def _absolute(override: str, layers: Layers, before: Names) -> str:
@@ -174,7 +164,7 @@ def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
 def _shape_of_pretrained(recipe: Recipe, name: str, layers: Layers) -> str:
     """What is wrong where a step gives random weights their sizes, and the model is pretrained; empty if nothing is."""
     sizes = [key for override in recipe.steps[name].set if (key := override.partition("=")[0].strip()) in SIZES]
-    if not sizes or _is_fresh(layers, (*recipe.set, *recipe.steps[name].set, *recipe.overrides)):
+    if not sizes or layers.is_fresh((*recipe.set, *recipe.steps[name].set, *recipe.overrides)):
         return ""
     return (
         f"it sets {', '.join(sizes)} of a model of random weights, but model.base is pretrained: write a copy of the "
@@ -244,11 +234,13 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
     return done
 
 
-def recipe_warnings(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None) -> list[str]:
+def recipe_warnings(
+    recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()
+) -> list[str]:
     """Settings without effect (mathrl/params/ignored.py) and doubtful values that a person typed, each with the first
     step that has it."""
     steps: dict[str, str] = {}
-    layers = read_layers(folder, preset)
+    layers = read_layers(folder, preset, None, split_choices(overrides)[0])
     for name, step in recipe.steps.items():
         params = step_params(recipe, name, layers)
         for line in [*warnings(params), *judge(params, [step.stage], recipe.overrides)[1]]:
@@ -256,9 +248,11 @@ def recipe_warnings(recipe: Recipe, folder: Path = FOLDER, preset: str | None = 
     return [f"{step}: {line}" for line, step in steps.items()]
 
 
-def recipe_values(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None) -> dict[str, str]:
+def recipe_values(
+    recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()
+) -> dict[str, str]:
     """The rates and lengths of each step that has some: {"rl": "rl.optimizer.lr 1e-06 (adamw), rl.max_tokens 512"}."""
-    layers = read_layers(folder, preset)
+    layers = read_layers(folder, preset, None, split_choices(overrides)[0])
     values = {
         name: trained_values(step_params(recipe, name, layers), step.stage) for name, step in recipe.steps.items()
     }

@@ -107,7 +107,7 @@ def read_training_run(folder: Path) -> TrainingMetrics:
         return TrainingMetrics(record.name, folder, rows, record)
     # DVC's output: reports/rl, or a recipe's step, of which report/ is a part.
     output = (folder.parent if folder.name == "report" else folder).absolute()
-    root = next((parent for parent in output.parents if (parent / "params" / "run.yaml").is_file()), Path.cwd())
+    root = next((parent for parent in output.parents if (parent / "params").is_dir()), Path.cwd())
     path = str(output.relative_to(root)) if output.is_relative_to(root) else str(output)
     record = maker_of(path, digest_path(output))
     return TrainingMetrics(record.name if record else path.removeprefix("reports/"), folder, rows, record)

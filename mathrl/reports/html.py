@@ -13,7 +13,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.figures import colour
 from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.hashing import digest_path
-from mathrl.core.paths import RECIPES, WORKTREE_NOTE
+from mathrl.core.paths import RECIPES, WORKTREE_NOTE, is_group
 from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.core.run_forecast import forecast_of
@@ -258,7 +258,8 @@ def commands(material: Material, steps: Sequence[Step]) -> str:
     commit = next((step.commit for step in steps if step.commit), "")
     presets = [text.removeprefix("preset ") for text in material.overrides if text.startswith("preset ")]
     words = [material.command, *(f"--preset {preset}" for preset in presets)]
-    words += [f"--set '{text}'" for text in material.overrides if not text.startswith("preset ")]
+    words += [text for text in material.overrides if is_group(text)]
+    words += [f"--set '{text}'" for text in material.overrides if not (text.startswith("preset ") or is_group(text))]
     lines = [f"git checkout {commit}" if commit else "# the commit is not known on this machine"]
     if any(step.dirty for step in steps):
         lines.append("# there were uncommitted changes, which are not in that commit")

@@ -9,6 +9,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.paths import is_loopback
 from mathrl.params import Params
 from mathrl.params.schema import READS, hands_over
+from mathrl.params.training_engine import Verl
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
@@ -32,8 +33,9 @@ def listen_on_loopback(stage: str, params: Params) -> None:
 
 
 def _on_this_machine(stage: str, params: Params, environment: Mapping[str, str]) -> bool:
-    if hands_over(stage, params):
-        return params.rl.verl.nodes == 1 and params.rl.verl.ray_address is None
+    engine = params.rl.engine if hands_over(stage, params) else None
+    if isinstance(engine, Verl):
+        return engine.nodes == 1 and engine.ray_address is None
     ranks = environment.get(Variable.WORLD_SIZE)  # of torchrun, or of no one
     return ranks is None or ranks == environment.get("LOCAL_WORLD_SIZE")
 

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from mathrl.compose import load_params
 from mathrl.compose.changes import changed_since_commit
+from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable, rank, wait_without_spinning
 from mathrl.core.errors import UserError, exit_on_user_error, without_logins
 from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
@@ -29,7 +30,7 @@ from mathrl.core.gpus import gpu_count, use_expandable_segments
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import mirroring
-from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_preset
+from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_groups, workspace_preset
 from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
 from mathrl.core.types import Problem
 from mathrl.params import Params, stage_params
@@ -284,6 +285,8 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "name": stage.title,
         "recipe": stage.recipe,
         "preset": workspace_preset(),
+        "groups": workspace_groups(),
+        "composition": read_layers().composed(),
         "status": "running",
         "started": time.time(),
         "pid": os.getpid(),
@@ -292,7 +295,7 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "git": code_version(),
         "pipeline": digest([stage.recipe, pipeline] if stage.recipe else pipeline),
         "pipeline_params": pipeline,
-        "changed": changed_since_commit(pipeline, workspace_preset()),
+        "changed": changed_since_commit(pipeline, workspace_preset(), groups=workspace_groups()),
         "prefect_flow_run": Variable.FLOW_RUN.get(),
         "sweep": Variable.SWEEP.get(),
         "trial": Variable.TRIAL.get(),

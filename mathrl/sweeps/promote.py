@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from mathrl.compose import load_params
-from mathrl.compose.load import preset_files
+from mathrl.compose.groups import PRESETS
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.load import FOLDER
@@ -19,8 +19,8 @@ from mathrl.sweeps.space import override
 
 
 def promote(values: Mapping[str, Any], folder: Path = FOLDER, preset: str | None = None) -> str:
-    """Write dotted values into the section files, or into the study's preset, and return the diff; empty if
-    nothing differs.
+    """Write dotted values into the section files, or into the study's preset where that is the project's own, and
+    return the diff; empty if nothing differs.
 
     The files are written only after all values were checked against the schema.
 
@@ -28,13 +28,17 @@ def promote(values: Mapping[str, Any], folder: Path = FOLDER, preset: str | None
         UserError: the values do not fit the present values of other parameters.
     """
     load_params(folder, preset=preset, overrides=[override(key, value) for key, value in values.items()])
-    by_file: dict[Path, dict[str, Any]] = {preset_files(folder, preset)[-1]: dict(values)} if preset else {}
-    for key, value in {} if preset else values.items():
-        section, _, rest = key.partition(".")
-        by_file.setdefault(folder / f"{section}.yaml", {})[rest] = value
+    by_file: dict[Path, dict[str, Any]] = {}
+    own = folder / PRESETS / f"{preset.split('+')[-1]}.yaml" if preset else None
+    if own is not None and own.is_file():
+        by_file[own] = dict(values)
+    else:  # a preset of the package is the same for everybody
+        for key, value in values.items():
+            section, _, rest = key.partition(".")
+            by_file.setdefault(folder / f"{section}.yaml", {})[rest] = value
     diff = ""
     for file, changes in by_file.items():
-        before = file.read_text(encoding="utf-8")
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
         after = edited(before, changes, str(file))
         if after != before:
             write_text(file, after)

@@ -15,7 +15,7 @@ from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.final_values import doubts_of
 from mathrl.params.load import FOLDER, dump_yaml
-from mathrl.params.messages import unknown_hint
+from mathrl.params.messages import tagged_at, unknown_hint
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Axis, Categorical, Integer, Sweep, ZeroOrLog
 
@@ -55,8 +55,6 @@ def _check(key: str, axis: Axis, base: dict[str, Any], fixed: Sequence[str], fol
     if key.split(".")[0] not in READS["rl"]:
         raise UserError(f"a trial is an RL run, which reads only {', '.join(READS['rl'])}")
     present = _present(key, base)
-    if isinstance(present, dict) and "type" in present:
-        raise UserError(f"it is a section with several types; vary {key}.type, which keeps the options")
     for value in ends(axis):  # what a trial proposes nobody typed, so the whole range is judged
         doubts = doubts_of(load_params(folder, overrides=[*fixed, override(key, value)]), ["rl"])
         if doubts:
@@ -70,7 +68,7 @@ def _check(key: str, axis: Axis, base: dict[str, Any], fixed: Sequence[str], fol
 
 
 def _present(key: str, base: dict[str, Any]) -> Any:
-    """The value at a dotted path of the parameters; lists are indexed by numbers.
+    """The value at a dotted path of the parameters; lists are indexed by numbers, of a union it is the type.
 
     Raises:
         UserError: no such parameter, with the nearest name.
@@ -86,7 +84,7 @@ def _present(key: str, base: dict[str, Any]) -> Any:
         else:
             names = list(value) if isinstance(value, dict) else []
             raise UserError(f"no parameter {part!r} there{unknown_hint(part, names)}")
-    return value
+    return value["type"] if isinstance(value, dict) and "type" in value else value
 
 
 def ends(axis: Axis) -> list[Any]:
@@ -150,7 +148,11 @@ def values_of(space: Space, drawn: Mapping[str, Any], present: Mapping[str, Any]
 def override(key: str, value: Any) -> str:
     """>>> override("rl.optimizer.lr", 3e-05)
     'rl.optimizer.lr=3e-05'
+    >>> override("rl.advantage", "rloo")
+    'rl.advantage.type=rloo'
     """
+    if isinstance(value, str) and tagged_at(Params, key.split(".")) is not None:
+        key += ".type"  # the options that both types have stay
     return f"{key}={dump_yaml(value).removesuffix('...' + chr(10)).strip()}"
 
 

@@ -29,7 +29,10 @@ def parent_params(record: RunRecord) -> dict[str, Any]:
     main = {key: value for key in MAIN if (value := _value(sections, key)) is not None}
     base = sections.get("model", {}).get("base")
     sources = sections.get("curate", {}).get("sources")
-    shown = {"preset": record.preset} if record.preset else {}
+    shown: dict[str, Any] = {
+        kind: record.composition[kind] for kind in ("method", "hardware") if kind in record.composition
+    }
+    shown |= {"preset": record.preset} if record.preset else {}
     shown |= {"model": base.get("path", base.get("type"))} if base else {}
     shown |= {"data": ", ".join(dict.fromkeys(str(source.get("name")) for source in sources))} if sources else {}
     shown |= main

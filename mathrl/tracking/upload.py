@@ -27,7 +27,7 @@ from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import RunRecord, read_record, records_folder
 from mathrl.core.results import training_sentence, training_table
 from mathrl.core.run_forecast import forecast_of
-from mathrl.core.run_name import run_name
+from mathrl.core.run_name import chosen_words, run_name
 from mathrl.tracking.batches import MlflowBatches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
@@ -61,7 +61,7 @@ class Upload:
             tags = {"mlflow.parentRunId": above or parent, "mathrl.record": record.folder.name, **_tags(record)}
             run = self.client.create_run(
                 experiment_id,
-                run_name=run_name(record.name, record.preset, record.changed, record.commit),
+                run_name=record_name(record, record.name),
                 start_time=_milliseconds(record.started),
                 tags=mlflow_tags(tags),
             )
@@ -225,7 +225,7 @@ class Upload:
         study, pipeline = record.sweep, record.pipeline
         role, key = ("study", study) if study else ("pipeline", pipeline)
         title = record.recipe or "pipeline"
-        name = f"sweep {study}" if study else run_name(title, record.preset, record.changed, record.commit)
+        name = f"sweep {study}" if study else record_name(record, title)
         existing = self._find(f"tags.`mathrl.{role}` = '{key}' and tags.`mathrl.role` = '{role}'")
         if existing:
             return str(existing.info.run_id)
@@ -302,6 +302,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             out[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return out
+
+
+def record_name(record: RunRecord, title: str) -> str:
+    """The name of the record's run: the title with what was chosen and changed."""
+    return run_name(title, chosen_words(record.groups, record.preset), record.changed, record.commit)
 
 
 def question(record: RunRecord) -> str:

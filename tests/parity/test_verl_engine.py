@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(1800)
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant",
-        "rl.optimizer.lr=0.02", "rl.optimizer.warmup_steps=0")  # fmt: skip
+        "rl.optimizer.lr=0.005", "rl.optimizer.warmup_steps=0")  # fmt: skip
 # What keeps verl small enough for a CPU, and Ray's logical GPUs. Attention (sdpa), FSDP 2 and packed rows are those of
 # a run on GPUs without flash-attn; torch.compile of the loss, which takes minutes here, is left out.
 SMALL = (
@@ -316,7 +316,7 @@ def test_mlflow_has_the_run_of_verl_as_its_record_has_it(pipeline: Pipeline) -> 
         assert {point.step: point.value for point in history} == pytest.approx(expected, nan_ok=True), name
     assert (
         rl["params"]["rl.engine"] == parent["params"]["rl.engine"] == "verl"
-        and rl["params"]["rl.optimizer.lr"] == "0.02"
+        and rl["params"]["rl.optimizer.lr"] == "0.005"
     )
     assert json.loads(rl["params"]["rl.engine.overrides"]) == [*SMALL]
     assert rl["tags"]["resolved.rollout.engine"] == "vllm" and rl["tags"]["health"] in ("green", "yellow", "red")

@@ -18,6 +18,7 @@ BESIDE = ("controls", "pages")
 def stages() -> dict[str, Any]:
     """Every stage of the DVC files, with paths from the checkout's top."""
     found: dict[str, Any] = dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
+    del found["resolve"]
     for name in BESIDE:
         found |= YAML(typ="safe").load(with_watched_code(ROOT / "pipelines" / f"{name}.yaml", ROOT))["stages"]
     return found
@@ -34,9 +35,19 @@ def test_the_stages_are_those_of_the_schema() -> None:
     assert set(NAMES) - set(BESIDE) == set(STAGES)
 
 
+def test_only_the_stage_that_resolves_them_depends_on_params() -> None:
+    resolve = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]["resolve"]
+    assert resolve == {
+        "cmd": "python -m mathrl.stages.resolve",
+        "deps": ["params", *watched_code("resolve", ROOT)],
+        "outs": ["resolved.yaml"],
+    }
+    assert not [dep for stage in stages().values() for dep in paths(stage["deps"]) if dep.startswith("params")]
+
+
 @pytest.mark.parametrize("stage", NAMES)
-def test_a_stage_watches_whole_files_of_the_sections_that_it_may_read(stage: str) -> None:
-    assert stages()[stage]["params"] == [{f"params/{section}.yaml": None} for section in READS[stage]]
+def test_a_stage_watches_the_sections_that_it_may_read(stage: str) -> None:
+    assert stages()[stage]["params"] == [{"resolved.yaml": list(READS[stage])}]
 
 
 @pytest.mark.parametrize("stage", NAMES)

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 LOOPBACK = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
 BOTH = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
 GLOO = {"GLOO_SOCKET_IFNAME": LOOPBACK}
-VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant", "rl.lr=0.02",
-        "rl.optimizer.warmup_steps=0")  # fmt: skip
+VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant",
+        "rl.optimizer.lr=0.02", "rl.optimizer.warmup_steps=0")  # fmt: skip
 SERVERS = ("rollout.engine=vllm_server", "rollout.servers.folder=/shared")
 # Rank 1 too: rank 0 shows what both have.
 STAGE = """
@@ -53,9 +53,9 @@ if __name__ == "__main__":
             GLOO,
         ),
         ("rl", VERL, {}, BOTH),
-        ("sft", (*VERL, "rl.verl.nodes=2", "rl.verl.ray_address=auto"), {}, BOTH),
-        ("rl", (*VERL, "rl.verl.nodes=2", "rl.verl.ray_address=auto"), {}, {}),
-        ("rl", (*VERL, "rl.verl.ray_address=10.0.0.1:6379"), {}, {}),
+        ("sft", (*VERL, "rl.engine.nodes=2", "rl.engine.ray_address=auto"), {}, BOTH),
+        ("rl", (*VERL, "rl.engine.nodes=2", "rl.engine.ray_address=auto"), {}, {}),
+        ("rl", (*VERL, "rl.engine.ray_address=10.0.0.1:6379"), {}, {}),
     ],
 )
 def test_what_is_all_on_this_machine_stays_on_loopback(

@@ -53,6 +53,8 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
         "+max_tokens: 60",
         "-loss: {low: 0.2, high: 0.28}",
         "+loss: {low: 0.31, high: 0.28}",
+        "+kl:",
+        "+  coef: 0.0",
     ]
     assert diff.startswith("--- a/params/rl.yaml\n+++ b/params/rl.yaml\n")
     rl = load_params().rl

@@ -1,0 +1,244 @@
+"""Names of a composition that are no files: a model by its hub id or folder, data by a file, hardware by its memory."""
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mathrl.compose.groups import SAMPLED, Layer, file_names, group_layer, help_of
+from mathrl.core.errors import UserError
+from mathrl.core.hardware import Hardware
+from mathrl.params.load import read_yaml
+from mathrl.params.messages import did_you_mean, near_path
+from mathrl.params.paths import merge
+
+CHAT = re.compile(r"instruct|chat|(^|[-_])it($|[-_])", re.IGNORECASE)
+BOXED_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+MEMORY = re.compile(r"^(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)\s*(GB|GiB)$", re.IGNORECASE)
+LAPTOP = "laptop"
+LOOKED_AT = 500  # rows from which the fields of a file are guessed
+DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)(\.(gz|zst|bz2|xz))?$", re.IGNORECASE)
+LENGTHS = ("prompt.max_tokens", *(f"{section}.max_tokens" for section in SAMPLED))
+
+
+def layer_of(kind: str, name: str, folder: Path) -> Layer:
+    """The values of a choice, such as data=gsm8k+math or hardware=1x24GB.
+
+    Raises:
+        UserError: no such name, with the nearest, or a file of a group that is wrong.
+    """
+    files = file_names(folder, kind)
+    if name in files:
+        return group_layer(kind, name, files[name])
+    if kind == "model":
+        return _model(name, files)
+    if kind == "hardware":
+        return _hardware(name, files)
+    if kind == "data":
+        return _data(name, folder, files)
+    raise UserError(f"method={name}: no such method{did_you_mean(name, files)}; methods: {_listed(files)}")
+
+
+def _listed(files: Mapping[str, Path]) -> str:
+    return ", ".join(files) or "none"
+
+
+# --- model
+
+
+def _model(name: str, files: Mapping[str, Path]) -> Layer:
+    """A hub id or a folder; a hub id that a group has as its path uses that group."""
+    for other, file in files.items():
+        base = read_yaml(file).get("model", {}).get("base", {})
+        if isinstance(base, Mapping) and base.get("path") == name:
+            layer = group_layer("model", other, file)
+            return Layer(f"model={name}", layer.sections, layer.fresh)
+    folder = Path(name).expanduser()
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not folder.is_dir():
+        raise UserError(
+            f"model={name}: no such model{did_you_mean(name, files)}{near_path(folder) if '/' in name else ''}; write "
+            f"one of {_listed(files)}, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or a model folder"
+        )
+    base = {"type": "pretrained", "path": name}
+    return Layer(f"model={name}", {"model": {"base": base}, "prompt": prompt_of(name)})
+
+
+def prompt_of(name: str) -> dict[str, Any]:
+    """The section prompt for a model: its chat template where it has one, else the question with an instruction."""
+    template = _chat_template(Path(name).expanduser())
+    if template is None and not CHAT.search(name.rpartition("/")[2]):
+        return {"template": "boxed"}
+    if template is not None and not template:
+        return {"template": "boxed"}
+    # A template that refuses system messages says so: Gemma's, for one.
+    refuses = template is not None and re.search(r"system\s+role\s+not\s+supported", template, re.IGNORECASE)
+    place = "instruction" if refuses or (template is None and "gemma" in name.lower()) else "system"
+    return {"template": "chat", place: BOXED_INSTRUCTION}
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The chat template of a model folder on this machine, "" where it has none; None of a model that is elsewhere."""
+    if not folder.is_dir():
+        return None
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    try:
+        template = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError):
+        return ""
+    return json.dumps(template) if isinstance(template, list) else template or ""
+
+
+# --- hardware
+
+
+def hardware_of(name: str) -> Hardware | None:
+    """The hardware that a name says: 2x8x80GB is 16 GPUs of 80 GB; laptop is the CPU; None of any other name."""
+    if match := MEMORY.match(name.strip()):
+        nodes, count, memory, unit = match.groups()
+        size = float(memory) * (1 << 30 if unit.lower() == "gib" else 10**9)
+        return Hardware("cuda", memory=int(size), count=int(nodes or 1) * int(count))
+    return None
+
+
+def _hardware(name: str, files: Mapping[str, Path]) -> Layer:
+    found = hardware_of(name)
+    if found is None or not found.count or not found.memory:
+        raise UserError(
+            f"hardware={name}: no such hardware{did_you_mean(name, files)}; write {_listed(files)}, or GPUs x memory, "
+            "such as 1x24GB, 8x80GB, or 2x8x80GB for two machines"
+        )
+    return Layer(f"hardware={name}", {"run": {"processes": found.count}, "rollout": {"vllm": {"sleep": True}}})
+
+
+# --- data
+
+
+def _data(name: str, folder: Path, files: Mapping[str, Path]) -> Layer:
+    """Several data sets joined by +, each with its weight in the mixture after a colon, or one file."""
+    if Path(name).expanduser().exists() or DATA_FILE.search(name):
+        return Layer(f"data={name}", _file_sections(Path(name)))
+    parts = [_weighted(part, name) for part in name.split("+")]
+    if len(parts) == 1 and parts[0][1] is None:
+        raise UserError(
+            f"data={name}: no such data{did_you_mean(name, files)}{near_path(Path(name)) if '/' in name else ''}; "
+            f"write one of {_listed(files)}, a file or folder of rows, or several joined by +, such as "
+            "gsm8k:0.7+math:0.3"
+        )
+    layers = [layer_of("data", part, folder) for part, _ in parts]
+    weights = [weight for _, weight in parts]
+    return Layer(
+        f"data={name}",
+        _joined([layer.sections for layer in layers], weights),
+        _largest([layer.fresh for layer in layers]),
+    )
+
+
+def _weighted(part: str, whole: str) -> tuple[str, float | None]:
+    """
+    >>> _weighted("gsm8k:0.7", ""), _weighted("math", "")
+    (('gsm8k', 0.7), ('math', None))
+    """
+    name, colon, weight = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "")
+    try:
+        number = float(weight) if colon else None
+    except ValueError:
+        number = -1.0
+    if not name or (number is not None and not 0 < number < float("inf")):
+        raise UserError(f"data={whole}: {part!r}: write NAME or NAME:WEIGHT, such as gsm8k:0.7+math:0.3")
+    return name, number
+
+
+def _joined(all_sections: list[Mapping[str, Any]], weights: list[float | None]) -> dict[str, Any]:
+    """Several data groups as one: all sources and benchmarks, components with their weights, the larger lengths."""
+    joined: dict[str, Any] = {}
+    for sections in all_sections:
+        joined = merge(joined, sections)
+    every = [sections.get("curate", {}) for sections in all_sections]
+    sources = _unique([source for curate in every for source in curate.get("sources", ())])
+    joined["curate"] = {**joined.get("curate", {}), "sources": sources}
+    _join_decontamination(joined["curate"], every)
+    for share in ("dev_share", "test_share", "sft_share"):
+        if shares := [part[share] for part in every if share in part]:
+            joined["curate"][share] = max(shares)
+    if any(part.get("on_bad_row") == "reject" for part in every):
+        joined["curate"]["on_bad_row"] = "reject"
+    components = [dict(c) for sections in all_sections for c in sections.get("mix", {}).get("components", ())]
+    for number, weight in enumerate(weights):
+        own = all_sections[number].get("mix", {}).get("components", ())
+        total = sum(c.get("weight") or 0 for c in own) or 1.0
+        for component in components:
+            if weight is not None and component.get("weight") and any(c["source"] == component["source"] for c in own):
+                component["weight"] = weight * component["weight"] / total
+    joined["mix"] = {**joined.get("mix", {}), "components": components}
+    benchmarks = _unique([b for sections in all_sections for b in sections.get("evaluate", {}).get("benchmarks", ())])
+    if benchmarks:
+        joined["evaluate"] = {**joined.get("evaluate", {}), "benchmarks": benchmarks}
+    return {**joined, **merge(joined, _largest(all_sections))}
+
+
+def _join_decontamination(curate: dict[str, Any], every: list[Mapping[str, Any]]) -> None:
+    """Every benchmark that one of the sets is held against, for all."""
+    parts = [part["decontaminate"] for part in every if part.get("decontaminate")]
+    if not parts:
+        return
+    names = _unique([name for part in parts for name in part.get("benchmarks", ())])
+    merged: dict[str, Any] = {}
+    for part in parts:
+        merged = merge(merged, part)
+    curate["decontaminate"] = {**merged, **({"benchmarks": names} if names else {})}
+    against = [set(part["against"]) for part in parts if "against" in part]
+    if against:  # splits of which one set says that its boilerplate repeats are left out
+        kept = set.intersection(*against)
+        curate["decontaminate"]["against"] = [split for split in ("dev", "test") if split in kept]
+
+
+def _largest(all_sections: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The largest of each length."""
+    largest: dict[str, Any] = {}
+    for path in LENGTHS:
+        section, key = path.split(".")
+        found = [sections[section][key] for sections in all_sections if key in sections.get(section, {})]
+        if found:
+            largest.setdefault(section, {})[key] = max(found)
+    return largest
+
+
+def _unique(items: list[Any]) -> list[Any]:
+    return [item for number, item in enumerate(items) if item not in items[:number]]
+
+
+def _file_sections(path: Path) -> dict[str, Any]:
+    """The sections for a person's own rows, with the fields that `mathrl inspect` would guess."""
+    from mathrl.data.row_files import list_files, read_rows  # this and what follows for a file alone
+    from mathrl.data.sniff import sniff, source_fields
+    from mathrl.data.sources import absolute
+
+    files = list_files(absolute(str(path)))
+    rows = list(islice((row.values for file in files for row in read_rows(file) if not row.problem), LOOKED_AT))
+    if not rows:
+        raise UserError(f"data={path}: no row that can be read")
+    shape = sniff(rows).shape
+    name = re.sub(r"\W+", "_", path.stem.split(".")[0]).strip("_") or "mine"
+    source = {"type": "file", "name": name, "path": str(path), "split": "rl", **source_fields(shape)}
+    return {
+        "curate": {
+            "sources": [source],
+            "test_share": 0.1,
+            "dev_share": 0.05,
+            "on_bad_row": "reject",
+            "deduplicate": {"near": {}},
+            "quality": {},
+        },
+        "mix": {"components": [{"source": "*", "weight": 1.0, "band": [0.05, 0.95]}]},
+        "reward": {"extraction": "lenient"},
+        "evaluate": {"benchmarks": ["test"], "extraction": "lenient"},
+    }
+
+
+def help_lines(kind: str, folder: Path) -> dict[str, str]:
+    """The line of help of each group of a kind, by name."""
+    return {name: help_of(file) for name, file in file_names(folder, kind).items()}
