@@ -33,7 +33,17 @@ from mutmut.utils.file_utils import walk_mutatable_files
 from warm import Change, Outcome, Reach, Warm
 
 # Calls whose arguments are texts, or that have no meaning in another order.
-MESSAGES = ("UserError", "OutOfMemory", "ValueError", "print", "memory_part", "cast", "TypeVar", "ParamSpec")
+MESSAGES = (
+    "UserError",
+    "OutOfMemory",
+    "ValueError",
+    "print",
+    "memory_part",
+    "cast",
+    "TypeVar",
+    "ParamSpec",
+    "check_installed",
+)
 UNORDERED = ("isinstance", "zip", "range", "max", "min", "hasattr", "getattr", "setattr", "replace", "gcd")
 EQUIVALENT = Path(__file__).parents[2] / "docs" / "mutants.md"
 # By the beginning of a file's name: tests that start processes, in which no line is traced.
@@ -93,11 +103,23 @@ def skipped(self: Any, node: cst.CSTNode) -> bool:
         return any(isinstance(d.decorator, cst.Name) and d.decorator.value == "overload" for d in node.decorators)
     if isinstance(node, cst.Raise | cst.Assert):
         return True
-    if isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in ("strict", "encoding"):
+    if isinstance(node, cst.Arg) and of_no_effect(node):
         return True
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value in MESSAGES:
         return True
     return bool(skips(self, node))
+
+
+def of_no_effect(argument: cst.Arg) -> bool:
+    """An argument that asserts (`strict`) or says the default of every machine (`encoding`)."""
+    return argument.keyword is not None and argument.keyword.value in ("strict", "encoding")
+
+
+def leaves_out_no_effect(old: cst.CSTNode, new: cst.CSTNode) -> bool:
+    """Whether the change of a call takes away such an argument, or changes its value."""
+    if not isinstance(old, cst.Call) or not isinstance(new, cst.Call):
+        return False
+    return [each for each in old.args if of_no_effect(each)] != [each for each in new.args if of_no_effect(each)]
 
 
 @dataclass(frozen=True)
@@ -141,7 +163,7 @@ def places(file: str) -> Iterator[Place]:
         if not isinstance(function, cst.FunctionDef):
             continue
         name = f"{room}.{classes.get(id(function), '')}{function.name.value}"
-        if name in LEFT_OUT:
+        if name in LEFT_OUT or leaves_out_no_effect(each.original_node, each.mutated_node):
             continue
         numbers[name] += 1
         lines = positions[function].start.line, positions[function].end.line

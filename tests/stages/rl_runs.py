@@ -32,7 +32,8 @@ BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_he
 SETTINGS = (
     "run.processes=1", "run.device=cpu", "run.seed=5", "prompt.template=plain", "model.precision=float32",
     "rl.steps=2", "rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=8", 
-    "rl.optimizer={type: adamw, lr: 0.005, warmup_steps: 0}", "rl.dev.every=1", "rl.dev.samples=2", "rl.ema=null",
+    "rl.optimizer={type: adamw, lr: 0.005, warmup_steps: 0, schedule: linear}",
+    "rl.dev.every=1", "rl.dev.samples=2", "rl.ema=null",
     # A reward that random models differ in: the shorter the better.
     "reward.parts=[{type: overlong, options: {max_length: 8, buffer: 8}}]", "reward.extraction=lenient",
 )  # fmt: skip

@@ -13,6 +13,7 @@ from mathrl.core.files import write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.rollout_files import rollout_files
+from mathrl.stages.loopback import GLOO, NCCL
 from tests.stages.rl_runs import CASES, FILE, differences, prepare, record_of, run, written
 
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
@@ -37,6 +38,8 @@ def place(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MATHRL_MIRROR", "none")
+    for name in (GLOO, NCCL):  # which a stage sets for its process, which here is that of other tests too
+        monkeypatch.setenv(name, "lo")
     return tmp_path
 
 
