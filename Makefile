@@ -13,7 +13,7 @@ LOCK := $(if $(GPU),constraints-gpu.txt,constraints.txt)
 comma := ,
 EXTRAS := [platform$(if $(GPU),$(comma)vllm$(comma)deepspeed)]
 INSTALL = $(UV) pip install --python $(BIN)/python -c $(LOCK)
-SET := $(if $(SEED),--set run.seed=$(SEED)) $(if $(CONTROLS),--controls)
+SET := $(if $(SEED),--set run.seed=$(SEED))
 RESOLVED := --quiet --no-header -o /dev/null --extra platform --extra dev --only-binary :all: \
     --no-binary antlr4-python3-runtime
 HAS_TORCH := "import importlib.util as u, sys; sys.exit(None in map(u.find_spec, ('torch', 'transformers')))"
@@ -52,6 +52,7 @@ $(VENV)/.developing: $(VENV)/.installed
 
 demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1 three controls.
 	@$(BIN)/mathrl run pipeline $(SET)
+	@$(if $(CONTROLS),$(BIN)/mathrl controls $(if $(SEED),run.seed=$(SEED),rl) --seeds 1 --only thinking$(comma)more_sft$(comma)worked)
 
 # Three workers on two cores: many tests wait for a server or a child of theirs.
 SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -1,9 +1,9 @@
 """Run the controls of an RL run: rewards at random, for form, by vote and inverted, more SFT, a start made to think."""
 
-from flows.factory import form_flow, option
+from flows.factory import JOBS, form_flow, option
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
-from tasks.controls import run_controls
+from tasks.runs import run_controls
 
 controls = form_flow(
     "controls",
@@ -15,5 +15,5 @@ controls = form_flow(
     ),
     seeds=option(int, "Number of seeds: the run's own and those that follow it.", 3),
     only=option(list[str], "Controls to run; empty: all that this run can have.", []),
-    jobs=option(int, "Maximum number of steps that run at the same time, each in a slot of its own.", 1),
+    jobs=JOBS,
 )

@@ -27,10 +27,11 @@ from mathrl.compose.load import NO_PRESET, read_layers
 from mathrl.compose.names import help_lines
 from mathrl.core.paths import GROUPS
 from mathrl.params.form import section_form
+from mathrl.params.load import read_yaml
 from mathrl.params.main_fields import main_fields, main_overrides
-from mathrl.params.schema import sections_read, stages_until
+from mathrl.params.schema import READS, sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable
-from tasks.stages import run_stages
+from tasks.runs import run_recipe, run_stages
 
 PARAMS = Path(__file__).parents[1] / "params"
 
@@ -83,17 +84,23 @@ GROUP_HELP = {
     "hardware": "What it runs on: GPUs and their memory, such as 1x24GB or 8x80GB, or",
 }
 OVERRIDES = option(list[str], "Further parameters as section.key=value, e.g. rl.optimizer.beta2=0.99.", [])
+JOBS = option(int, "Maximum number of steps that run at the same time, each in a slot of its own.", 1)
 ALLOW_DIRTY = option(bool, "Run from the last commit even if code or parameters have uncommitted changes.", False)
 
 
-def stage_flow(name: str, description: str, **options: Option) -> Flow[..., str]:
+def stage_flow(name: str, description: str) -> Flow[..., str]:
     """The flow that brings the stage `name`, or `pipeline`, up to date with all that it depends on.
 
     Without any setting it runs in the checkout, as `dvc repro` does; with settings in a worktree under runs/.
-    `options` are named after the stages that they add.
     """
-    sections = sections_read([*stages_until(name), *options])
-    return form_flow(name, description, sections, partial(run_stages, name), groups="pages" not in sections, **options)
+    return form_flow(name, description, sections_read(stages_until(name)), partial(run_stages, name))
+
+
+def recipe_flow(name: str, description: str) -> Flow[..., str]:
+    """The flow that brings every step of the recipe `name` up to date."""
+    stages = [step["stage"] for step in read_yaml(PARAMS / "recipes" / f"{name}.yaml")["steps"].values()]
+    groups = any("model" in READS[stage] for stage in stages)
+    return form_flow(name, description, sections_read(stages), partial(run_recipe, name), groups=groups, jobs=JOBS)
 
 
 def form_flow(

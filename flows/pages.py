@@ -1,5 +1,5 @@
 """Collect mathematical pages from a corpus, in rounds of classifier, top share and promoted domains."""
 
-from flows.factory import stage_flow
+from flows.factory import recipe_flow
 
-pages = stage_flow("pages", __doc__)
+pages = recipe_flow("pages", __doc__)

@@ -1,5 +1,5 @@
 """Run the whole pipeline: curate, sft, difficulty, mix, rl, evaluate, register."""
 
-from flows.factory import option, stage_flow
+from flows.factory import stage_flow
 
-pipeline = stage_flow("pipeline", __doc__, controls=option(bool, "Also train and evaluate the control runs.", False))
+pipeline = stage_flow("pipeline", __doc__)

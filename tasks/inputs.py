@@ -9,8 +9,12 @@ from mathrl.core.errors import UserError
 from mathrl.params import Params
 
 
-def link_inputs(workspace: Path, stages: Sequence[str], params: Params, env: Mapping[str, str]) -> None:
+def link_inputs(
+    workspace: Path, stages: Sequence[str], params: Params, env: Mapping[str, str], overrides: Sequence[str] = ()
+) -> None:
     """Make the links for the stages that read such files; none if all problems are generated.
+
+    `params` are those of the workspace with the `overrides`.
 
     Raises:
         UserError: a file that the parameters name does not exist.
@@ -18,7 +22,7 @@ def link_inputs(workspace: Path, stages: Sequence[str], params: Params, env: Map
     readers = [stage for stage in stages if _reads_files(stage, params)]
     if not readers:
         return
-    command = [sys.executable, "-m", "mathrl.stages.inputs", *readers]
+    command = [sys.executable, "-m", "mathrl.stages.inputs", *readers, *overrides]
     linking = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
     if linking.returncode:
         raise UserError(linking.stderr.strip().rpartition("\n")[2].removeprefix("error: "))

@@ -13,11 +13,21 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
+from mathrl.core.claims import conclusion
 from mathrl.core.markdown import table
 from mathrl.core.metrics import complete_rows
 from mathrl.core.mirroring import TRAINING
-from mathrl.core.paths import rollouts_page
-from mathrl.core.results import EvaluationSummary, results_table, training_sentence, training_table
+from mathrl.core.paths import RECIPES, rollouts_page
+from mathrl.core.results import (
+    EvaluationSummary,
+    RecipeSummary,
+    read_recipe_summary,
+    results_table,
+    training_sentence,
+    training_table,
+)
+from mathrl.recipes.recipe import CLAIM
+from tasks.graph import Graph
 from tasks.mlflow_links import (
     artifact_key,
     compare_page,
@@ -44,8 +54,8 @@ def health_markdown(health: Mapping[str, Any]) -> str:
     return text + "\n" + "\n".join(lines) + "\n" if health["findings"] else text
 
 
-def report(folder: Path, stages: Sequence[str]) -> None:
-    """Artifacts of the whole run: the table of results, then links, whose keys all begin with results.
+def report_stages(folder: Path, stages: Sequence[str]) -> None:
+    """Artifacts of a run of the pipeline: the table of results, then links, whose keys all begin with results.
 
     Prefect lists a flow run's own artifacts before those of its tasks, both by key. Keys are the same for every run, so
     that the UI shows their history.
@@ -58,16 +68,59 @@ def report(folder: Path, stages: Sequence[str]) -> None:
     link_to_mlflow(folder, stages[-1])
 
 
-def report_stage(folder: Path, stage: str) -> None:
-    """Artifacts of what a stage left in `folder`: pictures and text of reports/<stage>."""
-    reports = folder / "reports" / stage
-    show_pictures(stage, reports.glob("*.png"))
+def report_recipe(folder: Path, name: str) -> None:
+    """Artifacts of a recipe's run: links, the conclusion of its claim, what its tests show, the table of its models."""
+    link_to_mlflow(folder, name)
+    if not (summary := recipe_summary(folder, name)):
+        return
+    key = artifact_key(f"recipe-{name}")
+    for benchmark, results in summary.get(CLAIM, {}).items():
+        text = "\n".join(f"- {line}" for line in conclusion(results))
+        about = f"What the controls of {name} leave of the gain: {benchmark}"
+        create_markdown_artifact(text, key=artifact_key(f"{name}-{benchmark}"), description=about)
+    text = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
+    about = f"Which models of recipe {name} are better"
+    create_markdown_artifact(text or "One model: nothing to compare.", key=f"{key}-verdicts", description=about)
+    # Last: Prefect shows the newest first.
+    create_table_artifact(summary_rows(summary), key=key, description=f"Accuracy of the models of recipe {name}")
+
+
+def recipe_summary(folder: Path, name: str) -> RecipeSummary:
+    """pipelines/recipes/<name>/summary.json; empty for a recipe without an evaluate step."""
+    file = folder / RECIPES / name / "summary.json"
+    return read_recipe_summary(file) if file.exists() else {}
+
+
+def summary_rows(summary: RecipeSummary) -> list[dict[str, str]]:
+    """A row of text per evaluate step, benchmark and model."""
+    return [
+        {"evaluation": step if benchmark == "test" else f"{step}, {benchmark}"} | row
+        for step, benchmarks in summary.items()
+        for benchmark, results in benchmarks.items()
+        for row in results_table(results.models)
+    ]
+
+
+def verdicts(summary: RecipeSummary) -> list[str]:
+    """The sentence of every paired test."""
+    return [
+        test.verdict()
+        for benchmarks in summary.values()
+        for results in benchmarks.values()
+        for test in results.comparisons.values()
+    ]
+
+
+def report_step(graph: Graph, step: str) -> None:
+    """Artifacts of what a step left: pictures and text of its report."""
+    folder, reports = graph.folder, graph.place(step, "report")
+    show_pictures(step, reports.glob("*.png"))
     for file in reports.glob("*.md"):
         text = file.read_text(encoding="utf-8")
         if len(text) > LONGEST_TEXT:  # cut between lines: half a code span would be HTML
             text = text[:LONGEST_TEXT].rpartition("\n")[0]
-        about = f"What {stage} did, from {file.relative_to(folder)}"
-        create_markdown_artifact(text, key=f"{stage}-report", description=about)
+        about = f"What {step} did, from {file.relative_to(folder)}"
+        create_markdown_artifact(text, key=artifact_key(f"{step}-{file.stem}"), description=about)
 
 
 def show_pictures(step: str, files: Iterable[Path]) -> None:

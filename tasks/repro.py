@@ -18,8 +18,6 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.processes import is_alive
-from mathrl.params.schema import BESIDE
-from mathrl.params.watched_code import write_side_graph
 from tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
 
 GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
@@ -51,17 +49,9 @@ def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
     return variables
 
 
-def dvc_target(stage: str, workspace: Path) -> str:
-    """What DVC calls the stage; one beside the pipeline is in a graph of its own, which is written for it."""
-    if stage not in BESIDE:
-        return stage
-    return f"{write_side_graph(stage, workspace).relative_to(workspace)}:{stage}"
-
-
 def is_up_to_date(workspace: Path, stage: str, env: Mapping[str, str]) -> bool:
     """Whether DVC would run neither the stage nor one before it; False also where it cannot say, as beside another."""
-    command = [sys.executable, "-m", "dvc", "status", "--json", dvc_target(stage, workspace)]
-    command += [] if stage in BESIDE else ["--with-deps"]
+    command = [sys.executable, "-m", "dvc", "status", "--json", "--with-deps", stage]
     return _changed(command, workspace, env) == set()
 
 
@@ -97,14 +87,16 @@ class Repro:
         show: Callable[[str], None],
         *,
         single: bool = False,
+        force: bool = False,
         wait_for_lock: bool = False,
     ) -> None:
         # In the workspace's folder the guard module is the workspace's; any version of it will do.
         self.command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "dvc"]
         self.command += ["--wait-for-lock"] if wait_for_lock else []
-        self.command += ["repro", target, *(["--single-item"] if single else [])]
+        self.command += ["repro", target, *["--single-item"] * single, *["--force"] * force]
         self.workspace, self.env, self.show = workspace, env, show
-        write_resolved(workspace)
+        if not force:  # a fresh clone of another commit has a schema of its own
+            write_resolved(workspace)
         file = target.partition(":")[0]  # or a stage of the pipeline
         if not wait_for_lock:  # then others write to it
             _wait_for_dying(workspace, show)

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose.resolved import RESOLVE
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
-from mathrl.core.exit_status import RESUMABLE
 from mathrl.core.files import write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.params.final_values import JUDGED
+from tasks.graph import Graph, follow_each
+from tasks.repro import Preempted
 
 # In the clone, with its own code: the schema is that of the commit.
 WRITE = """
@@ -124,14 +126,13 @@ class FreshClone:
         Raises:
             UserError: the stage failed, or was stopped; started again, it resumes.
         """
-        start = time.monotonic()
-        done = subprocess.run(
-            [self.python, "-m", f"mathrl.stages.{stage}"], cwd=self.folder, env=self.environment(), check=False
-        )
-        if done.returncode in RESUMABLE or done.returncode < 0:
-            raise UserError(f"{stage} was stopped; the same command goes on where it was")
-        if done.returncode:
-            raise UserError(f"{stage} failed in {self.folder}: see above")
+        if RESOLVE in Graph(self.folder).stages:
+            self._output(self._call("-m", f"mathrl.stages.{RESOLVE}"))
+        start, graph = time.monotonic(), Graph(self.folder, target=stage, alone=True)
+        try:
+            follow_each(graph, self.environment(), _show, lambda step, repro: repro.follow(step))
+        except Preempted:
+            raise UserError(f"{stage} was stopped; the same command goes on where it was") from None
         return time.monotonic() - start
 
     def digests(self, paths: Sequence[str]) -> dict[str, str]:
@@ -162,6 +163,10 @@ class FreshClone:
             last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
             raise UserError(f"{self.folder}: {last}")
         return done.stdout
+
+
+def _show(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def share_remotes(source: Path, clone: Path) -> None:

@@ -1,6 +1,6 @@
 """Rewrite what is generated from the code: `make generate`. Tests fail when one of these files is out of date.
 
-- the code that DVC watches in dvc.yaml;
+- dvc.yaml, from the recipe of the pipeline and the code that its stages import;
 - the floors and the map in docs/house.md;
 - the tables in docs/engines.md, docs/coming_from.md, docs/experiments.md and docs/what_fits.md.
 """
@@ -11,10 +11,11 @@ import group_tables
 import house_map
 import what_fits
 
-from mathrl.params import watched_code
+from mathrl.params.recipe_steps import DEFAULT
+from mathrl.recipes.graph import write_recipe_graph
 
 if __name__ == "__main__":
-    watched_code.main(house_map.ROOT)
+    write_recipe_graph(DEFAULT, house_map.ROOT)
     house_map.main()
     engine_tables.main()
     coming_from.main()

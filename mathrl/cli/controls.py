@@ -1,6 +1,7 @@
 """`mathrl controls`: run the controls of an RL run as a recipe, and say what they leave of its gain."""
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -8,24 +9,26 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import Overrides
-from mathrl.cli.recipe import print_steps
+from mathrl.cli.recipe import print_recipe, print_steps
 from mathrl.cli.run import call_flow
-from mathrl.cli.tables import print_lines, print_table
-from mathrl.core.claims import conclusion
-from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.core.results import read_recipe_summary, results_table
+from mathrl.core.paths import main_checkout
 from mathrl.recipes.controls import CONTROLS, write_control_recipe
-from mathrl.recipes.recipe import CLAIM
 
 
 def controls(
     run: Annotated[
         str,
         typer.Argument(
-            help="RL run: rl (the pipeline's), NAME of a folder under runs/, or a recipe's RECIPE/STEP or NAME/STEP."
+            help="RL run: rl (the pipeline's), the settings it ran with such as run.seed=1, a folder under runs/, "
+            "or a recipe's RECIPE/STEP or NAME/STEP."
         ),
     ] = "rl",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: the run's own and those that follow it.")] = 3,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of seeds: the run's own and those that follow it. 1: a pipeline's own models are taken."
+        ),
+    ] = 3,
     only: Annotated[
         str, typer.Option(help=f"Controls to run, comma-separated, of {', '.join(CONTROLS)}; default: all that fit.")
     ] = "",
@@ -42,16 +45,18 @@ def controls(
     It writes params/recipes/controls-RUN.yaml from the run's own parameters and runs it as `mathrl recipe` does.
     """
     os.chdir(main_checkout())
+    if "=" in run:
+        from tasks.workspace import prepare  # git, for this alone
+
+        folder = prepare("pipeline", None, shlex.split(run)).folder
+        run = "rl" if folder == Path.cwd() else folder.name
     chosen = [name.strip() for name in only.split(",") if name.strip()]
-    name = write_control_recipe(run, seeds, chosen, overrides or ())
-    print(f"wrote params/recipes/{name}.yaml")
+    name, folder = write_control_recipe(run, seeds, chosen, overrides or ())
+    print(f"wrote {os.path.relpath(folder / 'params' / 'recipes' / name)}.yaml")
     if dry_run:
+        os.chdir(folder)
         print_steps(name, None, ())
         return
     began = time.time()
     folder = Path(call_flow("controls", rl_run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
-    for benchmark, results in read_recipe_summary(folder / RECIPES / name / "summary.json")[CLAIM].items():
-        print_table(f"{benchmark}: {run} and its controls", results_table(results.models))
-        print_lines(conclusion(results))
-    print(f"outputs: {os.path.relpath(folder / RECIPES / name)}")
-    print(f"took {time.time() - began:.0f} s")
+    print_recipe(folder, name, time.time() - began)

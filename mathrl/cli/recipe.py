@@ -10,13 +10,17 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, joined, with_choices
-from mathrl.cli.run import call_flow
+from mathrl.cli.run import call_flow, run
 from mathrl.cli.tables import print_lines, print_table
-from mathrl.compose.load import choice_notes
+from mathrl.compose.experiment import split_choices
+from mathrl.compose.load import choice_notes, read_layers
+from mathrl.core.claims import conclusion
 from mathrl.core.paths import RECIPES, is_group, main_checkout
+from mathrl.core.results import results_table
 from mathrl.params.load import FOLDER
+from mathrl.params.recipe_steps import DEFAULT
 from mathrl.recipes.graph import graph
-from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_values, recipe_warnings
+from mathrl.recipes.recipe import CLAIM, load_recipe, recipe_names, recipe_values, recipe_warnings, step_params
 
 
 def recipe(
@@ -41,13 +45,15 @@ def recipe(
     preset = joined(presets)
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
         _print_recipes()
+    elif name == DEFAULT:
+        run("pipeline", presets, overrides, dry_run=dry_run, allow_dirty=allow_dirty)
     elif dry_run:
         print_steps(name, preset, overrides or ())
     else:
         load_recipe(name, overrides=tuple(overrides or ()), preset=preset)  # before any server is started
         began = time.time()
         options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty, "jobs": jobs}
-        _print(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
+        print_recipe(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
 
 
 def _print_recipes() -> None:
@@ -66,9 +72,15 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
         print(f"over params/ with {', '.join([*groups, *([f'preset {preset}'] if preset else [])])}")
     values = recipe_values(checked, preset=preset, overrides=tuple(groups))
     for step, stage in graph(name, checked, Path(), preset, groups).items():
-        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.recipe_step ')}")
+        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.')}")
         if line := values.pop(re.sub(r"-s\d+$", "", step), ""):  # the same for every seed
             print(f"  with {line}")
+    for step in (name for name, step in checked.steps.items() if step.stage == "pages"):
+        from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
+
+        layers = read_layers(FOLDER, preset, None, split_choices(groups)[0])
+        for parameter, files in resolve(step_params(checked, step, layers)).items():
+            print(f"{parameter}: {', '.join(map(str, files))}")
     for line in [
         *choice_notes(FOLDER, preset, groups),
         *recipe_warnings(checked, preset=preset, overrides=tuple(groups)),
@@ -76,10 +88,17 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
         print(f"warning: {line}")
 
 
-def _print(folder: Path, name: str, seconds: float) -> None:
-    from tasks.recipe import recipe_summary, summary_rows, verdicts
+def print_recipe(folder: Path, name: str, seconds: float) -> None:
+    """The tables and verdicts of a recipe that was run; where it makes a claim, the claim's with its conclusion."""
+    from tasks.report import recipe_summary, summary_rows, verdicts
 
     summary = recipe_summary(folder, name)
-    print_table(f"recipe {name}", summary_rows(summary), left=("evaluation", "model"))
-    where = os.path.relpath(folder / RECIPES / name, Path.cwd())
-    print_lines([*verdicts(summary), f"outputs: {where}", f"took {seconds:.0f} s"])
+    for benchmark, results in summary.get(CLAIM, {}).items():
+        evaluated = [pair for step in summary.values() for pair in step[benchmark].models.items()]
+        beside = {model: figures for model, figures in evaluated if model not in results.models}
+        print_table(f"{benchmark}: the claim of {name}", results_table({**beside, **results.models}))
+        print_lines(conclusion(results))
+    if CLAIM not in summary:
+        print_table(f"recipe {name}", summary_rows(summary), left=("evaluation", "model"))
+        print_lines(verdicts(summary))
+    print_lines([f"outputs: {os.path.relpath(folder / RECIPES / name, Path.cwd())}", f"took {seconds:.0f} s"])

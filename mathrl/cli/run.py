@@ -49,9 +49,6 @@ def run(
     choices: Choices = None,
     presets: Presets = None,
     overrides: Overrides = None,
-    controls: Annotated[
-        bool, typer.Option("--controls", help="Also train and evaluate the three control runs.")
-    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Validate parameters, sources and model name, then exit without running.")
     ] = False,
@@ -65,13 +62,11 @@ def run(
     """
     if stage not in TARGETS:
         raise UserError(f"no stage {stage!r}{did_you_mean(stage, TARGETS)}; stages: {', '.join(TARGETS)}")
-    if controls and stage != "pipeline":
-        raise UserError("--controls needs the whole pipeline: mathrl run pipeline --controls")
     overrides = with_choices(choices, overrides)
     os.chdir(main_checkout())
     preset = joined(presets)
     params = load_params(preset=preset, overrides=overrides or ())  # before any server is started
-    stages = (*stages_until(stage), *(["controls"] if controls else []))
+    stages = stages_until(stage)
     doubtful = check_final_values(params, stages, overrides or ())
     if dry_run:
         from mathrl.cli.known_lengths import judge_lengths  # the formats of rows, for a dry run alone
@@ -86,18 +81,14 @@ def run(
         return
     began = time.time()
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
-    folder = _up_to_date_folder(stage, controls, **options)
-    if folder is None:
-        folder = Path(call_flow(stage, **options, **({"controls": True} if controls else {})))
+    folder = _up_to_date_folder(stage, **options) or Path(call_flow(stage, **options))
     if stage == "pipeline":
-        _print_results(folder, params, controls, time.time() - began)
+        _print_results(folder, params, time.time() - began)
     elif stage == "mix":
         _print_mixture(folder, params, preset, overrides or ())
 
 
-def _up_to_date_folder(
-    stage: str, controls: bool, preset: str | None, overrides: Sequence[str], allow_dirty: bool
-) -> Path | None:
+def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str], allow_dirty: bool) -> Path | None:
     """The folder of the run if DVC has nothing to run in it: then neither a server nor a flow is needed.
 
     MLflow gets what it lacks of earlier runs, as at the end of a flow.
@@ -116,14 +107,13 @@ def _up_to_date_folder(
 
     with working(workspace, show):
         link_inputs(folder, stages, workspace.params, env)
-        lasts = [stages[-1], *(["controls"] if controls else [])]
-        if not all(is_up_to_date(folder, last, env) for last in lasts):
+        if not is_up_to_date(folder, stages[-1], env):
             return None
         Mirror().finish()
     for line in [*warnings(workspace.params), *workspace.doubtful]:
         show(f"warning: {line}\n")
     where = "" if folder == main_checkout() else f" in {os.path.relpath(folder)}"
-    print(f"nothing to do{where}: {', '.join([*stages, *lasts[1:]])} up to date")
+    print(f"nothing to do{where}: {', '.join(stages)} up to date")
     return folder
 
 
@@ -208,13 +198,6 @@ def _print_plan(
     Args:
         said: The layers and the overrides that say what differs from the defaults; None: print all parameters.
     """
-    if stage == "pages":
-        from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
-
-        print(dump_yaml(params.pages.model_dump(mode="json")))
-        for name, files in resolve(params).items():
-            print(f"{name}: {', '.join(map(str, files))}")
-        return
     from mathrl.stages import curate  # scipy, for this alone
 
     _print_parameters(stage, params, said)
@@ -279,17 +262,14 @@ def _model(params: Params) -> str:
     return f"{base.path}@{base.revision} ({where})"
 
 
-def _print_results(folder: Path, params: Params, controls: bool, seconds: float) -> None:
+def _print_results(folder: Path, params: Params, seconds: float) -> None:
     from mathrl.data.registry import newer_than  # pandas' formats, which a run that does nothing would pay too
 
     summary = EvaluationSummary.read(folder / "reports" / "summary.json")
-    models = dict(summary.models)
-    if controls:
-        models |= EvaluationSummary.read(folder / "reports" / "controls" / "summary.json").models
     base = params.model.base
     newer = newer_than(summary.benchmark, base.released if base.type == "pretrained" else None)
     title = f"{summary.benchmark}{f' ({newer})' if newer else ''}: {summary.models['rl'].samples} samples per problem"
-    print_table(title, results_table(models))
+    print_table(title, results_table(summary.models))
     registered = json.loads((folder / "reports" / "registered.json").read_text())
     where = os.path.relpath(folder / "reports", Path.cwd())
     print_lines(

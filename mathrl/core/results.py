@@ -327,7 +327,8 @@ def write_recipe_summary(file: Path, summary: RecipeSummary) -> None:
 
 
 def results_table(models: Mapping[str, ModelFigures]) -> list[dict[str, str]]:
-    """A row of text per model, by column; the k of pass@k and maj@k is the largest that all models have.
+    """A row of text per model, by column; the k of pass@k and maj@k is the largest that all models have, but for those
+    that have no k above 1.
 
     Example:
         [{"model": "rl", "pass@1": "0.884", "interval": "0.861 to 0.906", "pass@8": "0.945", "maj@8": "0.913",
@@ -335,14 +336,15 @@ def results_table(models: Mapping[str, ModelFigures]) -> list[dict[str, str]]:
     """
     if not models:
         return []
-    k = max(set.intersection(*(set(figures.pass_at_k) for figures in models.values())))
+    several = [set(figures.pass_at_k) for figures in models.values() if len(figures.pass_at_k) > 1]
+    k = max(set.intersection(*several), default=1) if several else 1
     rows = []
     for name, figures in models.items():
         first = figures.pass_at_1
         row = {"model": name, "seeds": str(figures.seeds or "")}
         row |= {"pass@1": f"{first.mean:.3f}", "interval": f"{first.low:.3f} to {first.high:.3f}"}
         if k > 1:
-            row[f"pass@{k}"] = f"{figures.pass_at_k[k].mean:.3f}"
+            row[f"pass@{k}"] = f"{figures.pass_at_k[k].mean:.3f}" if k in figures.pass_at_k else ""
             row[f"maj@{k}"] = f"{figures.maj_at_k[k].mean:.3f}" if k in figures.maj_at_k else ""
         row |= {"mean length": f"{figures.response_length:.1f}", "truncated": _percent(figures.truncated_share)}
         row |= {"no answer": _percent(figures.no_answer_share), "problems": str(figures.problems)}

@@ -16,16 +16,17 @@ Evaluations = Mapping[str, Mapping[str, Sequence[Rows]]]  # evaluate step → mo
 def claim_results(evaluations: Evaluations, claim: Claim, settings: Evaluate) -> BenchmarkResults:
     """The start, each control and the model, and the tests of start → control, control → model and start → model.
 
-    Controls are the other models of the evaluations, and the best of k: the start's majority vote over k of its
-    samples. A test is shown only by its p-value corrected for all of them (Holm).
+    Controls are the other models of the evaluations but those `apart`, and the best of k: the start's majority vote
+    over k of its samples. A test is shown only by its p-value corrected for all of them (Holm).
 
     Example: models sft, random, form, thinking, best_of_8, rl; comparisons sft_to_rl, sft_to_random, random_to_rl, …
     """
     first, *others = claim.evaluations
-    models = dict(evaluations[first])
+    models = {model: runs for model, runs in evaluations[first].items() if model not in claim.apart}
     for step in others:
-        single = len(evaluations[step]) == 1
-        models |= {step if single else f"{step}_{model}": runs for model, runs in evaluations[step].items()}
+        for model, runs in evaluations[step].items():
+            name = model if model not in models else f"{step}_{model}"
+            models[step if len(evaluations[step]) == 1 else name] = runs
     start_runs, model_runs = models.pop(claim.start), models.pop(claim.model)
     figures = {claim.start: summarise_seeds(start_runs, settings)}
     values = {name: [accuracies(run) for run in runs] for name, runs in models.items()}

@@ -1,4 +1,4 @@
-"""Sections of the last stages, evaluate and register, and of the suite."""
+"""Sections of the last stages, evaluate and register."""
 
 import re
 from typing import Annotated, Literal
@@ -75,10 +75,3 @@ def _one_word(name: str) -> str:
 
 
 Word = Annotated[str, AfterValidator(_one_word)]
-
-
-class Suite(Section):
-    """What `mathrl graph suite` makes stages of, one per model and benchmark."""
-
-    benchmarks: tuple[Word, ...] = Field(("test",), min_length=1, description="Benchmarks, as in evaluate.benchmarks.")
-    models: tuple[Word, ...] = Field(("sft", "rl"), min_length=1, description="Folders below models/ to evaluate.")

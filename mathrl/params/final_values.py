@@ -21,7 +21,6 @@ from mathrl.params.schema import Params
 
 TRAINED = {
     "sft": "sft",
-    "controls": "sft",
     "rl": "rl",
     "dpo": "dpo",
     "reward_model": "reward_model",

@@ -1,17 +1,23 @@
 """The file of a recipe, params/recipes/<name>.yaml: its steps, each with the models and data that it starts from."""
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from mathrl.params.evaluate import Word
 from mathrl.params.section import Section
 
 SPLITS = ("sft", "rl")  # dev and test are never trained on
 POLICIES = ("base", "sft", "rl", "dpo")
 Names = tuple[str, ...]
 START = "Step whose model this step starts from, or base."
+DEFAULT = "default"  # the recipe of the pipeline
+PIPELINE_MODELS = ("models/base", "models/sft", "models/rl")
+# What the pipeline makes and steps of a recipe may take up, by its path: models, data, pass rates, the evaluation.
+PIPELINE_OUTPUTS = (*PIPELINE_MODELS, "data/curated", "data/difficulty", "data/mixture", "reports/evaluate")
 
 
 class _Step(Section):
@@ -115,7 +121,28 @@ class EvaluateStep(OnProblems):
     """Evaluation of models on held-out problems."""
 
     stage: Literal["evaluate"]
-    models: Names = Field(min_length=1, description="Steps whose models are evaluated; base may be one of them.")
+    models: Names = Field(
+        min_length=1, description="Steps whose models are evaluated; base may be one of them, or a model's folder."
+    )
+    benchmarks: tuple[Word, ...] = Field(
+        (),
+        description="Benchmarks, as in evaluate.benchmarks; each model is evaluated on each in a step of its own, so "
+        "that a further one reruns none. Empty: one step for all models, on evaluate.benchmarks.",
+    )
+
+
+class RegisterStep(_Step):
+    """The model as a version in MLflow's registry; a step of the pipeline alone."""
+
+    stage: Literal["register"]
+    model: str = Field(description="Step whose model is registered.")
+    evaluation: str = Field(description="Evaluate step that says how good it is.")
+
+
+class PagesStep(_Step):
+    """Mathematical pages out of the corpus of params/pages.yaml."""
+
+    stage: Literal["pages"]
 
 
 Step = Annotated[
@@ -128,7 +155,9 @@ Step = Annotated[
     | SampleStep
     | DpoStep
     | RewardModelStep
-    | EvaluateStep,
+    | EvaluateStep
+    | RegisterStep
+    | PagesStep,
     Field(discriminator="stage"),
 ]
 
@@ -146,6 +175,7 @@ class Claim(Section):
         description="Evaluate steps: the first has start, model and controls; a further one of a single model is a "
         "control by its step's name.",
     )
+    apart: Names = Field((), description="Models of the evaluations that are no controls, such as the start's base.")
 
 
 PRODUCES = {
@@ -156,8 +186,9 @@ PRODUCES = {
     "splits": ("curate",),
     "samples": ("sample",),
     "a mixture": ("mix",),
+    "an evaluation": ("evaluate",),
 }
-STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "evaluate")
+STEP_STAGES = (*chain.from_iterable(PRODUCES.values()), "pages")  # that any recipe may have
 
 
 class Recipe(Section):
@@ -186,13 +217,50 @@ class Recipe(Section):
     )
 
 
+def single_evaluations(name: str, step: Any) -> Iterator[tuple[str, Any, Names]]:
+    """The steps that a step stands for, each with its name and overrides: itself, or where an evaluation has benchmarks
+    one for each of them and each model.
+
+    >>> each = EvaluateStep(stage="evaluate", models=("models/Qwen2.5",), benchmarks=("test", "gsm8k"))
+    >>> [(name, overrides) for name, _, overrides in single_evaluations("each", each)]
+    [('each-test-Qwen2_5', ('evaluate.benchmarks=[test]',)), ('each-gsm8k-Qwen2_5', ('evaluate.benchmarks=[gsm8k]',))]
+    """
+    if not getattr(step, "benchmarks", ()):
+        yield name, step, ()
+        return
+    for benchmark in step.benchmarks:
+        for model in step.models:
+            single = step.model_copy(update={"models": (model,), "benchmarks": ()})
+            words = re.sub(r"[^\w-]+", "_", f"{name}-{benchmark}-{short(model)}")  # as DVC takes names of stages
+            yield words, single, (f"evaluate.benchmarks=[{benchmark}]",)
+
+
+def is_path(name: str) -> bool:
+    """Whether a reference names no step, but a file or folder that is taken as it is: models/sft."""
+    return "/" in name
+
+
+def short(name: str) -> str:
+    """What a reference is called where no path may stand, such as the label of a model.
+
+    >>> short("models/sft"), short("sft_2")
+    ('sft', 'sft_2')
+    """
+    return name.rstrip("/").rpartition("/")[2]
+
+
 def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out."""
+    """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out.
+
+    What is taken by its path, such as models/sft, is no step.
+    """
     for field, kinds in (
         ("start", ("a model",)),
         ("teacher", ("a model",)),
         ("reference", ("a model",)),
         ("models", ("a model",)),
+        ("model", ("a model",)),
+        ("evaluation", ("an evaluation",)),
         ("reward_model", ("a reward model",)),
         ("process_reward_model", ("a process reward model",)),
         ("curated", ("splits",)),
@@ -213,5 +281,13 @@ def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         elif field == "data" and step.stage in ("difficulty", "mix"):
             kinds = ("a split",)
         for name in (value,) if isinstance(value, str) else value or ():
-            if not (field == "data" and "a split" in kinds and name in SPLITS):
+            if not is_path(name) and not (field == "data" and "a split" in kinds and name in SPLITS):
                 yield field, name, kinds
+
+
+def paths(step: Any) -> Iterator[str]:
+    """What a step takes by its path: models/sft, data/mixture/train.jsonl."""
+    for field in type(step).model_fields:
+        value = getattr(step, field)
+        if field not in ("set", "set_fresh"):
+            yield from filter(is_path, (value,) if isinstance(value, str) else value or ())

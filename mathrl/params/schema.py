@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from mathrl.params.data import Curate, Difficulty, Mix
-from mathrl.params.evaluate import Evaluate, Register, Suite
+from mathrl.params.evaluate import Evaluate, Register
 from mathrl.params.health import Health
 from mathrl.params.pages import Pages
 from mathrl.params.preference import Dpo, RewardModel, Sample
@@ -37,15 +37,11 @@ RECIPE_STAGES: dict[str, tuple[str, ...]] = {
     "reward_model": ("run", "model", "prompt", "training", "reward_model"),
     "process_reward_model": ("run", "model", "prompt", "reward", "training", "reward_model"),
     "summary": ("run", "evaluate"),
-}
-# Stages outside the pipeline, each in pipelines/<stage>.yaml.
-BESIDE: dict[str, tuple[str, ...]] = {
     "pages": ("run", "pages"),
-    "controls": ("run", "model", "prompt", "rollout", "training", "sft", "rl", "evaluate", "controls"),
 }
 STAGES = tuple(PIPELINE)
-READS = PIPELINE | RECIPE_STAGES | BESIDE
-TARGETS = (*STAGES, "pipeline", "pages")  # what `mathrl run` brings up to date
+READS = PIPELINE | RECIPE_STAGES
+TARGETS = (*STAGES, "pipeline")  # what `mathrl run` brings up to date
 
 
 class Params(Section):
@@ -68,7 +64,6 @@ class Params(Section):
     reward_model: RewardModel = Field(default_factory=RewardModel)
     evaluate: Evaluate = Field(default_factory=Evaluate)
     register_: Register = Field(default_factory=Register, alias="register")
-    suite: Suite = Field(default_factory=Suite)
     pages: Pages = Field(default_factory=Pages)
     controls: Controls = Field(default_factory=Controls)
     sweep: Sweep = Field(default_factory=Sweep)
@@ -80,11 +75,9 @@ SECTIONS: dict[str, Any] = {field.alias or name: field.annotation for name, fiel
 def stages_until(target: str) -> tuple[str, ...]:
     """The stages that bring `target` up to date, in their order: all that come before it, and itself.
 
-    >>> stages_until("difficulty"), stages_until("pages")
-    (('curate', 'sft', 'difficulty'), ('pages',))
+    >>> stages_until("difficulty")
+    ('curate', 'sft', 'difficulty')
     """
-    if target in BESIDE:
-        return (target,)
     return STAGES if target == "pipeline" else STAGES[: STAGES.index(target) + 1]
 
 

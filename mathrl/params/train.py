@@ -213,8 +213,6 @@ class Rl(Section):
 class Controls(Section):
     """Control runs to compare RL with."""
 
-    more_sft: bool = Field(True, description="Control: SFT for as much computation as RL took.")
     forced_prefix: str | None = Field(
-        None, description="Control: responses of the SFT model must start with this text; null: no such control."
+        None, description="Control: responses of the start must begin with this text; null: no such control."
     )
-    worked_only: bool = Field(False, description="Control: SFT on demonstrations with reasoning steps only.")

@@ -1,16 +1,19 @@
 """The code that determines a stage's results: what its module imports, as DVC's dependencies.
 
-`python -m mathrl.params.watched_code` writes it into dvc.yaml. The other graphs, of pipelines/*.yaml and of the
-recipes, are written with it when they are first asked for, so that `dvc status` and `dvc dag` show what a person runs.
+`python -m mathrl.params.watched_code` brings it up to date in a dvc.yaml that a person has changed by hand. The graphs
+of recipes have it from the start, when they are first asked for: `dvc status` and `dvc dag` show what a person runs.
 """
 
 import ast
 import io
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
 
 from mathrl.core.files import write_text
 
@@ -24,18 +27,12 @@ UNWATCHED = (
     "mathrl/recipes/",
     "mathrl/tracking/",
     "mathrl/reports/",
+    "mathrl/stages/command.py",
     "mathrl/stages/stage_run.py",
 )
 # The stage that composes the parameters watches what everything imports.
 COMPOSES = {"resolve": ["mathrl/compose", "mathrl/params", "mathrl/planning", "mathrl/stages/resolve.py"]}
 MOST_IDLE, MOST_IDLE_SHARE = 3, 0.25  # files of a folder watched as a whole that the stage does not import
-# The modules of stages whose work is not in mathrl/stages/<stage>.py.
-MODULES = {
-    "base": "mathrl.models.load",
-    "process_reward_model": "mathrl.stages.reward_model",
-    "suite": "mathrl.stages.evaluate",
-}
-PIPELINES = "pipelines"
 
 
 def watched_code(stage: str, checkout: Path) -> list[str]:
@@ -45,7 +42,7 @@ def watched_code(stage: str, checkout: Path) -> list[str]:
     """
     if stage in COMPOSES:
         return COMPOSES[stage]
-    imported = imported_files(MODULES.get(stage, f"mathrl.stages.{stage}"), checkout)
+    imported = imported_files(f"mathrl.stages.{stage}", checkout)
     files = {file for file in imported if not file.endswith("__init__.py")}
     watched: set[str] = set()
     for folder in {str(Path(file).parent) for file in files}:
@@ -87,30 +84,32 @@ def _imports(module: str, checkout: Path) -> dict[str, tuple[str, ...]]:
 
 def with_watched_code(file: Path, checkout: Path) -> str:
     """The text of the DVC file with every stage's watched code brought up to date; comments are kept."""
-    yaml = YAML()
-    yaml.width, yaml.preserve_quotes = 120, True
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    content = yaml.load(file.read_text(encoding="utf-8"))
+    content = _yaml().load(file.read_text(encoding="utf-8"))
     for name, stage in content["stages"].items():
         data = [dep for dep in stage["deps"] if not dep.startswith("mathrl/")]
         stage["deps"] = [*data, *watched_code(name, checkout)]
+    return indented(content)
+
+
+def indented(content: Any) -> str:
+    """The text of a DVC file, as people write it."""
     stream = io.StringIO()
-    yaml.dump(content, stream)
+    _yaml().dump(content, stream)
     return stream.getvalue()
 
 
-def write_side_graph(name: str, checkout: Path) -> Path:
-    """Write pipelines/NAME/dvc.yaml from pipelines/NAME.yaml, with the code that is watched; returns its path."""
-    text = with_watched_code(checkout / PIPELINES / f"{name}.yaml", checkout)
-    graph = checkout / PIPELINES / name / "dvc.yaml"
-    if not graph.exists() or graph.read_text(encoding="utf-8") != text:
-        write_text(graph, text)
-    return graph
+def in_line(values: Iterable[str]) -> Any:
+    """A list that `indented` writes in one line."""
+    line = CommentedSeq(values)
+    line.fa.set_flow_style()
+    return line
 
 
-def side_pipelines(checkout: Path) -> list[str]:
-    """The names of pipelines/*.yaml."""
-    return sorted(file.stem for file in (checkout / PIPELINES).glob("*.yaml"))
+def _yaml() -> YAML:
+    yaml = YAML()
+    yaml.width, yaml.preserve_quotes = 120, True
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml
 
 
 def main(checkout: Path) -> None:

@@ -132,8 +132,7 @@ def project_sections(
         "dpo": {"optimizer": _adamw("dpo", shape), "tokens_per_microbatch": sizes.microbatch},
         "reward_model": {"optimizer": _adamw("reward_model", shape), "tokens_per_microbatch": sizes.microbatch},
         "sweep": _sweep(name, rl_rate, device),
-        # SFT's own loss has no terse part to leave out, and no form such as <think> is the model's.
-        "controls": {"more_sft": bool(sft_share), "forced_prefix": None, "worked_only": False},
+        "controls": {"forced_prefix": None},  # no form such as <think> is the model's
         "health": {"action": "warn", "lr": 1e-5, "kl": 0.3, "patience": 50},
         "register": {"name": name, "alias": "candidate"},
     }

@@ -8,8 +8,11 @@ spend its computation, over several seeds; the recipe's claim compares all of th
 | majority | the answer that most responses of the group give is taken as right (TTRL, arXiv:2504.16084) |
 | inverted | wrong responses are rewarded, right ones are not |
 | more_sft | the start fine-tuned further, for as much computation as the RL took |
+| worked | the start's own fine-tuning again, on worked demonstrations alone |
 | thinking | the start, made to begin its responses with `controls.forced_prefix` |
 | best_of_k | the start's majority vote over its k samples: in every claim's table, without a run of its own |
+
+One seed of a pipeline is controlled on its own models, which are not trained again; several seeds train theirs.
 """
 
 import json
@@ -29,30 +32,41 @@ from mathrl.core.statistics import sum_in_order
 from mathrl.params.advantage import Distillation, Process
 from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import (
+    DEFAULT,
     Claim,
     CurateStep,
-    DifficultyStep,
     EvaluateStep,
-    MixStep,
     Recipe,
     RlStep,
     SftStep,
     references,
+    short,
 )
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 from mathrl.params.train import Rl, Sft
 from mathrl.recipes.recipe import load_recipe, step_overrides
 
-CONTROLS = ("random", "form", "majority", "inverted", "more_sft", "thinking")
+CONTROLS = ("random", "form", "majority", "inverted", "more_sft", "worked", "thinking")
+OWN_MODELS = "controls-pipeline"  # the recipe on the models of the pipeline that is in its folder
 FORM_PARTS = ("format_lines", "r1_tags", "language", "overlong", "repetition")  # know no truth
 HEADER = "# Made by `mathrl controls {run}`, which writes it anew: to change it, copy it under another name.\n"
 Rows = Sequence[Mapping[str, Any]]
+# The steps behind the pipeline's own models, as the controls take them up.
+OWN = {
+    "models/sft": SftStep(stage="sft", start="models/base"),
+    "models/rl": RlStep(
+        stage="rl", start="models/sft", data=("data/mixture/train.jsonl",), difficulty="data/difficulty"
+    ),
+}
 
 
 @dataclass(frozen=True)
 class ControlledRun:
-    """The run `step` of a recipe, the rows of its metrics, and its parameters."""
+    """The run `step` of a recipe, the rows of its metrics, and its parameters.
+
+    On a pipeline's own models the recipe has no step yet, and `step` is models/rl.
+    """
 
     name: str
     recipe: Recipe
@@ -62,9 +76,15 @@ class ControlledRun:
 
     @property
     def rl(self) -> RlStep:
-        step = self.recipe.steps[self.step]
+        step = OWN[self.step] if self.step in OWN else self.recipe.steps[self.step]
         assert isinstance(step, RlStep)
         return step
+
+    @property
+    def start(self) -> SftStep | None:
+        """The fine-tuning that made the start; None if RL began with the base, or after another step."""
+        step = OWN.get(self.rl.start) or self.recipe.steps.get(self.rl.start)
+        return step if isinstance(step, SftStep) else None
 
     @property
     def rate(self) -> float:
@@ -74,23 +94,29 @@ class ControlledRun:
 
 def write_control_recipe(
     run: str, seeds: int, only: Iterable[str] = (), overrides: Iterable[str] = (), checkout: Path = Path()
-) -> str:
-    """Write the recipe of the run's controls into params/recipes of the checkout; returns its name.
+) -> tuple[str, Path]:
+    """Write the recipe of the run's controls into params/recipes; returns its name and the folder that it runs in.
 
     `run` is rl (the pipeline's), NAME of a folder under runs/, or a recipe's step: RECIPE/STEP, run in the checkout, or
     NAME/STEP, run under runs/ because it had overrides. `overrides` go over the run's parameters in every step.
+    One seed of a pipeline without overrides is run in the run's own folder, on its models; all else in the checkout.
 
     Raises:
         UserError: no such run, one without metrics, or one whose rewards have no counterpart without truth.
     """
-    controlled = find_controlled(run, tuple(overrides), checkout)
+    overrides, run = tuple(overrides), "rl" if run == f"{DEFAULT}/rl" else run
+    name, folder = f"controls-{run.replace('/', '-')}", checkout
+    if seeds == 1 and "/" not in run and not overrides:
+        controlled = _with_own_models(run, checkout)
+        name, folder = OWN_MODELS, _folder_of(run, checkout)
+    else:
+        controlled = find_controlled(run, overrides, checkout)
     recipe = control_recipe(controlled, seeds, tuple(only))
-    name = f"controls-{run.replace('/', '-')}"
     text = HEADER.format(run=run) + dump_yaml(_written(recipe))
-    file = checkout / "params" / "recipes" / f"{name}.yaml"
+    file = folder / "params" / "recipes" / f"{name}.yaml"
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         write_text(file, text)
-    return name
+    return name, folder
 
 
 def find_controlled(run: str, overrides: tuple[str, ...] = (), checkout: Path = Path()) -> ControlledRun:
@@ -110,24 +136,47 @@ def find_controlled(run: str, overrides: tuple[str, ...] = (), checkout: Path = 
         labels = [step, *(f"{step}-s{seed}" for seed in recipe.seeds)]
         files = [folder / RECIPES / recipe_name / label / "report" / METRICS for label in labels]
     else:
-        folder = checkout if run == "rl" else checkout / "runs" / run
-        if not (folder / "params").is_dir():
-            raise UserError(
-                f"{run}: no such run; give rl (the pipeline's), NAME of a folder under runs/, or a recipe's "
-                "RECIPE/STEP or NAME/STEP"
-            )
+        folder = _folder_of(run, checkout)
         recipe, step = _pipeline(checkout, folder), "rl"
         files = [folder / "reports" / "rl" / METRICS]
-    rows = [row for file in files if file.is_file() for row in read_jsonl(file) if "reward/accuracy" in row]
-    if not rows:
-        raise UserError(f"{run}: {files[0]} has no metrics of RL; run it first, its controls take their rate from them")
+    rows = _metrics(run, files)
     recipe = recipe.model_copy(update={"overrides": (*recipe.overrides, *overrides)})
     params = load_params(checkout / "params", overrides=step_overrides(recipe, step))
     return ControlledRun(run, recipe, step, rows, params)
 
 
+def _folder_of(run: str, checkout: Path) -> Path:
+    """The folder of a pipeline's run.
+
+    Raises:
+        UserError: there is none.
+    """
+    folder = checkout if run == "rl" else checkout / "runs" / run
+    if not (folder / "params").is_dir():
+        raise UserError(
+            f"{run}: no such run; give rl (the pipeline's), NAME of a folder under runs/, or a recipe's "
+            "RECIPE/STEP or NAME/STEP"
+        )
+    return folder
+
+
+def _metrics(run: str, files: Sequence[Path]) -> Rows:
+    rows = [row for file in files if file.is_file() for row in read_jsonl(file) if "reward/accuracy" in row]
+    if not rows:
+        raise UserError(f"{run}: {files[0]} has no metrics of RL; run it first, its controls take their rate from them")
+    return rows
+
+
+def _with_own_models(run: str, checkout: Path) -> ControlledRun:
+    """The pipeline's RL as it is in its folder, whose steps are not run again."""
+    folder = _folder_of(run, checkout)
+    rows = _metrics(run, [folder / "reports" / "rl" / METRICS])
+    recipe = Recipe.model_construct(description="the pipeline", steps={})
+    return ControlledRun(run, recipe, "models/rl", rows, load_params(folder / "params"))
+
+
 def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> Recipe:
-    """The recipe: the run's own steps, a step per control, evaluations, and the claim.
+    """The recipe: the run's own steps unless it is on its own models, a step per control, evaluations, and the claim.
 
     Raises:
         UserError: an unknown control, or one that this run cannot have.
@@ -151,10 +200,14 @@ def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> 
     }
     if "more_sft" in (only or CONTROLS):
         steps["more_sft"] = _more_sft(run)
+    if "worked" in (only or CONTROLS) and (worked := _worked(run)):
+        steps["worked"] = worked
+    own = run.step in OWN
     first = run.params.run.seed
-    models = (rl.start, *steps, run.step)
-    steps["controls"] = EvaluateStep(stage="evaluate", curated=rl.curated, models=models)
-    evaluations = ["controls"]
+    evaluations = ["reports/evaluate"] if own else []
+    if models := tuple(steps) if own else (rl.start, *steps, run.step):
+        steps["controls"] = EvaluateStep(stage="evaluate", curated=rl.curated, models=models)
+        evaluations.append("controls")
     if "thinking" in (only or CONTROLS) and (prefix := _prefix(run.params)):
         settings = (f"prompt.response_prefix={json.dumps(prefix, ensure_ascii=False)}",)
         steps["thinking"] = EvaluateStep(stage="evaluate", curated=rl.curated, models=(rl.start,), set=settings)
@@ -162,8 +215,13 @@ def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> 
     return run.recipe.model_copy(
         update={
             "description": f"Controls of {run.name}: what its gain owes to the reward",
-            "seeds": tuple(range(first, first + seeds)),
-            "claim": Claim(start=rl.start, model=run.step, evaluations=tuple(evaluations)),
+            "seeds": () if own else tuple(range(first, first + seeds)),
+            "claim": Claim(
+                start=short(rl.start),
+                model=short(run.step),
+                evaluations=tuple(evaluations),
+                apart=("base",) if own and short(rl.start) != "base" else (),
+            ),
             "steps": {**run.recipe.steps, **steps},
         }
     )
@@ -205,14 +263,27 @@ def equal_steps(rows: Rows, rl: Rl, sft: Sft) -> int:
 
 def _more_sft(run: ControlledRun) -> SftStep:
     """The start trained further, on the data and with the settings of its own fine-tuning if that is a step."""
-    start = run.recipe.steps.get(run.rl.start)
-    before = start if isinstance(start, SftStep) else SftStep(stage="sft", curated=run.rl.curated)
-    values = run.params.model_dump(mode="json", by_alias=True)
-    settings = [item for item in (*run.recipe.set, *before.set, *run.recipe.overrides) if item.startswith("sft.")]
-    sft = load_params(overrides=settings, instead=values).sft
+    before = run.start or SftStep(stage="sft", curated=run.rl.curated)
+    sft = _sft(run, before)
     seeds = max(1, round(len(run.rows) / run.params.rl.steps))  # the rows may be those of several seeds
     steps = math.ceil(equal_steps(run.rows, run.params.rl, sft) / seeds)
     return before.model_copy(update={"start": run.rl.start, "set": (*before.set, f"sft.steps={steps}")})
+
+
+def _worked(run: ControlledRun) -> SftStep | None:
+    """The start's own fine-tuning without demonstrations that give the answer at once; None where it had none."""
+    if run.start is None or "sft" not in run.start.data:
+        return None
+    sft = _sft(run, run.start)
+    if not (sft.steps and sft.terse_share):
+        return None
+    return run.start.model_copy(update={"set": (*run.start.set, "sft.terse_share=0")})
+
+
+def _sft(run: ControlledRun, step: SftStep) -> Sft:
+    values = run.params.model_dump(mode="json", by_alias=True)
+    settings = [item for item in (*run.recipe.set, *step.set, *run.recipe.overrides) if item.startswith("sft.")]
+    return load_params(overrides=settings, instead=values).sft
 
 
 def _prefix(params: Params) -> str | None:
@@ -224,13 +295,9 @@ def _prefix(params: Params) -> str | None:
 
 def _pipeline(checkout: Path, folder: Path) -> Recipe:
     """The pipeline up to RL as a recipe of the checkout, with the parameters of the run in `folder`."""
-    steps: dict[str, Any] = {
-        "sft": SftStep(stage="sft", start="base"),
-        "rates": DifficultyStep(stage="difficulty", start="sft"),
-        "mixture": MixStep(stage="mix", difficulty="rates"),
-        "rl": RlStep(stage="rl", start="sft", data=("mixture",), difficulty="rates"),
-    }
-    return _with_params(Recipe(description="the pipeline", steps=steps), folder, checkout)
+    recipe = _ancestors(load_recipe(DEFAULT, checkout / "params"), "rl")
+    steps = {name: step for name, step in recipe.steps.items() if step.stage not in ("base", "curate")}
+    return _with_params(recipe.model_copy(update={"steps": steps, "curated": None}), folder, checkout)
 
 
 def _recipe_run(checkout: Path, name: str) -> tuple[Path, str]:

@@ -1,7 +1,7 @@
-"""A recipe → pipelines/recipes/<name>/dvc.yaml: one DVC stage per step and seed, with its inputs in its command.
+"""A recipe → its DVC file: one stage per step and seed, with its inputs in its command.
 
 The file is complete (each command has its start, data and overrides), so that a person can read it and run it with
-`dvc repro` alone.
+`dvc repro` alone. It is pipelines/recipes/<name>/dvc.yaml; of the recipe `default`, which is the pipeline, dvc.yaml.
 """
 
 import shlex
@@ -10,18 +10,49 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.compose import load_params
-from mathrl.compose.resolved import RESOLVED
+from mathrl.compose.resolved import RESOLVE, RESOLVED
 from mathrl.core.files import write_text
 from mathrl.params.load import dump_yaml
-from mathrl.params.recipe_steps import Recipe
+from mathrl.params.recipe_steps import DEFAULT, Recipe, is_path, short, single_evaluations
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
-from mathrl.params.watched_code import watched_code
+from mathrl.params.watched_code import in_line, indented, watched_code
 from mathrl.recipes.recipe import load_recipe, step_overrides, summary_models
 
-CURATED, ROOT = "data/curated", "pipelines/recipes"
+CURATED, ROOT, SUMMARY = "data/curated", "pipelines/recipes", "reports/summary.json"
 Options = list[tuple[str, str]]
+LINKED = ("pages",)  # stages of recipes that read files outside the checkout: mathrl/data/inputs.py
+PIPELINE_LINKED = ("curate", "evaluate")  # and of the pipeline
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
+PIPELINE_HEADER = """# The pipeline. `dvc repro` runs what is not up to date; the flows start the same command.
+# Made from params/recipes/default.yaml by `make generate`.
+# The stage resolve composes the parameters and writes all of their final values to resolved.yaml. Any other stage
+# depends on its inputs, on the sections of resolved.yaml that it reads (mathrl/params/schema.py: READS, checked by a
+# test) and on the code that determines its numbers: what its module imports, by rooms, also checked by a test; core,
+# params and compose, which everything imports, are left out. The plots are pictures that the stages drew.
+"""
+# What the pipeline's stages write, as DVC has it; a stage's module names the same files (a test compares them).
+PLACES: dict[str, dict[str, list[Any]]] = {
+    "curate": {"outs": ["data/curated", "reports/curate"]},
+    "sft": {"outs": ["models/base", "models/sft", "reports/sft"]},
+    "difficulty": {"outs": ["data/difficulty", "reports/difficulty"]},
+    "mix": {"outs": ["data/mixture"]},
+    "rl": {"outs": ["models/rl", "reports/rl"]},
+    "evaluate": {
+        "metrics": [{"reports/metrics.json": {"cache": False}}],
+        "outs": ["reports/evaluate", {"reports/summary.json": {"cache": False}}],
+    },
+    "register": {"outs": [{"reports/registered.json": {"cache": False}}]},
+}
+PLOTS = (
+    "reports/curate/levels.png",
+    "reports/sft/curve.png",
+    "reports/difficulty/histogram.png",
+    "reports/rl/curve.png",
+    "reports/evaluate/accuracy.png",
+    "reports/evaluate/pass_at_k.png",
+    "reports/evaluate/levels.png",
+)
 
 
 def write_recipe_graph(name: str, folder: Path) -> Recipe:
@@ -41,11 +72,23 @@ def write_recipe_graph(name: str, folder: Path) -> Recipe:
 def graph_files(name: str, recipe: Recipe, folder: Path) -> dict[Path, str]:
     """The text of each file that a recipe generates."""
     stages = graph(name, recipe, folder)
+    if name == DEFAULT:
+        stages = {RESOLVE: _resolve(folder), **stages}
+        return {folder / graph_file(name): PIPELINE_HEADER + indented({"stages": stages, "plots": list(PLOTS)})}
     outputs = "".join(f"/{stage}\n" for stage in stages if stage != "summary")
     return {
-        folder / ROOT / name / "dvc.yaml": HEADER.format(name=name) + dump_yaml({"stages": stages}),
+        folder / graph_file(name): HEADER.format(name=name) + dump_yaml({"stages": stages}),
         folder / ROOT / name / ".gitignore": outputs,
     }
+
+
+def graph_file(name: str) -> str:
+    """The DVC file of a recipe.
+
+    >>> graph_file("default"), graph_file("dpo")
+    ('dvc.yaml', 'pipelines/recipes/dpo/dvc.yaml')
+    """
+    return "dvc.yaml" if name == DEFAULT else f"{ROOT}/{name}/dvc.yaml"
 
 
 def graph(
@@ -56,17 +99,30 @@ def graph(
     seeds: Sequence[int | None] = recipe.seeds or (None,)
     stages: dict[str, Any] = {}
     for step_name, step in recipe.steps.items():
+        if name == DEFAULT and step.stage == "base":  # the pipeline's sft makes it
+            continue
         for seed in (None,) if step_name in once else seeds:
             paths = _Paths(name, recipe, seed, once)
-            overrides = step_overrides(recipe, step_name)
-            options = _options(step, paths)
-            if step.stage == "base" and _trains_tokenizer([*groups, *overrides], folder, preset):
-                options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
-            overrides += [f"run.seed={seed}"] if seed is not None else []
-            stages[paths.label(step_name)] = _stage(step.stage, paths.folder(step_name), options, overrides, folder)
-    tests = [(step, seed) for step in summary_models(recipe) for seed in seeds]
-    if tests:
-        options = [("evaluated", f"{step}={_Paths(name, recipe, seed, once).folder(step)}") for step, seed in tests]
+            for single_name, single, more in single_evaluations(step_name, step):
+                overrides = [*step_overrides(recipe, step_name), *more]
+                options = _options(single, paths)
+                if step.stage == "base" and _trains_tokenizer([*groups, *overrides], folder, preset):
+                    options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
+                overrides += [f"run.seed={seed}"] if seed is not None else []
+                label, out = paths.label(single_name), paths.folder(single_name)
+                if _is_pipelines(name, single_name, step.stage):
+                    stages[label] = _pipeline_stage(step.stage, options, overrides, folder)
+                else:
+                    top = "." if name == DEFAULT else "../../.."
+                    stages[label] = _stage(step.stage, out, options, overrides, folder) | {"wdir": top}
+    given = [step for step in (recipe.claim.evaluations if recipe.claim else ()) if is_path(step)]
+    options = [
+        ("evaluated", f"{short(step)}={_Paths(name, recipe, seed, once).report(single)}")
+        for step in (*given, *summary_models(recipe))
+        for seed in seeds
+        for single, _, _ in single_evaluations(step, recipe.steps.get(step))
+    ]
+    if options and name != DEFAULT:
         file = f"{ROOT}/{name}/summary.json"
         overrides = [item for item in (*recipe.set, *recipe.overrides) if item.split(".")[0] in READS["summary"]]
         stages["summary"] = _stage("summary", file, options, overrides, folder, _claim_words(recipe))
@@ -84,7 +140,8 @@ def _claim_words(recipe: Recipe) -> Options:
         return []
     fields = recipe.claim.model_dump()
     names = [("start", fields["start"]), ("model", fields["model"])]
-    return [("claim", f"{field}={name}") for field, name in [*names, *(("of", e) for e in fields["evaluations"])]]
+    names += [("of", short(step)) for step in fields["evaluations"]] + [("apart", m) for m in fields["apart"]]
+    return [("claim", f"{field}={name}") for field, name in names]
 
 
 class _Paths:
@@ -98,13 +155,24 @@ class _Paths:
         return step + ("" if step in self.once else self.suffix)
 
     def folder(self, step: str) -> str:
-        return f"{ROOT}/{self.name}/{self.label(step)}"
+        if _is_pipelines(self.name, step, step):
+            return {"mix": "data/mixture"}.get(step, f"data/{step}")
+        return step if is_path(step) else f"{ROOT}/{self.name}/{self.label(step)}"
 
     def model(self, step: str) -> str:
-        return f"{self.folder(step)}/model"
+        if self.name == DEFAULT and step in ("base", *PLACES):
+            return f"models/{step}"
+        return step if is_path(step) else f"{self.folder(step)}/model"
+
+    def report(self, step: str) -> str:
+        return step if is_path(step) else f"{self.folder(step)}/report"
 
     def curated(self, step: Any) -> str:
         curate_step = getattr(step, "curated", None) or self.recipe.curated
+        if self.name == DEFAULT and curate_step == "curate":
+            return CURATED
+        if curate_step and is_path(curate_step):
+            return str(curate_step)
         return f"{self.folder(curate_step)}/splits" if curate_step else CURATED
 
     def data(self, step: Any) -> list[str]:
@@ -113,6 +181,8 @@ class _Paths:
         return [self._file(name, step) for name in names]
 
     def _file(self, name: str, step: Any) -> str:
+        if is_path(name):
+            return name
         if name in ("sft", "rl") and hasattr(step, "curated"):
             return f"{self.curated(step)}/{name}.jsonl"
         output = {
@@ -153,20 +223,51 @@ def _options(step: Any, paths: _Paths) -> Options:
             if getattr(step, field):
                 options.append((field.replace("_", "-"), paths.model(getattr(step, field))))
     if step.stage == "evaluate":
-        options += [("model", f"{model}={paths.model(model)}") for model in step.models]
+        options += [("model", f"{short(model)}={paths.model(model)}") for model in step.models]
+    if step.stage == "register":
+        options += [("model", paths.model(step.model)), ("summary", SUMMARY)]
     if hasattr(step, "replay"):
         options += [("replay", file) for file in paths.replay(step)]
     return options
+
+
+def _resolve(checkout: Path) -> dict[str, Any]:
+    """The stage that composes the parameters for all others."""
+    return {
+        "cmd": f"python -m mathrl.stages.{RESOLVE}",
+        "deps": ["params", *watched_code(RESOLVE, checkout)],
+        "outs": [RESOLVED],
+    }
+
+
+def _is_pipelines(recipe: str, step: str, stage: str) -> bool:
+    """Whether a step is a stage of the pipeline, with places of its own."""
+    return recipe == DEFAULT and step == stage and stage in PLACES
+
+
+def _pipeline_stage(stage: str, options: Options, overrides: Iterable[str], checkout: Path) -> dict[str, Any]:
+    """A stage of the pipeline: it finds its files itself, so its command needs no options."""
+    made = [next(iter(out)) if isinstance(out, dict) else out for outs in PLACES[stage].values() for out in outs]
+    inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
+    inputs |= {f"data/inputs/{stage}": None} if stage in PIPELINE_LINKED else {}
+    command = ["python", "-m", f"mathrl.stages.{stage}", *(word for each in overrides for word in ("--set", each))]
+    return {
+        "cmd": shlex.join(command).replace("${", r"\${"),
+        "deps": [*(path for path in inputs if path not in made), *watched_code(stage, checkout)],
+        "params": [{RESOLVED: in_line(READS[stage])}],
+        **PLACES[stage],
+    }
 
 
 def _stage(
     stage: str, out: str, options: Options, overrides: Iterable[str], checkout: Path, words: Options | None = None
 ) -> dict[str, Any]:
     """A stage of the graph: the values of `options` are its inputs, those of `words` are not."""
-    command = ["python", "-m", "mathrl.stages.recipe_step", stage, out]
+    command = ["python", "-m", f"mathrl.stages.{stage}", out]
     for option, value in [*options, *(words or ()), *(("set", override) for override in overrides)]:
         command += [f"--{option}", value]
     inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
+    inputs |= {f"data/inputs/{stage}": None} if stage in LINKED else {}
     outputs = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}
     return {
         "wdir": "../../..",

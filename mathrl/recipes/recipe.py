@@ -15,6 +15,8 @@ from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
+    DEFAULT,
+    PIPELINE_OUTPUTS,
     PRODUCES,
     SPLITS,
     BaseStep,
@@ -25,7 +27,10 @@ from mathrl.params.recipe_steps import (
     OnProblems,
     Recipe,
     SampleStep,
+    is_path,
+    paths,
     references,
+    short,
 )
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS, Params
@@ -68,7 +73,10 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
         recipe = recipe.model_copy(update={"steps": {"base": BaseStep(), **recipe.steps}})
     layers = read_layers(folder, preset, None, chosen)
     recipe = _resolved(recipe, layers)
-    if errors := list(_errors(recipe, layers)):
+    errors = list(_errors(recipe, layers, folder.parent))
+    for step in (step for step, each in recipe.steps.items() if each.stage == "register" and name != DEFAULT):
+        errors.append(f"steps.{step}: only the pipeline, recipe {DEFAULT}, registers its model")
+    if errors:
         raise UserError("; ".join(f"{file}: {line}" for line in dict.fromkeys(errors)))
     return recipe.model_copy(update={"steps": _ordered(recipe, file)})
 
@@ -125,7 +133,7 @@ def step_params(recipe: Recipe, step: str, layers: Layers) -> Params:
     return layers.params(step_overrides(recipe, step))
 
 
-def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
+def _errors(recipe: Recipe, layers: Layers, checkout: Path) -> Iterator[str]:
     for split in set(SPLITS) & set(recipe.steps):
         if recipe.steps[split].stage in ("sample", "mix"):
             yield f"steps.{split}: a split has this name; give the step another"
@@ -134,6 +142,12 @@ def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
     if recipe.claim is not None:
         yield from _claim_errors(recipe, recipe.claim)
     for name, step in recipe.steps.items():
+        for path in paths(step):
+            if not path.startswith(PIPELINE_OUTPUTS) and not (checkout / path).exists():
+                yield (
+                    f"steps.{name}: {path!r} is no file of the checkout, and nothing that the pipeline makes: "
+                    f"{', '.join(PIPELINE_OUTPUTS)}"
+                )
         for field, other, kinds in references(step):
             stages = {stage for kind in kinds if kind != "a split" for stage in PRODUCES[kind]}
             fitting = [s for s, candidate in recipe.steps.items() if candidate.stage in stages]
@@ -149,6 +163,9 @@ def _errors(recipe: Recipe, layers: Layers) -> Iterator[str]:
         for override in (*recipe.set, *step.set, *recipe.overrides):
             if "=" in override and override.startswith("run.seed") and recipe.seeds:
                 yield f"steps.{name}: {override!r}: the recipe has seeds; change those"
+        labels = [short(model) for model in getattr(step, "models", ())]
+        for label in sorted({label for label in labels if labels.count(label) > 1}):
+            yield f"steps.{name}.models: two are called {label}; evaluate them in two steps"
         if problem := _shape_of_pretrained(recipe, name, layers):
             yield f"steps.{name}: {problem}"
             continue
@@ -174,12 +191,14 @@ def _shape_of_pretrained(recipe: Recipe, name: str, layers: Layers) -> str:
 
 def _claim_errors(recipe: Recipe, claim: Claim) -> Iterator[str]:
     evaluated = summary_models(recipe)
-    for name in set(claim.evaluations) - set(evaluated):
+    for name in {name for name in claim.evaluations if not is_path(name)} - set(evaluated):
         yield f"claim.evaluations: {name!r} is not an evaluate step; write one of {', '.join(evaluated) or 'none'}"
     first = evaluated.get(claim.evaluations[0], (claim.start, claim.model))
     for field, name in (("start", claim.start), ("model", claim.model)):
         if name not in first:
             yield f"claim.{field}: {name!r} is not evaluated by {claim.evaluations[0]}; models: {', '.join(first)}"
+    for name in {short(name) for name in claim.evaluations if is_path(name)} & set(recipe.steps):
+        yield f"steps.{name}: an evaluation of the claim that is taken by its path has this name; give the step another"
     if CLAIM in recipe.steps:
         yield f"steps.{CLAIM}: the table of the claim has this name; give the step another"
 
@@ -260,5 +279,7 @@ def recipe_values(
 
 
 def summary_models(recipe: Recipe) -> Mapping[str, Names]:
-    """The models of each evaluate step, by the step's name."""
-    return {name: step.models for name, step in recipe.steps.items() if isinstance(step, EvaluateStep)}
+    """The labels of the models of each evaluate step, by the step's name."""
+    return {
+        name: tuple(map(short, step.models)) for name, step in recipe.steps.items() if isinstance(step, EvaluateStep)
+    }

@@ -18,7 +18,8 @@ from mathrl.data.similar_questions import model_folder
 from mathrl.data.sources import resolve_benchmark
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
-from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.command import main
+from mathrl.stages.stage_run import StageRun
 
 CURATED, REPORT = Path("data/curated"), Path("reports/curate")
 
@@ -82,7 +83,7 @@ def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> Non
 
 
 if __name__ == "__main__":
-    run_stage(
+    main(
         "curate",
         work,
         inputs=[INPUTS / "curate"],

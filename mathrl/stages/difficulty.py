@@ -33,7 +33,8 @@ from mathrl.params import Params
 from mathrl.params.rollout import Rollout
 from mathrl.reports.pictures import draw_difficulty
 from mathrl.rewards.compose import build_reward
-from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.command import main
+from mathrl.stages.stage_run import StageRun
 
 PROBLEMS, EXAMPLES, MODEL = Path("data/curated/rl.jsonl"), Path("data/curated/sft.jsonl"), Path("models/sft")
 DIFFICULTY, REPORT = Path("data/difficulty"), Path("reports/difficulty")
@@ -144,4 +145,4 @@ def _snapshot(file: Path, cache: Path, problems: list[Problem]) -> dict[str, int
 
 
 if __name__ == "__main__":
-    run_stage("difficulty", work, inputs=[PROBLEMS, EXAMPLES, MODEL], outputs=[DIFFICULTY, REPORT])
+    main("difficulty", work, inputs=[PROBLEMS, EXAMPLES, MODEL], outputs=[DIFFICULTY, REPORT])

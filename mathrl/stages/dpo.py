@@ -1,4 +1,4 @@
-"""dpo: direct preference optimisation on pairs; a step of recipes (`mathrl.stages.recipe_step dpo`).
+"""dpo: direct preference optimisation on pairs; a step of recipes. `python -m mathrl.stages.dpo OUT`.
 
 Resumes bit for bit from its last checkpoint; a signal ends it at the next step with exit status 75.
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.files import read_jsonl
+from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 from mathrl.stages.training_stage import load_start, open_training, write_model, write_report
 
@@ -41,3 +42,7 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], model: Path, repor
     write_model(network, tokenizer, model, card)
     summary = {**figures, "pairs": float(len(pairs))}
     write_report(run, report, "Direct preference optimisation", PANELS, {"pairs": data}, summary)
+
+
+if __name__ == "__main__":
+    main("dpo", work)

@@ -27,7 +27,8 @@ from mathrl.params import Params
 from mathrl.params.evaluate import TEST
 from mathrl.reports.evaluation import draw, figures_of
 from mathrl.reports.examples import examples_markdown, side_by_side
-from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.command import main
+from mathrl.stages.stage_run import StageRun
 
 MODELS = {name: Path("models") / name for name in PIPELINE}
 SUMMARY, METRICS, REPORT = Path("reports/summary.json"), Path("reports/metrics.json"), Path("reports/evaluate")
@@ -158,7 +159,7 @@ def flat(summary: EvaluationSummary) -> dict[str, float]:
 
 if __name__ == "__main__":
     read = [*MODELS.values(), CURATED_TEST, CURATED_SFT, INPUTS / "evaluate"]
-    run_stage(
+    main(
         "evaluate",
         partial(work, metrics_file=METRICS),
         inputs=read,

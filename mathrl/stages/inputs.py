@@ -1,4 +1,4 @@
-"""Links to the files that stages read from elsewhere. `python -m mathrl.stages.inputs curate evaluate`.
+"""Links to the files that stages read from elsewhere. `python -m mathrl.stages.inputs curate evaluate [SETTING …]`.
 
 `mathrl run` calls it before `dvc repro`, so that DVC sees which files are there now; no stage of its own.
 """
@@ -11,9 +11,9 @@ from mathrl.core.errors import exit_on_user_error
 from mathrl.data.inputs import link
 
 
-def main(stages: list[str]) -> None:
-    params = load_params()
-    for stage in stages:
+def main(words: list[str]) -> None:
+    params = load_params(overrides=[word for word in words if "=" in word])
+    for stage in (word for word in words if "=" not in word):
         link(stage, importlib.import_module(f"mathrl.stages.{stage}").files(params))
 
 

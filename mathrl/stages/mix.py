@@ -9,7 +9,8 @@ from mathrl.core.files import read_jsonl, write_json, written_aside
 from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.data.mixture import mix
-from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.command import main
+from mathrl.stages.stage_run import StageRun
 
 PROBLEMS, RATES, MIXTURE = (
     Path("data/curated/rl.jsonl"),
@@ -37,4 +38,4 @@ def work(run: StageRun, *, split: Path = PROBLEMS, rates: Path = RATES, out: Pat
 
 
 if __name__ == "__main__":
-    run_stage("mix", work, inputs=[PROBLEMS, RATES], outputs=[MIXTURE])
+    main("mix", work, inputs=[PROBLEMS, RATES], outputs=[MIXTURE])

@@ -1,6 +1,6 @@
-"""pages: mathematical pages out of a corpus, in rounds. `python -m mathrl.stages.pages`.
+"""pages: mathematical pages out of a corpus, in rounds; a step of recipes.
 
-Writes data/pages/{kept.jsonl,contaminated.jsonl,domains.json,rounds.json} and the report in reports/pages/.
+Writes one folder: kept.jsonl, contaminated.jsonl, domains.json, rounds.json, and the report in report/.
 """
 
 import shutil
@@ -14,13 +14,12 @@ from mathrl.data.corpus.corpus import Corpus
 from mathrl.data.corpus.fasttext_classifier import check_model
 from mathrl.data.corpus.page_files import check_readers, page_files, read_evaluation, read_seeds
 from mathrl.data.corpus.rounds import clean, collect, domains
-from mathrl.data.inputs import INPUTS, link, of_pages
+from mathrl.data.inputs import link, of_pages
 from mathrl.data.row_files import labels
 from mathrl.data.sources import resolve_evaluation
 from mathrl.params import Params
-from mathrl.stages.stage_run import StageRun, run_stage
-
-PAGES, REPORT = Path("data/pages"), Path("reports/pages")
+from mathrl.stages.command import main
+from mathrl.stages.stage_run import StageRun
 
 
 def resolve(params: Params) -> dict[str, list[Path]]:
@@ -49,37 +48,32 @@ def files(params: Params) -> dict[str, Path]:
     return of_pages(resolve(params), evaluation)
 
 
-def work(run: StageRun) -> None:
-    make_pages(run, PAGES, REPORT)
-
-
-def make_pages(run: StageRun, out: Path, report: Path) -> None:
-    """The kept pages of `pages.files`, to the folder `out`, and the report, to `report`."""
+def work(run: StageRun, *, out: Path) -> None:
+    """The kept pages of `pages.files`, to the folder `out`."""
     settings, seed = run.params.pages, run.params.run.seed
     read = resolve(run.params)
     positives = read_seeds(settings.positives, "positives", seed)
     negatives = read_seeds(settings.negatives, "negatives", seed) if "negatives" in read else []
     evaluation = read_evaluation(settings.decontaminate, seed) if settings.decontaminate else None
-    pages = Corpus(read["files"], settings, run.state / "corpus")
-    collected = collect(pages, positives, negatives, settings, seed)
+    corpus = Corpus(read["files"], settings, run.state / "corpus")
+    collected = collect(corpus, positives, negatives, settings, seed)
     if evaluation and settings.decontaminate:
-        clean(collected, pages, evaluation[0], settings.decontaminate.min_share)
-    account = pages_report.account(collected, pages, settings, seed) | {
+        clean(collected, corpus, evaluation[0], settings.decontaminate.min_share)
+    account = pages_report.account(collected, corpus, settings, seed) | {
         "inputs": {
             name: {label: _digest(file, name) for file, label in labels(files).items()} for name, files in read.items()
         },
         "evaluation_sets": evaluation[1] if evaluation else [],
     }
-    with written_aside(report) as folder:
-        pages_report.write_report(folder, collected, pages, settings)
-        for file in folder.iterdir():
-            shutil.copy(file, run.artifacts / file.name)
     with written_aside(out) as folder:
-        folder.mkdir()
-        write_jsonl(folder / "kept.jsonl", pages_report.kept_rows(collected, pages))
+        folder.mkdir(parents=True)
+        pages_report.write_report(folder / "report", collected, corpus, settings)
+        for file in (folder / "report").iterdir():
+            shutil.copy(file, run.artifacts / file.name)
+        write_jsonl(folder / "kept.jsonl", pages_report.kept_rows(collected, corpus))
         hits = sorted(collected.hits, key=lambda hit: -hit.share)
         write_jsonl(folder / "contaminated.jsonl", (hit.to_row() for hit in hits))
-        write_json(folder / "domains.json", domains(collected, pages))
+        write_json(folder / "domains.json", domains(collected, corpus))
         write_json(folder / "rounds.json", account)
     for name, files in read.items():
         for file, label in labels(files).items():
@@ -102,10 +96,4 @@ def _digest(file: Path, name: str) -> dict[str, str | int]:
 
 
 if __name__ == "__main__":
-    run_stage(
-        "pages",
-        work,
-        inputs=[INPUTS / "pages"],
-        outputs=[PAGES, REPORT],
-        before=lambda params: link("pages", files(params)),
-    )
+    main("pages", work, before=lambda params: link("pages", files(params)))

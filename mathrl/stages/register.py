@@ -20,7 +20,8 @@ from mathrl.registry.flavour import Usage
 from mathrl.registry.versions import describe, find_version, register_version
 from mathrl.reports.html import pipeline_material, write_report
 from mathrl.reports.model_card import model_card
-from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.command import main
+from mathrl.stages.stage_run import StageRun
 from mathrl.tracking.client import connect
 from mathrl.tracking.upload import Upload
 
@@ -76,4 +77,4 @@ def dvc_md5(path: str) -> str:
 
 
 if __name__ == "__main__":
-    run_stage("register", work, inputs=[MODEL, SUMMARY], outputs=[REGISTERED])
+    main("register", work, inputs=[MODEL, SUMMARY], outputs=[REGISTERED])

@@ -10,6 +10,7 @@ from typing import Any
 
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.params import Params
+from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 from mathrl.stages.training_stage import open_training, write_model, write_report
 
@@ -73,3 +74,7 @@ def _scorer(start: Path, params: Params, ranks: Any) -> Any:
     network = load_to_train(load_model, start, params.model, ranks)
     with sharded_like(network, ranks):
         return make_scorer(network)
+
+
+if __name__ == "__main__":
+    main("reward_model", work)

@@ -28,7 +28,8 @@ from mathrl.engines.verl_process import verl_python
 from mathrl.health.watch import HealthMonitor
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
-from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.command import main
+from mathrl.stages.stage_run import StageRun
 from mathrl.stages.training_stage import load_network, load_start, open_training, write_model, write_report
 
 if TYPE_CHECKING:
@@ -212,4 +213,4 @@ def summary_of(result: RlResult) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_stage("rl", work, inputs=[PROBLEMS, DEV, EXAMPLES, DIFFICULTY, START], outputs=[MODEL, REPORT])
+    main("rl", work, inputs=[PROBLEMS, DEV, EXAMPLES, DIFFICULTY, START], outputs=[MODEL, REPORT])

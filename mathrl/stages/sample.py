@@ -26,6 +26,7 @@ from mathrl.data.templates import response_end
 from mathrl.params import Params
 from mathrl.rewards.compose import build_reward
 from mathrl.rewards.steps import step_ends
+from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 
 Row = dict[str, Any]
@@ -195,3 +196,7 @@ def label(rows: Sequence[Row], counts: Sequence[int], continuations: int) -> lis
         labels = {kind: [*(step[kind] for step in steps), last] for kind in ("soft", "hard")}
         labelled.append({name: value for name, value in row.items() if name != "prefixes"} | labels)
     return labelled
+
+
+if __name__ == "__main__":
+    main("sample", work)

@@ -17,7 +17,8 @@ from mathrl.core.problems import read_problems
 from mathrl.engines.installed import check_installed
 from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
-from mathrl.stages.stage_run import StageRun, run_stage
+from mathrl.stages.command import main
+from mathrl.stages.stage_run import StageRun
 from mathrl.stages.training_stage import load_start, open_training, write_model, write_report
 
 if TYPE_CHECKING:
@@ -118,4 +119,4 @@ def _hand_on(run: StageRun, start: Path, data: Sequence[Path], model: Path, repo
 
 
 if __name__ == "__main__":
-    run_stage("sft", work, inputs=[PROBLEMS, DEV], outputs=[BASE, MODEL, REPORT])
+    main("sft", work, inputs=[PROBLEMS, DEV], outputs=[BASE, MODEL, REPORT])

@@ -12,15 +12,17 @@ from mathrl.evaluation.summary import summarise_seeds
 from mathrl.params.evaluate import Evaluate
 from mathrl.params.recipe_steps import Claim
 from mathrl.recipes.recipe import CLAIM
+from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 
 Runs = list[list[EvalRow]]
 
 
 def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path, claim: Sequence[Sequence[str]] = ()) -> None:
-    """Write `out` from the folders of evaluate steps: pairs of the step's name and a folder, one per seed.
+    """Write `out` from the reports of evaluate steps: pairs of the step's name and a folder, one per seed.
 
-    `claim` has the recipe's claim as pairs (start, NAME), (model, NAME) and an (of, STEP) per evaluation.
+    `claim` has the recipe's claim as pairs (start, NAME), (model, NAME), an (of, STEP) per evaluation and a
+    (apart, MODEL) per model that is no control.
 
     Example of what is written (evaluate step, benchmark, model):
         {"test": {"test": {"models": {"sft": {"seeds": 3, "problems": 500, "samples": 8, "pass_at_1": 0.41,
@@ -30,7 +32,7 @@ def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path, claim:
     settings = run.params.evaluate
     rows: dict[str, dict[str, dict[str, Runs]]] = {}
     for step, folder in evaluated:
-        for model in read_runs(Path(folder) / "report" / "responses.jsonl"):
+        for model in read_runs(Path(folder) / "responses.jsonl"):
             models = rows.setdefault(step, {}).setdefault(model.benchmark, {})
             models.setdefault(model.label, []).append(model.rows)
     summary = {
@@ -56,7 +58,8 @@ def _claim_tested(
     """The claim's table and tests, by benchmark."""
     named = {field: [name for other, name in words if other == field] for field, _ in words}
     evaluations = named["of"]
-    claim = Claim(start=named["start"][0], model=named["model"][0], evaluations=tuple(evaluations))
+    apart = tuple(named.get("apart", ()))
+    claim = Claim(start=named["start"][0], model=named["model"][0], evaluations=tuple(evaluations), apart=apart)
     return {
         benchmark: claim_results({step: rows[step].get(benchmark, {}) for step in evaluations}, claim, settings)
         for benchmark in rows[evaluations[0]]
@@ -66,3 +69,7 @@ def _claim_tested(
 def _results(models: dict[str, Runs], settings: Evaluate) -> BenchmarkResults:
     figures = {name: summarise_seeds(runs, settings) for name, runs in models.items()}
     return BenchmarkResults(figures, compare_models(models, settings))
+
+
+if __name__ == "__main__":
+    main("summary", work)

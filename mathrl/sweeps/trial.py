@@ -43,7 +43,7 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One run of a stage in the study's folder: its label, and the arguments of `mathrl.stages.recipe_step`.
+    """One run of a stage in the study's folder: its label, and the arguments of its command.
 
     `trial` is the record of the trial that it belongs to, empty for runs of the comparison.
     """
@@ -244,7 +244,7 @@ def _attempt(
     """Run the stage once, while its processes hold `lock`; its exit status, or None if `prune` ended it."""
     run.out.mkdir(parents=True, exist_ok=True)
     began = checked = time.time()
-    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.stages.recipe_step", run.stage]
+    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", f"mathrl.stages.{run.stage}"]
     with lock, (run.out / "log.txt").open("ab") as log:
         child = subprocess.Popen(
             [*command, str(run.out), *run.arguments],

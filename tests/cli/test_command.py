@@ -77,7 +77,6 @@ def test_an_unknown_command_is_answered_by_the_nearest() -> None:
         (["run", "rl", "--set", "rl.optimizer.lr=fast"], "rl.optimizer.lr"),
         (["run", "rl", "--set", "rl.optimizer.lr"], "write section.key=value"),
         (["run", "rl", "--preset", "gsm8"], "did you mean gsm8k?"),
-        (["run", "rl", "--controls"], "--controls needs the whole pipeline"),
         (["runs", "--prune", "nothing"], "no run 'nothing'"),
         (["evaluate", "--model", "no/such/folder", "--benchmark", "nonsense"], "nonsense"),
         (["grade", "missing.jsonl", "--output", "out.jsonl"], "missing.jsonl: no such file"),

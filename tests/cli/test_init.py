@@ -94,7 +94,7 @@ def test_a_project_of_own_rows_and_an_own_model(
     assert params.rl.optimizer.lr == 3e-5 and params.sft.optimizer.lr == 3e-4
     # Nothing of the demo's is left that trains or samples: recipes and sweeps start from the project's own values.
     assert params.dpo.lr == 1e-5 and params.reward_model.lr == 3e-4
-    assert params.controls.forced_prefix is None and params.controls.more_sft
+    assert params.controls.forced_prefix is None
     assert params.sample.max_tokens == params.evaluate.max_tokens == params.rl.max_tokens
     assert (
         params.sweep.study,

@@ -25,6 +25,7 @@ from mathrl.reports.examples import examples_markdown, side_by_side
 from mathrl.sweeps.report import markdown as trials_markdown
 from mathrl.tracking.lineage import Step
 from tasks import report as artifacts
+from tasks.graph import Graph
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "<a href=http://x>", "<!--", "-->", "<http://x>",
@@ -183,7 +184,7 @@ def test_an_artifact_that_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda text, **_: shown.append(text))
     for most in range(1, len(text) + 10, 7):
         monkeypatch.setattr(artifacts, "LONGEST_TEXT", most)
-        artifacts.report_stage(tmp_path, "curate")
+        artifacts.report_step(Graph(tmp_path), "curate")
         check(shown[-1], cut=True)
         assert len(shown[-1]) <= most
     assert shown[-1] == text

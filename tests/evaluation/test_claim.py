@@ -47,7 +47,7 @@ def claimed(params: Params, folder: Path, models: Mapping[str, int] = RIGHT) -> 
             ("thinking", responses("sft", 2)),
         ):
             write_jsonl(folder / f"{step}-s{seed}/report/responses.jsonl", rows)
-            evaluated.append((step, str(folder / f"{step}-s{seed}")))
+            evaluated.append((step, str(folder / f"{step}-s{seed}/report")))
     stage = cast(StageRun, SimpleNamespace(params=params, summary=lambda figures: None))
     words = [("start", "sft"), ("model", "rl"), ("of", "controls"), ("of", "thinking")]
     summarise_recipe(stage, evaluated=evaluated, claim=words, out=folder / "summary.json")
@@ -79,6 +79,17 @@ def test_best_of_k_is_the_starts_vote(params: Params) -> None:
     claim = Claim(start="sft", model="rl", evaluations=("controls",))
     best = claim_results({"controls": {"sft": [rows], "rl": [rows]}}, claim, params.evaluate).models["best_of_4"]
     assert best.pass_at_1.mean == 0.5 and best.response_length == 20.0 and not best.maj_at_k
+
+
+def test_a_models_base_is_no_control_and_models_of_a_further_evaluation_keep_their_names(params: Params) -> None:
+    rows = [
+        EvalRow("m", "test", f"{n}", None, None, (n % 2 == 0,) * 4, ("1",) * 4, (5,) * 4, (False,) * 4)
+        for n in range(8)
+    ]
+    claim = Claim(start="sft", model="rl", evaluations=("evaluate", "controls"), apart=("base",))
+    first, second = ({model: [rows] for model in models} for models in (("base", "sft", "rl"), ("worked", "rl")))
+    results = claim_results({"evaluate": first, "controls": second}, claim, params.evaluate)
+    assert list(results.models) == ["sft", "worked", "controls_rl", "best_of_4", "rl"]
 
 
 def test_the_conclusion_says_against_what_the_claim_stands(params: Params, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Killable:
 
 def step(stage: str, *words: str, variants: tuple[tuple[str, ...], ...] = ()) -> Killable:
     folder = f"pipelines/recipes/tried/{stage}"
-    return Killable((folder,), (stage, folder, "--start", "models/sft", *words), variants)
+    return Killable((folder,), (folder, "--start", "models/sft", *words), variants)
 
 
 STAGES = {
@@ -79,8 +79,7 @@ class Attempt:
         return Path(self.broken.workspace.folder)
 
     def start(self, fault: str = "", **environment: str) -> Any:
-        module, words = (self.stage, []) if not STAGES[self.stage].words else ("recipe_step", STAGES[self.stage].words)
-        return self.broken.start(module, fault, list(words), **environment)
+        return self.broken.start(self.stage, fault, list(STAGES[self.stage].words), **environment)
 
     def run(self, fault: str = "", **environment: str) -> tuple[int, str]:
         process = self.start(fault, **environment)

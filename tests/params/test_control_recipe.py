@@ -1,6 +1,9 @@
 """The controls of an RL run as a recipe: the rewards, the steps, and what is refused."""
 
+import argparse
+import importlib
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,19 @@ from mathrl.grading.verdict import Verdict
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe_steps import EvaluateStep, RlStep, SftStep
 from mathrl.params.run import Reward
-from mathrl.recipes.controls import CONTROLS, control_rewards, equal_steps, find_controlled, write_control_recipe
+from mathrl.recipes.controls import (
+    CONTROLS,
+    OWN_MODELS,
+    control_rewards,
+    equal_steps,
+    find_controlled,
+    write_control_recipe,
+)
 from mathrl.recipes.graph import graph
 from mathrl.recipes.recipe import load_recipe, step_overrides
 from mathrl.rewards import RewardInput, build_reward
 from mathrl.rewards.noise import noisy_verdict
-from mathrl.stages.recipe_step import parse
+from mathrl.stages import command
 
 ROOT = Path(__file__).parents[2]
 KL = 'rl.kl={"type": "loss", "coef": 0.5, "controller": null, "estimator": "k3"}'
@@ -45,26 +55,77 @@ def rewards_of(name: str, reward: Reward | None = None, rate: float = 0.6) -> li
     return values
 
 
+def parse(text: str) -> argparse.Namespace:
+    """The arguments of a stage's command, which begins python -m mathrl.stages.STAGE."""
+    _, _, module, *words = shlex.split(text)
+    return command.parse(module, importlib.import_module(module).work, words)
+
+
 def test_the_recipe_has_a_step_per_control_and_the_claim(checkout: Path) -> None:
-    name = write_control_recipe("rl", 2)
+    name, folder = write_control_recipe("rl", 2)
     recipe = load_recipe(name)
-    assert (name, recipe.seeds) == ("controls-rl", (0, 1))
+    assert (name, recipe.seeds, folder) == ("controls-rl", (0, 1), Path())
     assert [step for step in recipe.steps if step in CONTROLS] == list(CONTROLS)
     evaluated, thinking = recipe.steps["controls"], recipe.steps["thinking"]
     assert isinstance(evaluated, EvaluateStep) and isinstance(thinking, EvaluateStep)
-    assert evaluated.models == ("sft", "random", "form", "majority", "inverted", "more_sft", "rl")
+    assert evaluated.models == ("sft", "random", "form", "majority", "inverted", "more_sft", "worked", "rl")
     assert (thinking.models, thinking.set) == (("sft",), ('prompt.response_prefix="<think>"',))
     rl = recipe.steps["rl"]
-    assert isinstance(rl, RlStep) and (rl.start, rl.data, rl.difficulty) == ("sft", ("mixture",), "rates")
+    assert isinstance(rl, RlStep) and (rl.start, rl.data, rl.difficulty) == ("sft", ("mix",), "difficulty")
     for arm in ("random", "form", "majority", "inverted"):
         step = recipe.steps[arm]
         assert isinstance(step, RlStep) and step.model_copy(update={"set": ()}) == rl, "the same run but for its reward"
         assert {item.split(".")[0] for item in step.set} == {"reward"}
+    worked, sft = recipe.steps["worked"], recipe.steps["sft"]
+    assert worked == sft.model_copy(update={"set": (*sft.set, "sft.terse_share=0")}), (
+        "the start's but for the terse ones"
+    )
     claim = recipe.claim
     assert claim and (claim.start, claim.model, claim.evaluations) == ("sft", "rl", ("controls", "thinking"))
-    command = graph(name, recipe, ROOT)["summary"]["cmd"]
-    assert parse(command.split()[3:]).claim == ["start=sft", "model=rl", "of=controls", "of=thinking"]
+    assert parse(graph(name, recipe, ROOT)["summary"]["cmd"]).claim == [
+        "start=sft",
+        "model=rl",
+        "of=controls",
+        "of=thinking",
+    ]
     assert "sft" not in graph(name, recipe, ROOT)["summary"]["deps"], "names of a claim are no files"
+
+
+def test_one_seed_of_a_pipeline_is_controlled_on_its_own_models(checkout: Path) -> None:
+    """No step trains the run again: the graph reads the pipeline's models, mixture and responses as they are."""
+    name, folder = write_control_recipe("rl", 1)
+    assert (name, folder) == (OWN_MODELS, Path())
+    recipe = load_recipe(name)
+    assert set(recipe.steps) == {*CONTROLS, "controls"} and not recipe.seeds
+    stages = graph(name, recipe, ROOT)
+    options = {step: parse(stage["cmd"]) for step, stage in stages.items()}
+    for arm in ("random", "form", "majority", "inverted"):
+        files = (options[arm].start, options[arm].difficulty, options[arm].data)
+        assert files == (Path("models/sft"), Path("data/difficulty/summary.json"), ["data/mixture/train.jsonl"])
+    assert (options["more_sft"].start, options["worked"].start) == (Path("models/sft"), Path("models/base"))
+    assert options["thinking"].model == ["sft=models/sft"] and "sft" not in str(options["controls"].model[0])
+    tests = [f"{step}=pipelines/recipes/{name}/{step}/report" for step in ("controls", "thinking")]
+    assert options["summary"].evaluated == ["evaluate=reports/evaluate", *tests]
+    assert "reports/evaluate" in stages["summary"]["deps"]
+    assert options["summary"].claim[:3] == ["start=sft", "model=rl", "of=evaluate"], "and base apart"
+    assert options["summary"].claim[-1] == "apart=base"
+    only = load_recipe(write_control_recipe("rl", 1, ["thinking"])[0])
+    assert set(only.steps) == {"thinking"} and only.claim and only.claim.evaluations == ("reports/evaluate", "thinking")
+
+
+def test_one_seed_of_a_run_under_runs_is_controlled_in_its_folder(checkout: Path) -> None:
+    shutil.copytree(checkout / "params", checkout / "runs/odd/params")
+    write_jsonl(checkout / "runs/odd/reports/rl/metrics.jsonl", ROWS[:1])
+    name, folder = write_control_recipe("odd", 1, ["random"])
+    assert (name, folder) == (OWN_MODELS, Path("runs/odd"))
+    (random,) = (step for step in load_recipe(name, folder / "params").steps.values() if step.stage == "rl")
+    assert '"false_positives": 0.5' in random.set[0], "the rate of that run"
+    assert not (checkout / "params/recipes" / f"{name}.yaml").exists()
+
+
+def test_worked_needs_a_start_that_was_taught_to_answer_at_once(checkout: Path) -> None:
+    recipe = load_recipe(write_control_recipe("rl", 2, (), ["sft.terse_share=0"])[0])
+    assert "worked" not in recipe.steps and "more_sft" in recipe.steps
 
 
 def test_random_rewards_have_the_rate_of_the_run_and_know_nothing() -> None:
@@ -97,7 +158,7 @@ def test_more_sft_takes_the_computation_of_rl(checkout: Path) -> None:
     params = load_params()
     assert params.rl.prompts_per_step * params.rl.group_size == 512 and params.sft.tokens_per_step == 2048
     assert equal_steps(ROWS, params.rl, params.sft) == 11
-    recipe = load_recipe(write_control_recipe("rl", 1, ["more_sft"], ["sft.tokens_per_step=4096"]))
+    recipe = load_recipe(write_control_recipe("rl", 1, ["more_sft"], ["sft.tokens_per_step=4096"])[0])
     more = recipe.steps["more_sft"]
     assert isinstance(more, SftStep) and (more.start, more.data) == ("sft", ("sft",))
     assert more.set == ("sft.steps=6",) and not {"random", "thinking"} & set(recipe.steps)
@@ -109,7 +170,7 @@ def test_a_run_under_runs_brings_its_own_parameters_and_splits(checkout: Path) -
     for section, change in (("rl", {"kl": {"coef": 0.5}}), ("curate", {"on_bad_row": "reject"}), ("run", {"seed": 7})):
         file = checkout / f"runs/odd/params/{section}.yaml"
         write_text(file, dump_yaml(read_yaml(file) | change))
-    recipe = load_recipe(write_control_recipe("odd", 1))
+    recipe = load_recipe(write_control_recipe("odd", 2)[0])
     assert set(recipe.set) == {KL, 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
     assert "curate.on_bad_row" in step_overrides(recipe, "splits")[0]
     assert recipe.claim and load_params(overrides=step_overrides(recipe, "random")).rl.kl_coef == 0.5
@@ -130,7 +191,7 @@ def test_a_recipe_run_with_overrides_is_named_by_its_folder(checkout: Path) -> N
     own, other = find_controlled(f"{folder.name}/rl"), find_controlled("sft-rl/rl")
     assert (own.rate, own.params.rl.steps, own.params.rl.kl_coef) == (0.7, 30, 0.5)
     assert (other.rate, other.params.rl.steps) == (0.5, load_params().rl.steps)
-    recipe = load_recipe(write_control_recipe(f"{folder.name}/rl", 1))
+    recipe = load_recipe(write_control_recipe(f"{folder.name}/rl", 1)[0])
     assert set(recipe.set) == {KL, 'curate.on_bad_row="reject"'} and recipe.curated == "splits"
     assert recipe.overrides == ("rl.steps=30",) and recipe.claim and recipe.claim.model == "rl"
 
@@ -140,7 +201,7 @@ def test_a_recipes_step_keeps_what_it_needs_alone(checkout: Path) -> None:
         write_jsonl(checkout / f"pipelines/recipes/study/grpo-s{seed}/report/metrics.jsonl", ROWS * 10)
     controlled = find_controlled("study/grpo")
     assert set(controlled.recipe.steps) == {"base", "sft", "grpo"} and controlled.rate == 0.7
-    recipe = load_recipe(write_control_recipe("study/grpo", 3))
+    recipe = load_recipe(write_control_recipe("study/grpo", 3)[0])
     more = recipe.steps["more_sft"]
     steps = equal_steps(ROWS * 10, controlled.params.rl, controlled.params.sft)
     assert isinstance(more, SftStep) and more.set == (f"sft.steps={steps}",), "of one seed, not of three"

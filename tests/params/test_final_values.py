@@ -37,7 +37,6 @@ def refusal(stage: str, *overrides: str, size: str = "1.5B", typed: tuple[str, .
         ("sft", [], "7B", "sft.optimizer.type=adamw and sft.optimizer.lr=1e-5"),
         ("sft", [], "72B", "sft.optimizer.type=adamw and sft.optimizer.lr=2e-6"),
         ("sft", ["sft.lora={}"], "7B", "sft.optimizer.type=adamw and sft.optimizer.lr=1e-4"),
-        ("controls", ["sft.steps=0"], "7B", "sft.optimizer.type=adamw and sft.optimizer.lr=1e-5"),
         ("dpo", [], "7B", "dpo.optimizer.lr=5e-7"),
         ("process_reward_model", [], "7B", "reward_model.optimizer.lr=1e-5"),
     ],
@@ -98,7 +97,7 @@ def test_lengths_that_cut_off_answers_and_prompts_are_refused(stage: str) -> Non
 
 
 def test_random_weights_keep_the_demos_values_and_stages_without_rates_are_not_judged() -> None:
-    assert check_final_values(load_params(), ["sft", "rl", "controls", "dpo", "reward_model", "evaluate"]) == []
+    assert check_final_values(load_params(), ["sft", "rl", "dpo", "reward_model", "evaluate"]) == []
     assert refusal("sft", "sft.steps=0") == "" == refusal("curate") == refusal("mix")
 
 
@@ -125,7 +124,7 @@ def test_every_judged_parameter_exists() -> None:
 @pytest.mark.parametrize("preset", ["gsm8k", "math", "math-mixture", "dapo", "gsm8k+dapo"])
 def test_the_data_presets_suit_a_pretrained_model_as_they_are(preset: str) -> None:
     params = load_params(preset=preset, overrides=[PRETRAINED % "1.5B"])
-    stages = ["sft", "difficulty", "rl", "controls", "evaluate", "sample", "dpo", "reward_model"]
+    stages = ["sft", "difficulty", "rl", "evaluate", "sample", "dpo", "reward_model"]
     assert check_final_values(params, stages) == []
     assert (params.rl.optimizer.lr, params.rl.optimizer.type, params.rl.ema) == (1e-6, "adamw", None)
     assert (params.sft.optimizer.lr, params.sft.optimizer.type) == (1e-5, "adamw")

@@ -75,6 +75,17 @@ def test_the_later_override_wins_and_only_sections_that_the_stage_reads_are_hand
         ("rl: {stage: rl, start: sft, teacher: sft}", "a teacher and rl.advantage=distillation go together"),
         ("rl: {stage: rl, start: sft, reference: sft}", "no effect unless rl.kl.coef is above 0"),
         ("rl: {stage: rl, start: sft, set: [rl.advantage=process]}", "name a process_reward_model"),
+        (
+            "rl: {stage: rl, start: models/stf}",
+            "'models/stf' is no file of the checkout, and nothing that the pipeline",
+        ),
+        ("t: {stage: evaluate, models: [sft, models/sft]}", "steps.t.models: two are called sft"),
+        ("t: {stage: evaluate, models: [sft], benchmarks: ['$(id)']}", "it becomes part of a command"),
+        ("t: {stage: evaluate, models: [sft], benchmarks: [..]}", "it becomes part of a command"),
+        (
+            "r: {stage: register, model: sft, evaluation: t}\n  t: {stage: evaluate, models: [sft]}",
+            "only the pipeline, r",
+        ),
         ("a: {stage: rl, start: b}\n  b: {stage: rl, start: a}", "in a cycle: a -> b -> a"),
         ("a: {stage: rl, start: a}", "in a cycle: a -> a"),
     ],

@@ -17,10 +17,9 @@ from mathrl.params.schema import STAGES
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
 PARTS = ("mathrl", "flows", "tasks", "params", "dvc.yaml", "prefect.yaml", "pyproject.toml", "constraints.txt",
-         "pipelines/controls.yaml", "pipelines/suite.yaml", "pipelines/pages.yaml",
          "data/inputs/curate/.gitignore", "data/inputs/evaluate/.gitignore", "data/inputs/pages/.gitignore",
          ".dvcignore", ".gitignore", ".dvc/config", ".dvc/plots.html", ".dvc/.gitignore")  # fmt: skip
-REPLACED = (*(stage for stage in STAGES if stage != "register"), "controls")
+REPLACED = tuple(stage for stage in STAGES if stage != "register")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",

@@ -101,7 +101,7 @@ def work(run: StageRun) -> None:
             folder.mkdir()
             for name in ("sft", "rl", "dev", "test", "train", "pass_rates"):
                 write_text(folder / f"{name}.jsonl", f"{said} {name}\n")
-            write_json(folder / "summary.json", {"said": said, "benchmark": "test", "models": {"more_sft": FIGURES}})
+            write_json(folder / "summary.json", {"said": said, "benchmark": "test"})
             write_text(folder / "metrics.jsonl", '{"step": 1, "loss": 0.5}\n')
             responses = [RESPONSE | {"model": name, "correct": name == "rl"} for name in ("base", "sft", "rl")]
             write_jsonl(folder / "responses.jsonl", responses)

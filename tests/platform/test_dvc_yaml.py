@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from mathrl.params.recipe_steps import DEFAULT
 from mathrl.params.schema import READS, STAGES
-from mathrl.params.watched_code import imported_files, watched_code, with_watched_code
+from mathrl.params.watched_code import imported_files, watched_code
+from mathrl.recipes.graph import graph_files
+from mathrl.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 StageFiles = Callable[[str], tuple[list[str], list[str]]]
-BESIDE = ("controls", "pages")
 
 
 def stages() -> dict[str, Any]:
-    """Every stage of the DVC files, with paths from the checkout's top."""
+    """The stages of dvc.yaml but the one that resolves the parameters."""
     found: dict[str, Any] = dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
     del found["resolve"]
-    for name in BESIDE:
-        found |= YAML(typ="safe").load(with_watched_code(ROOT / "pipelines" / f"{name}.yaml", ROOT))["stages"]
     return found
 
 
@@ -31,8 +31,13 @@ def paths(entries: list[Any]) -> set[str]:
 NAMES = list(stages())
 
 
+def test_it_is_made_from_the_recipe_of_the_pipeline() -> None:
+    ((file, text),) = graph_files(DEFAULT, load_recipe(DEFAULT, ROOT / "params"), ROOT).items()
+    assert file == ROOT / "dvc.yaml" and file.read_text() == text, "run: make generate"
+
+
 def test_the_stages_are_those_of_the_schema() -> None:
-    assert set(NAMES) - set(BESIDE) == set(STAGES)
+    assert tuple(NAMES) == STAGES
 
 
 def test_only_the_stage_that_resolves_them_depends_on_params() -> None:

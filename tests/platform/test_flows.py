@@ -25,7 +25,7 @@ FILES = sorted(file.stem for file in (ROOT / "flows").glob("*.py") if file.stem 
 # The stages that a flow starts.
 RUNS = {
     **{stage: STAGES[: number + 1] for number, stage in enumerate(STAGES)},
-    "pipeline": (*STAGES, "controls"),
+    "pipeline": STAGES,
     "pages": ("pages",),
     "recipe": STEP_STAGES,
     "controls": STEP_STAGES,

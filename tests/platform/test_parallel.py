@@ -16,25 +16,23 @@ from mathrl.core.errors import UserError
 from mathrl.core.processes import is_alive
 from mathrl.params.load import dump_yaml
 from tasks.dvc_output import was_stopped
-from tasks.parallel import needed_steps, places, side_by_side
+from tasks.graph import last_maker, needed_steps
 from tasks.repro import Repro, stages_up_to_date
+from tasks.runner import places_for, side_by_side
 
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(1800)]
 FLOW = """
 from pathlib import Path
 from prefect import flow
-from mathrl.params.load import parse_yaml
-from tasks.parallel import Steps, needed_steps, places, run_at_once
+from tasks.graph import Graph
 from tasks.repro import environment
+from tasks.runner import run_graph
 
 @flow
 def at_once():
-    file = "side/dvc.yaml"
-    needs, _ = needed_steps(parse_yaml(Path(file).read_text(), file)["stages"])
-    steps = Steps(Path.cwd(), file, environment(Path.cwd()), lambda text: print(text, end="", flush=True),
-                  places(2, 1, []))
-    run_at_once(steps, needs, lambda step, outcome: print("ENDED", step, outcome, flush=True))
+    run_graph(Graph(Path.cwd(), "side/dvc.yaml"), environment(Path.cwd()), lambda text: print(text, end="", flush=True),
+              lambda graph, step: print("ENDED", step, flush=True), jobs=2)
 
 at_once()
 """
@@ -70,9 +68,8 @@ def test_what_needs_nothing_runs_at_once_and_what_failed_holds_up_its_own_alone(
         checkout, {**meeting, "both": both, "wrong": wrong | {"cmd": "touch wrong"}, "after": after, "beside": beside}
     )
     done = checkout.run(checkout.executable, "-c", FLOW)
-    ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ENDED")]
-    assert ended == [["a", "skipped"], ["b", "skipped"], ["both", "skipped"], ["wrong", "ran"], ["after", "ran"],
-                     ["beside", "skipped"]]  # fmt: skip
+    ended = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ENDED")]
+    assert ended == ["wrong", "after"], "what was skipped is not reported again"
 
 
 def test_a_signal_ends_every_step(checkout: Checkout, tmp_path: Path) -> None:
@@ -114,10 +111,13 @@ def test_needs_and_places() -> None:
     }
     needs, outside = needed_steps(stages)
     assert needs == {"curate": [], "sft": ["curate"], "near": [], "test": ["sft", "curate"], "summary": ["test"]}
-    assert not outside and needed_steps({"a": {"deps": ["data/curated/rl.jsonl"]}})[1]
-    assert places(4, 2, ["0", "1", "2", "3", "4"]) == ["0,1", "2,3"]
-    assert places(1, 1, ["GPU-a", "GPU-b"]) == ["GPU-a"] and places(2, 8, ["0", "1"]) == ["0,1"]
-    assert places(3, 2, []) == ["", "", ""]
+    assert outside == {"p/sft2"}, "what no step makes, without the code"
+    pipeline = {"curate": {"outs": ["data/curated"]}, "sft": {"outs": ["models/sft"]}, "rl": {"outs": ["models/rl"]}}
+    assert last_maker(pipeline, {"data/curated/rl.jsonl", "models/sft", "p/sft2"}) == "sft"
+    assert last_maker(pipeline, outside) is None
+    assert places_for(4, 2, ["0", "1", "2", "3", "4"]) == ["0,1", "2,3"]
+    assert places_for(1, 1, ["GPU-a", "GPU-b"]) == ["GPU-a"] and places_for(2, 8, ["0", "1"]) == ["0,1"]
+    assert places_for(3, 2, []) == ["", "", ""]
 
 
 def test_steps_side_by_side_give_up_cores_while_they_wait() -> None:

@@ -46,7 +46,7 @@ def runs_by_name(checkout: Checkout) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) -> None:
-    done = checkout.mathrl("run", "pipeline", "--controls", **SECRETS)
+    done = checkout.mathrl("run", "pipeline", **SECRETS)
     assert PLANTED not in done.stdout + done.stderr
     assert ran(done.stdout + done.stderr) == list(STAGES)
     for part in (
@@ -65,7 +65,7 @@ def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) ->
     link = artifacts["results-report"]
     assert re.search(r"http://127.0.0.1:5001/register-[^/]+/report.html", link), "browsers open no file:// from a page"
     names = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
-    assert names == ["base", "sft", "rl", "more_sft"]
+    assert names == ["base", "sft", "rl"]
 
 
 def test_a_secret_of_the_environment_is_written_nowhere(checkout: Checkout) -> None:
@@ -137,9 +137,8 @@ def test_a_password_in_the_address_of_mlflow_stands_in_no_error(
 
 def test_dvc_then_has_nothing_to_do(checkout: Checkout) -> None:
     assert "up to date" in checkout.repro().stdout
-    assert "up to date" in checkout.repro("pipelines/controls/dvc.yaml:controls").stdout
     status = checkout.git("status", "--porcelain").splitlines()
-    new = {"data/.gitignore", "models/", "reports/", "dvc.lock", "pipelines/controls/"}
+    new = {"data/.gitignore", "models/", "reports/", "dvc.lock"}
     assert {line[3:] for line in status} == new
 
 
@@ -150,15 +149,15 @@ def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> No
     def stages() -> list[str]:
         return checkout.run("dvc", "stage", "list", "--all", "--name-only").stdout.split()
 
-    assert stages() == [*STAGES, "pipelines/controls/dvc.yaml:controls"]
+    assert stages() == [*STAGES]
     checkout.mathrl("graph", "pages")
-    assert "pipelines/pages/dvc.yaml:pages" in stages()
+    assert "pipelines/recipes/pages/dvc.yaml:pages" in stages()
     refused = checkout.mathrl("graph", "page", ok=False)
     assert refused.returncode == 2
-    assert "no pipeline or recipe 'page'; write one of controls, pages, suite, beyond-objectives" in refused.stderr
+    assert "no recipe 'page' (did you mean pages?); recipes: beyond-objectives" in refused.stderr
     # A graph that was written is no change to the code: runs with overrides are still taken.
     assert uncommitted(checkout.folder) == []
-    shutil.rmtree(checkout.folder / "pipelines" / "pages")
+    shutil.rmtree(checkout.folder / "pipelines" / "recipes" / "pages")
 
 
 def test_a_flow_with_nothing_to_do_lets_dvc_end_by_itself(checkout: Checkout) -> None:
@@ -179,17 +178,16 @@ def test_a_run_with_nothing_to_do_starts_no_server_and_no_flow_yet_uploads_and_r
     (mirror,) = (checkout.home / "records").glob("mix-*/mirror.json")
     complete = json.loads(mirror.read_text())
     mirror.write_text(json.dumps({name: value for name, value in complete.items() if name != "complete"}))
-    printed = checkout.mathrl("run", "pipeline").stdout + checkout.mathrl("run", "pipeline", "--controls").stdout
-    for last in ("register up", "register, controls up"):
-        assert f"nothing to do: curate, sft, difficulty, mix, rl, evaluate, {last} to date" in printed
-    assert printed.count("0.400 to 0.600") > 2 and printed.count("rl is better than sft") == 2 and "more_sft" in printed
+    printed = checkout.mathrl("run", "pipeline").stdout
+    assert "nothing to do: curate, sft, difficulty, mix, rl, evaluate, register up to date" in printed
+    assert printed.count("0.400 to 0.600") > 2 and printed.count("rl is better than sft") == 1
     assert not log.exists() and json.loads(mirror.read_text()) == complete, "what MLflow lacked was uploaded"
 
 
 def test_one_parent_has_a_run_of_every_stage_with_all_that_lineage_needs(checkout: Checkout) -> None:
     runs = runs_by_name(checkout)
     (parent,) = runs.pop("parent")
-    assert {name: len(each) for name, each in runs.items()} == dict.fromkeys((*STAGES, "controls"), 1)
+    assert {name: len(each) for name, each in runs.items()} == dict.fromkeys(STAGES, 1)
     commit = checkout.git("rev-parse", "HEAD")
     for stage, (run,) in runs.items():
         assert run["status"] == "FINISHED"

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,16 @@ from prefect.artifacts import ProgressArtifact
 
 from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
-from mathrl.params.recipe_steps import STEP_STAGES
+from mathrl.params.recipe_steps import DEFAULT, PIPELINE_OUTPUTS, STEP_STAGES
 from mathrl.params.schema import READS
 from mathrl.recipes.graph import graph, graph_files
 from mathrl.recipes.recipe import load_recipe, recipe_names
-from mathrl.stages.recipe_step import parse, wire
+from mathrl.stages.command import parse, wire
 from tasks.mlflow_links import artifact_key
 
 Checkout = Any
 ROOT = Path(__file__).parents[2]
-NAMES = recipe_names(ROOT / "params")
+NAMES = [name for name in recipe_names(ROOT / "params") if name != DEFAULT]  # the pipeline: test_dvc_yaml.py
 # A model of a few thousand weights that has learned to write an answer, and two steps of everything else.
 TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
@@ -42,6 +43,9 @@ deduplicate: {exact: false}
 """
 
 
+GIVEN = ("data/curated/", "data/inputs/", *PIPELINE_OUTPUTS)
+
+
 def stages_of(name: str) -> dict[str, Any]:
     files = graph_files(name, load_recipe(name, ROOT / "params"), ROOT)
     assert {file.name for file in files} == {"dvc.yaml", ".gitignore"}
@@ -54,17 +58,19 @@ def test_a_stage_needs_only_curated_data_code_and_what_stands_before_it(name: st
     before: set[str] = set()
     for stage in stages_of(name).values():
         for dep in stage["deps"]:
-            known = (ROOT / dep).exists() if dep.startswith("mathrl/") else dep.startswith("data/curated/")
+            known = (ROOT / dep).exists() if dep.startswith("mathrl/") else dep.startswith(GIVEN)
             assert known or "/".join(dep.split("/")[:4]) in before, f"{dep} is made later, or never"
         words = stage["cmd"].split()
-        assert words[:3] == ["python", "-m", "mathrl.stages.recipe_step"]
-        assert [next(iter(each)) for each in stage["params"]] == [f"params/{s}.yaml" for s in READS[words[3]]]
-        before |= {words[4]}
+        assert words[:2] == ["python", "-m"] and words[2].startswith("mathrl.stages.")
+        read = READS[words[2].rpartition(".")[2]]
+        assert [next(iter(each)) for each in stage["params"]] == [f"params/{section}.yaml" for section in read]
+        before |= {words[3]}
 
 
 @pytest.mark.parametrize("stage", STEP_STAGES)
 def test_every_stage_of_a_step_gets_its_files(stage: str) -> None:
-    assert callable(wire(parse([stage, "pipelines/recipes/mine/step"])))
+    work = import_module(f"mathrl.stages.{stage}").work
+    assert callable(wire(work, parse(stage, work, ["pipelines/recipes/mine/step"])))
 
 
 def test_a_step_watches_the_code_that_it_imports() -> None:

@@ -149,21 +149,24 @@ def test_a_lock_file_that_a_kill_left_half_written_is_written_anew(tmp_path: Pat
 
 
 def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -> None:
-    """The suite: a DVC matrix of benchmarks and models."""
+    """The recipe suite: a step for each model and benchmark, and one table of both."""
     tiny.python(
         "from mathrl.compose import load_params, write_params; "
-        "write_params(load_params(), load_params(overrides=['suite.models=[sft]', 'evaluate.samples=2', "
-        "'evaluate.ks=[1, 2]', 'evaluate.max_tokens=6']))"
+        "write_params(load_params(), load_params(overrides=['evaluate.samples=2', 'evaluate.ks=[1, 2]', "
+        "'evaluate.max_tokens=6']))"
     )
-    assert "dvc repro pipelines/suite/dvc.yaml" in tiny.mathrl("graph", "suite").stdout
-    assert "Running stage 'pipelines/suite/dvc.yaml:suite@test-sft'" in tiny.repro("pipelines/suite/dvc.yaml").stdout
-    shown = json.loads(tiny.run("dvc", "metrics", "show", "--json", "pipelines/suite/test-sft/summary.json").stdout)
-    figures = shown[""]["data"]["pipelines/suite/test-sft/summary.json"]["data"]
-    assert figures["models"]["sft"]["problems"] == 8
-    tiny.set_param("suite.yaml", "- test", "- test\n- gsm8k")
-    would = tiny.repro("--dry", "pipelines/suite/dvc.yaml").stdout
-    assert "'pipelines/suite/dvc.yaml:suite@test-sft' didn't change" in would
-    assert "Running stage 'pipelines/suite/dvc.yaml:suite@gsm8k-sft'" in would
+    tiny.set_param("recipes/suite.yaml", "[models/sft, models/rl]", "[models/sft]")
+    file = "pipelines/recipes/suite/dvc.yaml"
+    assert f"dvc repro {file}" in tiny.mathrl("graph", "suite").stdout
+    assert f"Running stage '{file}:each-test-sft'" in tiny.repro(file).stdout
+    shown = json.loads(tiny.run("dvc", "metrics", "show", "--json", "pipelines/recipes/suite/summary.json").stdout)
+    figures = shown[""]["data"]["pipelines/recipes/suite/summary.json"]["data"]
+    assert figures["each"]["test"]["models"]["sft"]["problems"] == 8
+    tiny.set_param("recipes/suite.yaml", "[test]", "[test, gsm8k]")
+    tiny.mathrl("graph", "suite")
+    would = tiny.repro("--dry", file).stdout
+    assert f"'{file}:each-test-sft' didn't change" in would
+    assert f"Running stage '{file}:each-gsm8k-sft'" in would
 
 
 def test_a_failure_is_one_line_and_an_empty_split_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -260,7 +260,10 @@ def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Pat
     run = servers.start("pages", params={"pages": given})
     servers.wait_for(run, "COMPLETED")
     (folder,) = (servers.checkout.folder / "runs").glob("pages-*")
-    kept = [json.loads(line) for line in (folder / "data" / "pages" / "kept.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line)
+        for line in (folder / "pipelines" / "recipes" / "pages" / "pages" / "kept.jsonl").read_text().splitlines()
+    ]
     assert len(kept) == 29 and all(row["math"] for row in kept)
     assert "pages-report" in servers.artifacts(run)
     assert "pages" in {

@@ -48,7 +48,7 @@ def test_what_would_be_passed_on_its_gpu(preset: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_stage_accepts_the_preset(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = parameters(preset)
-    check_final_values(params, (*TRAINS, "controls"))
+    check_final_values(params, TRAINS)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether DeepSpeed is installed is another test
     if params.training.backend == "deepspeed":
         check_supported(params.sft.optimizer, "sft", None)

@@ -1,5 +1,6 @@
 """Every stage of a pretrained model refuses lengths that cut off its data, before it trains or samples."""
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,10 +11,18 @@ from mathrl.core.types import Problem
 from mathrl.models.base import make_base
 from mathrl.params.load import dump_yaml
 from mathrl.params.run import FreshModel, Model
-from mathrl.stages import recipe_step
+from mathrl.stages import command
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("sft", "difficulty", "rl", "sample", "evaluate")
+STARTED = "--start start --data rows.jsonl"
+OPTIONS = {
+    "sft": f"{STARTED} --dev rows.jsonl",
+    "difficulty": f"{STARTED} --examples rows.jsonl",
+    "rl": f"{STARTED} --dev rows.jsonl --examples rows.jsonl",
+    "sample": f"{STARTED} --examples rows.jsonl",
+    "evaluate": "--test rows.jsonl --examples rows.jsonl --model start=start",
+}
+STAGES = tuple(OPTIONS)
 SETTINGS = (
     "run.processes=1", "run.device=cpu", "prompt.template=plain", "model.precision=float32", "sft.steps=1",
     "sft.optimizer={type: adamw, lr: 1e-5}", "rl.steps=1", "rl.optimizer={type: adamw, lr: 1e-6}",
@@ -43,15 +52,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(stage: str, capsys: pytest.CaptureFixture[str], settings: Sequence[str]) -> tuple[int, str]:
     """The exit status of the stage as a recipe's step, and what it says."""
-    words = [stage, "pipelines/recipes/r/step", "--start", "start", "--data", "rows.jsonl", "--dev", "rows.jsonl"]
-    words += ["--examples", "rows.jsonl", "--test", "rows.jsonl", "--model", "start=start"]
+    work = importlib.import_module(f"mathrl.stages.{stage}").work
+    words = ["pipelines/recipes/r/step", *OPTIONS[stage].split()]
     base = f"model.base={{type: pretrained, path: {Path.cwd() / 'start'}}}"
     sets = [word for setting in (base, *SETTINGS, *settings) for word in ("--set", setting)]
     status = 0
-    try:
-        recipe_step.main([*words, *sets])
-    except SystemExit as ended:
-        status = int(ended.code or 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [stage, *words, *sets])
+        try:
+            command.main(stage, work)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
     return status, capsys.readouterr().err
 
 

@@ -158,18 +158,9 @@ class Place:
             "MATHRL_MIRROR": "none",
             "PYTHONPATH": str(ROOT),
         }
-        words = [
-            "sample",
-            "pipelines/recipes/r/samples",
-            "--start",
-            "start",
-            "--data",
-            "rl.jsonl",
-            "--examples",
-            "rl.jsonl",
-        ]
+        words = ["pipelines/recipes/r/samples", "--start", "start", "--data", "rl.jsonl", "--examples", "rl.jsonl"]
         sets = [word for setting in SETTINGS for word in ("--set", setting)]
-        command = [python, "-m", "mathrl.stages.recipe_step", *words, *sets]
+        command = [python, "-m", "mathrl.stages.sample", *words, *sets]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=800)
         assert done.returncode == 0, done.stderr
 

@@ -105,8 +105,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     place = Place(folder, python)
     tiny = [word for each in (*TINY, *CURATE) for word in ("--set", each)]
-    place.run("mathrl.stages.recipe_step", "curate", "data", *tiny)
-    place.run("mathrl.stages.recipe_step", "base", "models", *tiny)
+    place.run("mathrl.stages.curate", "data", *tiny)
+    place.run("mathrl.stages.base", "models", *tiny)
     return folder
 
 

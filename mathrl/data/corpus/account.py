@@ -62,7 +62,7 @@ def write_report(folder: Path, out: CollectedPages, pages: Corpus, settings: Pag
         "# Pages report", "", *(line for warning in warnings(out) for line in (f"**Warning:** {warning}.", "")),
         f"{len(out.kept):,} of {len(pages):,} pages kept: {cut} of round {out.best + 1}, which has the best F1 on "
         f"held-out {out.f1_of}, less {len(out.hits):,} that share an n-gram with an evaluation set "
-        f"(`data/pages/contaminated.jsonl`). The rounds ended because {out.stopped}.",
+        f"(`contaminated.jsonl`). The rounds ended because {out.stopped}.",
         *(["", f"{near:,} pages read are near-duplicates of others and were dropped first."] if near else []),
         "", "## Rounds", "",
         *table(
@@ -83,7 +83,7 @@ def write_report(folder: Path, out: CollectedPages, pages: Corpus, settings: Pag
               ", ".join(map(str, d["promoted_in_rounds"])), f"{d['pages_made_positives']:,}")
              for host in order[:SHOWN] for d in (by_domain[host],)),
         ),
-        "", f"{len(order):,} domains; all stand in `data/pages/domains.json`.", "", *_boundary(out, pages),
+        "", f"{len(order):,} domains; all stand in `domains.json`.", "", *_boundary(out, pages),
     ]  # fmt: skip
     write_text(folder / "report.md", "\n".join(parts) + "\n")
 
