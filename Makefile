@@ -141,7 +141,8 @@ faults: $(VENV)/.developing  ## Twenty kills of each stage at random moments, ea
 	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_samplers.py -q -s
 
 MUTANTS_ENVIRONMENT = test -x .venv-mutants/bin/python || $(BIN)/python -m venv .venv-mutants; \
-	$(BIN)/python -c $(SITE) > $$(.venv-mutants/bin/python -c $(SITE))/mathrl.pth; \
+	packages=$$(.venv-mutants/bin/python -c $(SITE)); $(BIN)/python -c $(SITE) > $$packages/mathrl.pth; \
+	cp tests/mutants/changed.py $$packages/mathrl_changed.py; echo import mathrl_changed > $$packages/mathrl_changed.pth; \
 	$(UV) pip install --python .venv-mutants/bin/python --no-deps -r tests/mutants/requirements.txt
 
 mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
@@ -153,13 +154,13 @@ mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formula
 	    || { tail -20 run.log; exit 1; }
 	@cd build/mutants && ../../.venv-mutants/bin/python ../../tests/mutants/report.py ../../.venv-mutants/bin/mutmut
 
-# MUTANTS=400 how many, of SEED=0, in MINUTES=60; NAMES='trainers\.batch' of some modules alone.
-mutants-wiring: $(VENV)/.developing  ## A sample of changes to trainers, learners and rollout; print what no test notices.
+# MUTANTS=400 how many, of SEED=0, in MINUTES=60; NAMES='trainers\.batch' of some functions alone.
+mutants-wiring: $(VENV)/.developing  ## A sample of changes to trainers, learners, rollout and the stage rl; print what no test notices.
 	@$(MUTANTS_ENVIRONMENT)
-	rm -rf build/mutants-wiring && mkdir -p build/mutants-wiring
+	mkdir -p build/mutants-wiring && cd build/mutants-wiring && rm -rf mathrl params docs tests trials* measured*
 	git ls-files -z pyproject.toml README.md mathrl params docs tests \
 	    | xargs -0 cp --parents -t build/mutants-wiring && cp tests/mutants/wiring.cfg build/mutants-wiring/setup.cfg
-	@cd build/mutants-wiring && OMP_NUM_THREADS=1 ../../.venv-mutants/bin/python ../../tests/mutants/wiring.py \
+	@cd build/mutants-wiring && OMP_NUM_THREADS=1 PYTHONPATH=. ../../.venv-mutants/bin/python ../../tests/mutants/wiring.py \
 	    $(or $(MUTANTS),400) $(or $(SEED),0) $(or $(MINUTES),60) $(or $(PROCESSES),2) '$(NAMES)'
 
 doctor: install  ## What is installed, what is missing, what mends it.

@@ -1,10 +1,12 @@
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from mathrl.learners.checkpoint import KEEP, Checkpoint, CheckpointFolder
+from mathrl.learners.checkpoint import KEEP, Checkpoint, CheckpointFolder, write_tensors
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -51,3 +53,24 @@ def test_tensors_without_a_manifest_do_not_count(tmp_path: Path) -> None:
     found = folder.latest()
     assert found is not None and found.step == 5
     assert json.loads((tmp_path / "step-00000005.json").read_text())["step"] == 5
+
+
+def test_the_files_of_a_backend_come_and_go_with_their_checkpoint(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (5, 10, 15):
+        (folder.parts(step) / "rank-0").mkdir(parents=True)
+        (folder.parts(step) / "rank-0" / "moments").write_text(str(step))
+        folder.save(checkpoint(step))
+    assert {path.name for path in tmp_path.glob("*.parts")} == {f"step-{step:08d}.parts" for step in (10, 15)}
+    found = folder.latest()
+    assert found is not None and found.parts == folder.parts(15)
+    (folder.parts(15) / "rank-0" / "moments").write_text("14")
+    with pytest.warns(UserWarning, match="step-00000015"):
+        found = folder.latest()
+    assert found is not None and found.parts == folder.parts(10)
+
+
+def test_an_error_of_the_disk_has_its_number(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as raised:
+        write_tensors({"weights": torch.zeros(3)}, tmp_path / "missing" / "file")
+    assert raised.value.errno == errno.ENOENT and raised.value.strerror == os.strerror(errno.ENOENT)

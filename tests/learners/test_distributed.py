@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from mathrl.core.errors import UserError
-from mathrl.learners.distributed import check_gpus
+from mathrl.learners.distributed import Ranks, check_gpus
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
@@ -60,3 +61,9 @@ def test_two_ranks_on_one_gpu_are_refused_by_name() -> None:
     check_gpus([("node1", "GPU-a"), ("node1", "GPU-b"), ("node2", "GPU-a")])
     with pytest.raises(UserError, match=r"ranks 1 and 3 have the same GPU of node1 \(GPU-b\): node1 has 2 for its 3 "):
         check_gpus([("node1", "GPU-a"), ("node1", "GPU-b"), ("node2", "GPU-a"), ("node1", "GPU-b")])
+
+
+def test_one_rank_makes_one_pass_per_micro_batch_and_at_least_one() -> None:
+    ranks = Ranks(torch.device("cpu"))
+    assert list(ranks.evened([3, 4], 9)) == [(3, 1.0), (4, 1.0)]
+    assert list(ranks.evened([], 9)) == [(9, 0.0)]

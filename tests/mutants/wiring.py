@@ -1,31 +1,61 @@
-"""Mutants of the wiring: mutmut with operators of its kind, on a sample within a time. For `make mutants`.
+"""Changes of the wiring that no test notices: mutmut's changes and some of our own, a sample of them in a given time.
 
     wiring.py COUNT SEED MINUTES PROCESSES [NAMES]
 
-In a folder with setup.cfg: runs COUNT of the mutants (of those whose name has the pattern NAMES in it), chosen by SEED,
-in random order, for at most MINUTES; prints those that no test noticed, and their share with its 95 % interval. Beside
-what mutmut's own operators change, a statement is left out, a condition negated, two arguments are swapped. Texts of
-messages, asserts and times stay as they are.
+In a folder with setup.cfg: tries COUNT changes (of those whose name has the pattern NAMES in it), drawn by SEED, for at
+most MINUTES, and prints each when it is through and, of those that no test notices, the lines; at last their share with
+its 95 % interval. Which tests run which lines is measured first, and kept in reach.json for the next time.
+
+Beside what mutmut changes, a statement is left out, a condition negated, two arguments are swapped. Texts of messages,
+asserts, times, `strict` and `encoding` stay as they are.
 """
 
-import os
+import ast
+import difflib
 import random
 import re
-import signal
 import sys
-import threading
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import sqrt
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import libcst as cst
-import mutmut.__main__ as main
+import pytest
+from libcst.metadata import MetadataWrapper, PositionProvider
+from mutmut.configuration import config
 from mutmut.mutation import file_mutation, mutators
-from mutmut.stats import status_by_exit_code
+from mutmut.utils.file_utils import walk_mutatable_files
+from warm import Change, Outcome, Reach, Warm
 
 # Calls whose arguments are texts, or that have no meaning in another order.
-MESSAGES = ("UserError", "OutOfMemory", "ValueError", "print", "memory_part", "cast", "TypeVar", "ParamSpec")
+MESSAGES = (
+    "UserError",
+    "OutOfMemory",
+    "ValueError",
+    "print",
+    "memory_part",
+    "cast",
+    "TypeVar",
+    "ParamSpec",
+    "check_installed",
+)
 UNORDERED = ("isinstance", "zip", "range", "max", "min", "hasattr", "getattr", "setattr", "replace", "gcd")
+EQUIVALENT = Path(__file__).parents[2] / "docs" / "mutants.md"
+# By the beginning of a file's name: tests that start processes, in which no line is traced.
+RANKS = ("tests/trainers/test_ranks.py", "tests/learners/test_distributed.py")
+STARTING = {
+    "mathrl/trainers/": RANKS[:1],
+    "mathrl/learners/": (*RANKS, "tests/learners/test_preemption.py"),
+    "mathrl/rollout/ranks": RANKS,
+    "mathrl/stages/rl": ("tests/trainers/test_trl_engine.py",),
+}
+LEFT_OUT = ("stages.rl._train_with_verl",)  # its tests need an environment of their own (make parity)
+ALIVE = ("unnoticed", "unreached")
 
 
 def string(node: cst.SimpleString) -> Iterable[cst.CSTNode]:
@@ -65,57 +95,189 @@ def operators() -> list[tuple[Any, Any]]:
 
 
 skips = file_mutation.MutationVisitor._skip_node_and_children
-arrange = file_mutation.function_trampoline_arrangement
 
 
 def skipped(self: Any, node: cst.CSTNode) -> bool:
-    """As mutmut, but functions with any decorator are mutated, and what is for people is not."""
+    """As mutmut, but functions with any decorator are changed, and what is for people or only asserts is not."""
     if isinstance(node, cst.FunctionDef) and node.decorators:
         return any(isinstance(d.decorator, cst.Name) and d.decorator.value == "overload" for d in node.decorators)
     if isinstance(node, cst.Raise | cst.Assert):
         return True
+    if isinstance(node, cst.Arg) and of_no_effect(node):
+        return True
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value in MESSAGES:
         return True
-    return skips(self, node)
+    return bool(skips(self, node))
 
 
-def arranged(function: cst.FunctionDef, mutants: Any, class_name: str | None) -> Any:
-    """As mutmut, but decorators stand on the function that chooses and not on what it chooses from."""
-    names = [d.decorator.value for d in function.decorators if isinstance(d.decorator, cst.Name)]
-    if not function.decorators or names in (["staticmethod"], ["classmethod"]):
-        return arrange(function, mutants, class_name)
-    declared, methods, assigned, found = arrange(function.with_changes(decorators=[]), mutants, class_name)
-    methods[0] = methods[0].with_changes(decorators=[*function.decorators, *methods[0].decorators])
-    return declared, methods, assigned, found
+def of_no_effect(argument: cst.Arg) -> bool:
+    """An argument that asserts (`strict`) or says the default of every machine (`encoding`)."""
+    return argument.keyword is not None and argument.keyword.value in ("strict", "encoding")
 
 
-def sampled(count: int, seed: int, names: str, chosen: list[Any]) -> Any:
-    """mutmut's function that reads what there is to run, with a sample of it."""
-    read = main.collect_source_file_mutation_data
-
-    def collect(**arguments: Any) -> Any:
-        mutants, data = read(**arguments)
-        mutants = sorted((m for m in mutants if re.search(names, m[1])), key=lambda mutant: mutant[1])
-        print(f"{min(count, len(mutants)):,} of {len(mutants):,} mutants")
-        chosen[:] = random.Random(seed).sample(mutants, min(count, len(mutants)))
-        return list(chosen), data
-
-    return collect
+def leaves_out_no_effect(old: cst.CSTNode, new: cst.CSTNode) -> bool:
+    """Whether the change of a call takes away such an argument, or changes its value."""
+    if not isinstance(old, cst.Call) or not isinstance(new, cst.Call):
+        return False
+    return [each for each in old.args if of_no_effect(each)] != [each for each in new.args if of_no_effect(each)]
 
 
-def report(chosen: list[Any]) -> None:
-    fates = {name: status_by_exit_code[data.exit_code_by_key[name]] for data, name, _ in chosen}
-    run = {name: fate for name, fate in fates.items() if fate not in ("not checked", "skipped")}
-    alive = [name for name, fate in run.items() if fate in ("survived", "no tests", "suspicious")]
-    for name in sorted(alive):
-        print(f"{name} ({run[name]})")
-        lines = main.get_diff_for_mutant(name).splitlines()
-        print("".join(f"    {line}\n" for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")), end="")
-    for name, fate in sorted(run.items()):
-        if fate in ("timeout", "segfault"):
-            print(f"{name} ({fate})")
-    low, high = wilson(len(alive), len(run))
-    print(f"{len(alive)} of {len(run)} mutants unnoticed: {len(alive) / len(run):.1%} [{low:.1%}, {high:.1%}]")
+@dataclass(frozen=True)
+class Place:
+    """Where a change is made; `lines` are the statement's, of one with a body its head's."""
+
+    name: str
+    file: str
+    module: cst.Module
+    old: cst.CSTNode
+    new: cst.CSTNode
+    lines: tuple[int, int]
+
+    def change(self) -> Change:
+        return Change(self.name, self.file, self.lines, self.module.deep_replace(self.old, self.new).code)
+
+
+def statements(text: str) -> list[tuple[int, int]]:
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt | ast.ExceptHandler):
+            body = getattr(node, "body", None)
+            found.append((node.lineno, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or 0))
+    return found
+
+
+def places(file: str) -> Iterator[Place]:
+    """Every change of the functions of a file; its name is the module, the function and a number."""
+    text = Path(file).read_text(encoding="utf-8")
+    module, mutations, _, _ = file_mutation.create_mutations(file, text)
+    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+    classes = {
+        id(child): f"{statement.name.value}."
+        for statement in module.body
+        if isinstance(statement, cst.ClassDef)
+        for child in statement.body.body
+    }
+    room, found, numbers = ".".join(Path(file).with_suffix("").parts[1:]), statements(text), Counter[str]()
+    for each in mutations:
+        function = each.contained_by_top_level_function
+        if not isinstance(function, cst.FunctionDef):
+            continue
+        name = f"{room}.{classes.get(id(function), '')}{function.name.value}"
+        if name in LEFT_OUT or leaves_out_no_effect(each.original_node, each.mutated_node):
+            continue
+        numbers[name] += 1
+        lines = positions[function].start.line, positions[function].end.line
+        line = positions[each.original_node].start.line if each.original_node in positions else 0
+        if line >= positions[function.body].start.line:  # and not among its parameters
+            lines = max(lines for lines in found if lines[0] <= line <= lines[1])
+        yield Place(f"{name} {numbers[name]}", file, module, each.original_node, each.mutated_node, lines)
+
+
+def difference(change: Change) -> tuple[list[str], list[str]]:
+    """The lines that the change takes, and those that it puts there."""
+    old = Path(change.file).read_text(encoding="utf-8").splitlines()
+    lines = list(difflib.unified_diff(old, change.text.splitlines(), n=0, lineterm=""))[2:]
+    return [line[1:].strip() for line in lines if line[0] == "-"], [
+        line[1:].strip() for line in lines if line[0] == "+"
+    ]
+
+
+def equivalents(text: str) -> set[tuple[str, str, str]]:
+    """The changes that docs/mutants.md calls equivalent: function, first line taken, first line put."""
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| `(.*?)` \| ", text.replace("\\|", "¦"), re.MULTILINE)
+    return {(function, *(line.replace("¦", "|") for line in lines)) for function, *lines in rows}
+
+
+class Sample:
+    """The plugin's work: tries the changes and prints what comes of them.
+
+    First each with the quicker of its tests; then those that these did not notice, and that docs/mutants.md does not
+    call equivalent, with the others and those that start processes.
+    """
+
+    def __init__(self, changes: list[Change], minutes: float, processes: int) -> None:
+        self.changes, self.minutes, self.processes = changes, minutes, processes
+        self.fates: dict[str, str] = {}
+        self.seconds: Counter[str] = Counter()
+
+    def __call__(self, warm: Warm) -> None:
+        begun = time.monotonic()
+        reach = warm.reach_kept(Path("reach.json"), not_traced=("tests/trainers/test_trl_engine.py", *RANKS[:1]))
+        self.say(f"{len(reach.seconds)} tests; which lines they run was known after {time.monotonic() - begun:.0f} s")
+        self.control(warm, reach)
+        tests = {change.name: reach.tests(change.file, change.lines) for change in self.changes}
+        quick = [(change, reach.halves(tests[change.name])[0]) for change in self.changes]
+        end = begun + 60 * self.minutes
+        for outcome in warm.outcomes(quick, reach, Path("trials"), self.processes, end):
+            self.take(outcome)
+        left = [
+            (change, [*reach.halves(tests[change.name])[1], *starting(change.file, warm.items)])
+            for change in self.changes
+            if self.alive(change)
+        ]
+        for outcome in warm.outcomes(left, reach, Path("trials"), self.processes, end):
+            self.take(outcome)
+        self.report()
+
+    def control(self, warm: Warm, reach: Reach) -> None:
+        """No test may notice a change that changes nothing."""
+        file = "mathrl/trainers/rl.py"
+        change = Change("nothing", file, (1, 1 << 20), Path(file).read_text(encoding="utf-8"))
+        tests = reach.halves(reach.tests(file, change.lines))[0]
+        (outcome,) = warm.outcomes([(change, tests)], reach, Path("trials"), 1, time.monotonic() + 1)
+        if outcome.fate != "unnoticed":
+            sys.exit(f"{outcome.by} fails without a change, in a fork: trials.log")
+        self.say(f"{outcome.tests} tests pass without a change in {outcome.seconds:.0f} s")
+
+    def alive(self, change: Change) -> bool:
+        """Whether no test has noticed the change so far, and it is not known to be equivalent."""
+        if self.fates.get(change.name) not in ALIVE:
+            return False
+        taken, put = difference(change)
+        known = equivalents(EQUIVALENT.read_text(encoding="utf-8"))
+        if (change.name.split()[0], taken[0], put[0] if put else "") in known:
+            self.fates[change.name] = "equivalent"
+        return self.fates[change.name] != "equivalent"
+
+    def take(self, outcome: Outcome) -> None:
+        change, fate = outcome.change, outcome.fate
+        again = change.name in self.fates
+        self.fates[change.name] = fate
+        self.seconds[change.name] += outcome.seconds
+        alive = self.alive(change)
+        self.say(
+            f"{len(self.fates)}/{len(self.changes)}{' again' * again} {self.fates[change.name]}: {change.name} "
+            f"({change.file}:{change.lines[0]}), {outcome.seconds:.1f} s, {outcome.tests} tests"
+            + f", {outcome.by}"
+            * bool(outcome.by)
+        )
+        if alive and not again:
+            for sign, lines in zip("-+", difference(change), strict=True):
+                self.say("".join(f"    {sign} {line}\n" for line in lines).rstrip("\n"))
+
+    def report(self) -> None:
+        fates = Counter(self.fates.values())
+        for change in self.changes:
+            if self.fates.get(change.name) in ALIVE:
+                self.say(f"{self.fates[change.name]}: {change.name}")
+        self.say(", ".join(f"{count} {fate}" for fate, count in fates.most_common()))
+        alive, total = sum(fates[fate] for fate in ALIVE), sum(fates.values()) - fates["unmade"] - fates["equivalent"]
+        if total:
+            low, high = wilson(alive, total)
+            self.say(
+                f"{alive} of {total} changes unnoticed: {alive / total:.1%} [{low:.1%}, {high:.1%}]; "
+                f"{median(self.seconds.values()):.1f} s each (median), {sum(self.seconds.values()) / 60:.1f} min in all"
+            )
+
+    @staticmethod
+    def say(text: str) -> None:
+        print(text, file=sys.__stdout__, flush=True)
+
+
+def starting(file: str, tests: Iterable[str]) -> list[str]:
+    """The tests of the file's code that start processes."""
+    files = [each for beginning, files in STARTING.items() if file.startswith(beginning) for each in files]
+    return [test for test in tests if test.startswith(tuple(files))] if files else []
 
 
 def wilson(count: int, total: int, z: float = 1.96) -> tuple[float, float]:
@@ -125,26 +287,19 @@ def wilson(count: int, total: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-def run(count: int, seed: int, minutes: float, processes: int, names: str) -> None:
-    chosen: list[Any] = []
+def run(count: int, seed: int, minutes: float, processes: int, names: str) -> int:
     file_mutation.mutation_operators = operators()
     file_mutation.MutationVisitor._skip_node_and_children = skipped
-    file_mutation.function_trampoline_arrangement = arranged
-    main.collect_source_file_mutation_data = sampled(count, seed, names, chosen)
-    main.estimated_worst_case_time = lambda name: 0.0  # in the order of the sample, so that its beginning is one too
-    main.tests_for_mutant_names = lambda names: {
-        min(main.state().duration_by_test, key=main.state().duration_by_test.get)
-    }
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
-    # Not an alarm: pytest-timeout sets and clears the process's only one.
-    end = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGINT))
-    end.daemon = True
-    end.start()
-    main._run((), processes)
-    end.cancel()
-    report(chosen)
+    files = sorted(map(str, walk_mutatable_files()))
+    found = [place for file in files for place in places(file) if re.search(names, place.name)]
+    chosen = random.Random(seed).sample(found, min(count, len(found)))
+    Sample.say(f"{len(chosen):,} of {len(found):,} changes")
+    work = Sample([place.change() for place in chosen], minutes, processes)
+    arguments = [*config().pytest_add_cli_args_test_selection, *config().pytest_add_cli_args]
+    return pytest.main(["-q", "-s", *arguments], plugins=[Warm(files, work)])
 
 
 if __name__ == "__main__":
     count, seed, minutes, processes, *pattern = sys.argv[1:]
-    run(int(count), int(seed), float(minutes), int(processes), *(pattern or [""]))
+    sys.path.insert(0, "")
+    sys.exit(run(int(count), int(seed), float(minutes), int(processes), *(pattern or [""])))

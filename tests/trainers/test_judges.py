@@ -90,6 +90,10 @@ def test_without_a_weight_the_rule_has_no_part_in_the_reward(
     found = judge([replace(group, rewards=(9.0, 9.0)) for group in groups])
     assert [group.rewards for group in found] == [group.rewards for group in judge(groups)]
     assert judge([]) == []
+    scorer.__dict__["_takes_packed"] = False  # padded, an end token follows, which is one of the vocabulary
+    padded = judge(groups)
+    for one, other in zip(padded, judge(groups), strict=True):
+        assert one.rewards == other.rewards
 
 
 def test_steps_get_the_scores_after_their_last_tokens(scorer: Any, groups: list[RolloutGroup], small: Any) -> None:

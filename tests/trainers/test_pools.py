@@ -100,8 +100,12 @@ def test_a_mixed_group_ends_retirement_and_failures_retire_on_their_own() -> Non
     assert (order.due_N[0], order.pause_N[0]) == (6, 5)
     order.take(1)
     assert order.metrics()["curriculum/retired"] == 1, "taken all the same: there is no other"
-    order.observe(0, 3, 4)
-    assert (order.due_N[0], order.pause_N[0], order.streak_N[0]) == (0, 0, 0)
+    for correct in (3, 1):
+        order.observe(0, correct, 4)
+        assert (order.due_N[0], order.pause_N[0], order.streak_N[0]) == (0, 0, 0)
+        order.observe(0, 4, 4)
+        assert (order.pause_N[0], order.streak_N[0]) == (5, 1)
+    order.observe(0, 2, 4)
     order.observe(0, 0, 4)
     assert order.due_N[0] == 0
     order.observe(0, 0, 4)

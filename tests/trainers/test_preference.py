@@ -69,6 +69,8 @@ def test_a_pair_is_tokenized_with_its_end_where_it_ended_and_no_prefix_in_the_pr
     assert list(item.group.responses[0]) == [*small.TOKENIZER.encode("12"), end]
     assert list(item.group.responses[1]) == small.TOKENIZER.encode("2")  # it was cut off
     assert tokenize_pairs([row | {"rejected": ""}], prompt, small.TOKENIZER)[0].group.responses[1] == (end,)
+    rows = [{name: value for name, value in row.items() if not name.endswith("_ended")}]  # of a file of one's own
+    assert [each[-1] for each in tokenize_pairs(rows, prompt, small.TOKENIZER)[0].group.responses] == [end, end]
 
 
 def test_sums_and_the_loss_are_those_of_plain_forwards(small: Any) -> None:

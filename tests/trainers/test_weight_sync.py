@@ -1,6 +1,8 @@
 """The canary where rounding hides a small step: a sync that nobody takes leaves the same bits behind."""
 
 import copy
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,20 @@ class Deaf(CopyEngine):
     def sync(self, weights: Any) -> str:
         self.heard += 1
         return super().sync(weights) if self.heard == 1 else ""
+
+
+class OneOff(CopyEngine):
+    """Says of one token of the canary another log-prob."""
+
+    by = 0.0
+
+    def probe(self, *arguments: Any) -> list[tuple[str, list[list[Completion]]]]:
+        canaries = super().probe(*arguments)
+        for _, rows in canaries:
+            logprobs = rows[0][0].logprobs.copy()
+            logprobs[0] -= self.by
+            rows[0][0] = replace(rows[0][0], logprobs=logprobs)
+        return canaries
 
 
 def run(small: Any, state: Path, kind: type[CopyEngine], lr: float = 1e-6) -> list[dict[str, float]]:
@@ -73,3 +89,16 @@ def test_a_certain_token_tells_nothing() -> None:
 
     assert is_sensitive(all_at(-0.5)) and not is_sensitive(all_at(0.0)) and not is_sensitive(all_at(-1e-4))
     assert not is_sensitive([all_at(-0.5)[0][:1]])  # four tokens
+
+
+def test_the_mean_over_the_canary_decides_and_the_largest_difference_is_named(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneOff, "by", 0.5)
+    gaps = [row["rollout/canary_gap"] for row in run(small, tmp_path / "one", OneOff)]
+    assert all(0 < gap < 0.05 for gap in gaps), gaps
+    monkeypatch.setattr(OneOff, "by", 50.0)
+    with pytest.raises(UserError) as raised:
+        run(small, tmp_path / "far", OneOff)
+    mean, largest = re.findall(r"by (\S+) on average over the canary \(at most (\S+)\)", str(raised.value))[0]
+    assert float(mean) < 10 < float(largest) == pytest.approx(50, abs=1)

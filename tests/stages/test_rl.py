@@ -1,0 +1,153 @@
+"""The stage rl: what it trains with and writes, setting by setting; what it refuses; how it goes on after a kill."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mathrl.core.files import write_json
+from mathrl.core.metrics import JsonlSink
+from mathrl.core.problems import read_problems, write_problems
+from mathrl.core.rollout_files import rollout_files
+from mathrl.stages.loopback import GLOO, NCCL
+from tests.stages.rl_runs import CASES, FILE, differences, prepare, record_of, run, written
+
+GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
+
+
+class Killed(BaseException):
+    """What cuts a run off as a kill does: no checkpoint is written after it."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture
+def place(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the prepared inputs, which is the present one."""
+    for path in prepared.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MATHRL_MIRROR", "none")
+    for name in (GLOO, NCCL):  # which a stage sets for its process, which here is that of other tests too
+        monkeypatch.setenv(name, "lo")
+    return tmp_path
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Has a run be killed when it is to log this step."""
+    log = JsonlSink.log
+
+    def set_step(step: int) -> None:
+        def logs(self: JsonlSink, logged: int, metrics: Any) -> None:
+            if logged == step:
+                raise Killed
+            log(self, logged, metrics)
+
+        monkeypatch.setattr(JsonlSink, "log", logs)
+
+    return set_step
+
+
+def refused(name: str, capsys: pytest.CaptureFixture[str], *settings: str, others: list[str] | None = None) -> str:
+    """The error of a run that ends with 2."""
+    with pytest.raises(SystemExit) as ended:
+        run(name, settings, others)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_writes_what_it_wrote_before(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = differences(written(run(name)), GOLDEN[name])
+    assert not found, "\n".join([*found, "If it is meant: python -m tests.stages.rl_runs --write"])
+    assert ("rl.keep_rollouts: " in capsys.readouterr().out) == ("rollouts.parquet" in GOLDEN[name]["files"])
+
+
+def test_no_two_settings_train_alike() -> None:
+    """A folder beside the start that were not read would leave the metrics as they are without it."""
+    assert list(GOLDEN) == list(CASES), "python -m tests.stages.rl_runs --write"
+    for name in CASES:
+        for other in CASES:
+            assert name == other or differences(GOLDEN[name]["metrics"], GOLDEN[other]["metrics"]), (name, other)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits_and_says_which_rollouts_are_lost(
+    place: Path, kill_at: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "few-shot examples, kept rollouts"
+    whole = run(name)
+    weights, figures = (whole / "model/model.safetensors").read_bytes(), written(whole)
+    rows = pq.read_table(whole / "report/rollouts.parquet")
+    assert rows.num_rows == 2 * 4 * 4
+    for lost in (False, True):
+        kill_at(2)
+        with pytest.raises(Killed):
+            run(name)
+        assert record_of(whole)["status"] == "failed"
+        (state,) = (place / "home/state").glob("r-*/")
+        assert list(state.glob("checkpoint*")), "step 1 is kept"
+        if lost:
+            (folder,) = (file.parent for file in (place / "home/records").glob("*/rollouts/*1.parquet"))
+            rollout_files(folder)[0].unlink()
+        kill_at(0)
+        run(name)
+        assert (whole / "model/model.safetensors").read_bytes() == weights
+        said = f"{'rollouts'} lost the rollouts of 1 steps" in capsys.readouterr().err
+        assert said == lost
+        assert written(whole) == figures
+        assert (pq.read_table(whole / "report/rollouts.parquet") == rows) != lost
+
+
+def test_the_start_must_solve_a_share_of_the_problems_in_eight_tries(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused("alone", capsys, "rl.min_pass_at_8=0.51")
+    assert "difficulty: the pass@8 of the model that RL starts from is 0.500, below rl.min_pass_at_8 = 0.51" in said
+    assert not Path("pipelines").exists()
+    write_json(place / "difficulty", {"pass_at_8": 0.51})
+    assert run("alone", ["rl.min_pass_at_8=0.51"]).exists()
+
+
+@pytest.mark.parametrize("engine", ["trl", "verl"])
+def test_other_engines_take_no_model_beside_the_policy(
+    engine: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MATHRL_VERL_PYTHON", "true")  # a program that names no missing package
+    settings = {
+        "trl": ["rl.advantage.eps=1e-4"],
+        "verl": ["rl.advantage.eps=1e-6", "rl.optimizer.schedule=constant", "run.device=auto"],
+    }[engine]
+    said = refused("alone", capsys, f"rl.engine={engine}", *settings, others=["difficulty", "teacher", "reference"])
+    assert f"rl.engine is {engine}, which takes part in no run with another model (reference, teacher): set" in said
+
+
+def test_a_prompt_that_gives_its_answer_away_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in ("second.jsonl", "dev.jsonl"):
+        rows = list(read_problems(Path(file)))
+        Path(file).unlink()
+        write_problems(Path(file), [rows[0].with_(question="the answer is 5. 2+3="), *rows[1:]])
+        assert "its answer, marked as the answer" in refused("alone", capsys)
+        Path(file).unlink()
+        write_problems(Path(file), rows)
+
+
+def test_who_samples_ahead_on_a_cpu_leaves_half_of_the_threads_to_the_trainer(place: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        for staleness, left in ((0, 4), (1, 2)):
+            torch.set_num_threads(4)
+            run("alone", [f"rl.asynchronous={{staleness: {staleness}, pace: fixed}}"])
+            assert torch.get_num_threads() == left
+    finally:
+        torch.set_num_threads(threads)
