@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -99,7 +99,8 @@ class Repro:
         self.command += ["repro", target, *["--single-item"] * single, *["--force"] * force]
         self.workspace, self.env, self.show = workspace, env, show
         if not force:  # a fresh clone of another commit has a schema of its own
-            write_resolved(workspace)
+            with suppress(UserError):  # the stage itself says what is wrong
+                write_resolved(workspace)
         file = target.partition(":")[0]  # or a stage of the pipeline
         if not wait_for_lock:  # then others write to it
             _wait_for_dying(workspace, show)
