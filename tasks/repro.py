@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -18,6 +18,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.processes import is_alive
+from mathrl.params.load import FOLDER
 from tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
 
 GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
@@ -76,6 +77,12 @@ def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) ->
         return None
 
 
+def _resolve(workspace: Path) -> None:
+    """Write the parameters that the stages depend on, before DVC looks; of a graph without parameters none."""
+    if (workspace / FOLDER).is_dir():
+        write_resolved(workspace)
+
+
 class Repro:
     """`dvc repro TARGET` in a workspace, whose output a thread reads.
 
@@ -99,8 +106,7 @@ class Repro:
         self.command += ["repro", target, *["--single-item"] * single, *["--force"] * force]
         self.workspace, self.env, self.show = workspace, env, show
         if not force:  # a fresh clone of another commit has a schema of its own
-            with suppress(UserError):  # the stage itself says what is wrong
-                write_resolved(workspace)
+            _resolve(workspace)
         file = target.partition(":")[0]  # or a stage of the pipeline
         if not wait_for_lock:  # then others write to it
             _wait_for_dying(workspace, show)
