@@ -63,7 +63,7 @@ def test_a_stage_needs_only_curated_data_code_and_what_stands_before_it(name: st
         words = stage["cmd"].split()
         assert words[:2] == ["python", "-m"] and words[2].startswith("mathrl.stages.")
         read = READS[words[2].rpartition(".")[2]]
-        assert [next(iter(each)) for each in stage["params"]] == [f"params/{section}.yaml" for section in read]
+        assert stage["params"] == [{"resolved.yaml": list(read)}]
         before |= {words[3]}
 
 
