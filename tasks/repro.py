@@ -67,7 +67,7 @@ def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) ->
     """The stages that `dvc status` says have changed, without the one that resolves the parameters, whose output is
     written before; None where DVC cannot say."""
     try:
-        write_resolved(workspace)
+        _resolve(workspace)
     except UserError:
         return None
     done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
@@ -80,7 +80,8 @@ def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) ->
 def _resolve(workspace: Path) -> None:
     """Write the parameters that the stages depend on, before DVC looks; of a graph without parameters none."""
     if (workspace / FOLDER).is_dir():
-        write_resolved(workspace)
+        with suppress(UserError):  # the stage itself says what is wrong
+            write_resolved(workspace)
 
 
 class Repro:
