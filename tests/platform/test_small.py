@@ -164,7 +164,7 @@ def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -
     assert figures["each"]["test"]["models"]["sft"]["problems"] == 8
     tiny.replace_param("recipes/suite.yaml", "[test]", "[test, gsm8k]")
     tiny.mathrl("graph", "suite")
-    would = tiny.repro("--dry", file).stdout
+    would = tiny.repro("--dry", f"{file}:each-test-sft", f"{file}:each-gsm8k-sft").stdout
     assert f"'{file}:each-test-sft' didn't change" in would
     assert f"Running stage '{file}:each-gsm8k-sft'" in would
 
