@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -67,7 +67,7 @@ def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) ->
     """The stages that `dvc status` says have changed, without the one that resolves the parameters, whose output is
     written before; None where DVC cannot say."""
     try:
-        write_resolved(workspace)
+        _resolve(workspace)
     except UserError:
         return None
     done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
