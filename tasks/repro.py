@@ -80,7 +80,8 @@ def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) ->
 def _resolve(workspace: Path) -> None:
     """Write the parameters that the stages depend on, before DVC looks; of a graph without parameters none."""
     if (workspace / FOLDER).is_dir():
-        write_resolved(workspace)
+        with suppress(UserError):  # the stage itself says what is wrong
+            write_resolved(workspace)
 
 
 class Repro:

@@ -26,16 +26,13 @@ GIB = 1 << 30
 def config(shape: str, layers: int | None = None) -> Any:
     """The configuration of a shape, `toy` or a key of SHAPES; `layers` in place of its number of layers."""
     kind, sizes = KNOWN[SHAPES["0.5B" if shape == "toy" else shape]]
-    chosen = dict(zip(SIZES, sizes, strict=True)) | (TOY if shape == "toy" else {})
+    chosen = dict(zip(SIZES, sizes, strict=True)) | {"max_position_embeddings": 131072}
+    chosen |= TOY if shape == "toy" else {}
     if layers is not None:
         chosen["num_hidden_layers"] = layers
     tokenizer = character_tokenizer(FreshModel())
     return AutoConfig.for_model(
-        kind,
-        **chosen,
-        max_position_embeddings=131072,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        kind, **chosen, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
 
 

@@ -57,7 +57,8 @@ MAY_SET: dict[str, tuple[str, ...]] = {
         "run.processes",
         "training",
         "rollout",
-        *(f"{section}.{field}" for section in TRAINED for field in ("tokens_per_microbatch", "gradient_checkpointing")),
+        *(f"{section}.tokens_per_microbatch" for section in TRAINED),
+        *(f"{section}.gradient_checkpointing" for section in ("sft", "rl")),
     ),
 }
 

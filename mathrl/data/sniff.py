@@ -144,8 +144,7 @@ def _known_format(rows: Sequence[Mapping[str, Any]]) -> tuple[RowShape, str] | N
 
 
 def _fields(rows: Sequence[Mapping[str, Any]]) -> Iterator[Field]:
-    paths = dict.fromkeys(path for row in rows for path in _paths(row))
-    for path in paths:
+    for path in dict.fromkeys(path for row in rows for path in _paths(row)):
         values = [value for row in rows if (value := look_up(row, path)) not in (None, "", [], {})]
         if not values:
             continue
@@ -154,14 +153,13 @@ def _fields(rows: Sequence[Mapping[str, Any]]) -> Iterator[Field]:
         marks = {rule: sum(bool(read(text)) for text in texts) for rule, (read, _) in RULES.items()}
         chats = [conversation(value) is not None for value in values]
         strings = [isinstance(value, str) for value in values]
-        marked = next((rule for rule, count in marks.items() if count > MOST * len(texts)), "")
         yield Field(
             path,
             values,
             present=len(values) / len(rows),
             distinct=len(set(texts)) / len(texts),
             length=lengths[len(lengths) // 2],
-            marked=marked,
+            marked=next((rule for rule, count in marks.items() if count > MOST * len(texts)), ""),
             chat=fmean(chats) > MOST,  # not all: rows may have two shapes
             text=fmean(strings) > MOST and all(map(any, zip(strings, chats, strict=True))),
         )
@@ -383,9 +381,8 @@ def _other_shapes(rows: Sequence[Mapping[str, Any]], shape: RowShape, fields: Ma
         return []
     missing = [key for key in keys if sum(look_up(row, key) is None for row in lacking) > MOST * len(lacking)]
     names = Counter(name for row in lacking for name in row if row[name] is not None and name not in keys)
-    others = [name for name, count in names.most_common() if count > MOST * len(lacking)]
-    usual = {name for row, has_all in zip(rows, whole, strict=True) if has_all for name in row}
-    others = [name for name in others if name not in usual and name in fields]
+    new = set(fields).difference(*(row for row, has_all in zip(rows, whole, strict=True) if has_all))
+    others = [name for name, count in names.most_common() if count > MOST * len(lacking) and name in new]
     if not others:
         return []
     return [

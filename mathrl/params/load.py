@@ -182,7 +182,10 @@ def _set_at(values: dict[str, Any], keys: list[str], value: Any, override: str, 
             if not last and not isinstance(here.get(key), dict | list):
                 # A bare name of a type becomes its mapping; of an unknown key the schema refuses the path.
                 union = place_at(values, keys[: depth + 1]) if isinstance(here.get(key), str) else None
-                here[key] = {union.tags.field: here[key]} if union is not None and union.tags is not None else {}
+                if keys[depth + 1].isdigit() and (default := _default_list(keys[: depth + 1])) is not None:
+                    here[key] = default
+                else:
+                    here[key] = {union.tags.field: here[key]} if union is not None and union.tags is not None else {}
         else:
             raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is a single value, without keys")
         if not last:
@@ -207,7 +210,9 @@ def _default_list(keys: list[str]) -> list[Any] | None:
         if info is None:
             return None
         here = info.get_default(call_default_factory=True, validated_data={})
-    return list(here) if isinstance(here, list | tuple) else None
+    if not isinstance(here, list | tuple):
+        return None
+    return [item.model_dump(mode="json", by_alias=True) if isinstance(item, Section) else item for item in here]
 
 
 def _with_section(name: str, value: str, equals: str) -> str:

@@ -133,7 +133,7 @@ class LossKl(_Kl):
 
     type: Literal["loss"] = "loss"
     estimator: Literal["k2", "k3", "k3+"] = Field(
-        "k3", description="Estimator of Schulman; k3+: value of k3, gradient of k2. (The expected gradient of k1 is 0.)"
+        "k3", description="Estimator of Schulman; k3+: value of k3, gradient of k2. The expected gradient of k1 is 0."
     )
 
 

@@ -42,10 +42,10 @@ def at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dry_run_warns_once_of_a_typed_rate_and_names_what_a_preset_replaces(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run("rl", presets=["dapo", "gsm8k"], overrides=[*QWEN, "rl.optimizer.lr=0.02"], dry_run=True)
+    run("rl", presets=["dapo-32b", "gsm8k-ppo-24gb"], overrides=[*QWEN, "rl.optimizer.lr=0.02"], dry_run=True)
     warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len([line for line in warned if "rl.optimizer.lr is 0.02, 20,000 times AdamW's usual rate" in line]) == 1
-    assert any("presets: gsm8k replaces values of dapo: curate.sources" in line for line in warned)
+    assert any("presets: gsm8k-ppo-24gb replaces values of dapo-32b: " in line for line in warned)
     run("rl", presets=["gsm8k"], overrides=[*QWEN, "rl.optimizer.lr=2e-6"], dry_run=True)
     assert "usual rate" not in capsys.readouterr().out
 
@@ -56,7 +56,7 @@ def test_a_recipes_dry_run_has_the_presets_values(capsys: pytest.CaptureFixture[
     assert "over params/ with preset gsm8k" in printed
     assert (
         "  with sft.optimizer.lr 1e-05 (adamw)" in printed
-        and "  with rl.optimizer.lr 1e-06 (adamw), rl.max_tokens 400" in printed
+        and "  with rl.optimizer.lr 1e-06 (adamw), rl.max_tokens 512" in printed
     )
     print_steps("rft", "qwen2.5-0.5b-gsm8k", ["sft.optimizer.lr=0.01"])
     assert "warning: rft: sft.optimizer.lr is 0.01, 1,000 times AdamW's" in capsys.readouterr().out
@@ -70,11 +70,16 @@ def test_the_command_in_the_header_of_rl_from_base_works(capsys: pytest.CaptureF
     assert "  with rl.optimizer.lr 1e-06 (adamw), rl.max_tokens 1024" in capsys.readouterr().out
 
 
-def test_the_flow_refuses_before_it_makes_a_worktree() -> None:
+def test_the_flow_refuses_before_it_makes_a_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    (tmp_path / "params" / "presets").mkdir()  # the toy's rates, as somebody's preset may have them
+    toy = "help: toy\nrl: {optimizer: {type: muon, lr: 0.01}, max_tokens: 64}\n"
+    (tmp_path / "params" / "presets" / "mine.yaml").write_text(toy)
+    monkeypatch.setattr("tasks.workspace.main_checkout", lambda: tmp_path)
     with pytest.raises(UserError, match=r"rl\.optimizer\.lr is 0\.01, 1,000 times Muon's"):
-        prepare("rl", None, QWEN)
-    with pytest.raises(UserError, match=r"steps\.rl: rl\.max_tokens is 64, too short"):
-        prepare_recipe("sft-rl", None, QWEN)
+        prepare("rl", "mine", QWEN)
+    with pytest.raises(UserError, match=r"steps\.rl: .*rl\.max_tokens is 64, too short"):
+        prepare_recipe("sft-rl", "mine", QWEN)
 
 
 def stage(folder: Path, capsys: pytest.CaptureFixture[str], step: str = "", overrides: Sequence[str] = ()) -> str:

@@ -353,7 +353,7 @@ def test_parameters_come_back_from_mlflow_as_they_were(preset: str | None) -> No
     assert all(getattr(back, name) == getattr(params, name) for name in names)
     older = {"prompt": {**step.section("prompt"), "thinking": True}}  # a parameter that no longer exists
     assert load_params(ROOT / "params", instead=older).prompt == params.prompt
-    with pytest.raises(UserError, match=r"prompt of the run .*: thinking: unknown parameter"):
+    with pytest.raises(UserError, match=r"prompt\.thinking=true: thinking: unknown parameter"):
         load_params(ROOT / "params", instead=older, overrides=["prompt.thinking=true"])
     long = replace(step, params={"prompt.system": "x" * 6000})
     with pytest.raises(UserError, match=r"run \(rl\): prompt.system is longer than MLflow keeps"):

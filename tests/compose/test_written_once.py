@@ -46,7 +46,8 @@ def without(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def resolved(folder: Path, kind: str, name: str, values: dict[str, Any], fresh: bool) -> Any:
-    """The parameters of a project whose file of this kind and name has these values."""
+    """The parameters of a project whose file of this kind and name has these values; of a preset also with the derived
+    ones, which a written value stops."""
     if kind == "project":
         file = folder / f"{name}.yaml"
         file.write_text(dump_yaml(values))
@@ -60,7 +61,8 @@ def resolved(folder: Path, kind: str, name: str, values: dict[str, Any], fresh: 
     beside = {**BESIDE, **({"model": "toy"} if fresh else {})}
     if kind == PRESETS:
         groups = {other: value for other, value in beside.items() if not isinstance(values.get(other), str)}
-        return read_layers(folder, name, None, Composition(groups)).stated().model_dump()
+        layers = read_layers(folder, name, None, Composition(groups))
+        return layers.stated().model_dump(), layers.params().model_dump()
     return read_layers(folder, None, None, Composition({**beside, kind: name})).stated().model_dump()
 
 

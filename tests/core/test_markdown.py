@@ -180,6 +180,7 @@ def test_an_artifact_that_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     text = "\n".join(lines).replace("\r", "")
     (tmp_path / "reports" / "curate").mkdir(parents=True)
     (tmp_path / "reports" / "curate" / "report.md").write_text(text, newline="")
+    (tmp_path / "dvc.yaml").write_text("stages: {curate: {cmd: python -m mathrl.stages.curate}}", newline="")
     shown: list[str] = []
     monkeypatch.setattr(artifacts, "create_markdown_artifact", lambda text, **_: shown.append(text))
     for most in range(1, len(text) + 10, 7):

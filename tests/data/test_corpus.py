@@ -212,7 +212,7 @@ def test_a_kept_page_with_ten_grams_of_an_evaluation_text_goes(tmp_path: Path) -
     question = "one two three four five six seven eight nine ten eleven twelve"
     file = tmp_path / "test.jsonl"
     write_jsonl(file, [{"id": "t1", "question": question, "answer": "1"}])
-    index, rows = read_evaluation(PagesClean(files=(str(file),)), seed=0)
+    index, rows = read_evaluation(PagesClean(benchmarks=(), files=(str(file),)), seed=0)
     assert len(rows) == 1
     words = question.split()
     texts = [f"before {' '.join(words[:9])} after", f"before {' '.join(words[1:11])} after", question]

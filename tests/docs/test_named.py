@@ -85,7 +85,8 @@ def test_commands_in_blocks_parse(page: str) -> None:
             if hasattr(command, "commands") and not command.invoke_without_command:
                 continue
             values = command.make_context(command.name, list(rest)).params
-            presets, overrides = values.get("presets") or [], values.get("overrides") or []
+            overrides = values.get("overrides") or []
+            presets = [name for names in values.get("presets") or [] for name in names.split("+")]
             assert set(presets) - {"PRESET"} <= set(preset_names(ROOT / "params")), words
             if command.name == "recipe" and values["name"] is not None:
                 assert values["name"] in (*recipe_names(ROOT / "params"), "NAME"), words

@@ -89,7 +89,7 @@ def test_models_of_any_name_are_compared_and_every_caller_agrees(count: int, par
     responses = tmp_path / "step" / "report" / "responses.jsonl"
     write_jsonl(responses, (row for label in labels for row in responses_of(label)))
     stage = cast(StageRun, SimpleNamespace(params=params, summary=lambda figures: None))
-    summarise_recipe(stage, evaluated=[("final", str(tmp_path / "step"))], out=tmp_path / "recipe.json")
+    summarise_recipe(stage, evaluated=[("final", str(responses.parent))], out=tmp_path / "recipe.json")
     assert read_recipe_summary(tmp_path / "recipe.json")["final"]["test"].comparisons == tests
     assert compared(responses, labels, "test", params) == summary.verdict
     for before, after in pairs(labels):
@@ -117,7 +117,7 @@ def test_several_seeds_are_compared_by_the_same_rule(params: Params, tmp_path: P
             tmp_path / f"s{seed}/report/responses.jsonl",
             (row | {"model": label} for label in LABELS[:3] for row in responses_of(f"{label}{seed}")),
         )
-        steps.append(("final", str(tmp_path / f"s{seed}")))
+        steps.append(("final", str(tmp_path / f"s{seed}/report")))
     stage = cast(StageRun, SimpleNamespace(params=params, summary=lambda figures: None))
     summarise_recipe(stage, evaluated=steps, out=tmp_path / "recipe.json")
     results = read_recipe_summary(tmp_path / "recipe.json")["final"]["test"]

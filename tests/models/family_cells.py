@@ -29,7 +29,7 @@ from mathrl.models.logprobs import response_logprobs, takes_packed
 from mathrl.models.packing import Group
 from mathrl.models.scores import load_scorer, make_scorer, token_scores
 from mathrl.models.transformers_import import GenerationConfig
-from mathrl.params.advantage import Critic
+from mathrl.params.advantage import Critic, Gae
 from mathrl.params.lora import Lora
 from mathrl.params.optimizer import AdamW
 from mathrl.params.preference import RewardModel
@@ -177,7 +177,7 @@ def critic(family: str) -> str:
     check_scores(scorer, copy.deepcopy(scorer), groups_of(sampler, Sampling(2, 0.7, 8))[0])
     before = state(scorer)
     run = training_run(Path(tempfile.mkdtemp()))
-    params = STEP.model_copy(update={"advantage": {"type": "gae", "critic": Critic(optimizer=ADAM)}})
+    params = STEP.model_copy(update={"advantage": Gae(critic=Critic(optimizer=ADAM))})
     train_rl(model, sampler, PROBLEMS, (), Uneven(), params, run, Helpers(critic=scorer))
     assert not torch.equal(state(model), first) and not torch.equal(state(scorer), before)
     return "yes"

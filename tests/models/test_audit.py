@@ -18,6 +18,7 @@ from mathrl.models.logprobs import make_decoder
 from mathrl.models.packing import Group
 from mathrl.models.shapes import KNOWN
 from mathrl.models.trial import Trial
+from mathrl.params.loss import LossKl
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
 from mathrl.trainers.policy_update import micro_batch_loss
@@ -51,7 +52,8 @@ class Row:
         return self.group.responses
 
 
-def policy_batch(groups: list[Group]) -> Batch:
+def policy_batch(groups: list[Group], rl: Rl) -> Batch:
+    """A part of a batch; with log-probs of a reference where the loss has a KL to it."""
     lengths_S = torch.tensor([len(response) for group in groups for response in group.responses])
     old_N = torch.full((int(lengths_S.sum()),), -1.0)
     return Batch(
@@ -60,7 +62,7 @@ def policy_batch(groups: list[Group]) -> Batch:
         old_N,
         old_N.sin(),
         old_N < 0,
-        reference_N=old_N,
+        reference_N=old_N if isinstance(rl.kl, LossKl) else None,
         weights_S=torch.ones(len(lengths_S)) / len(old_N),
     )
 
@@ -69,7 +71,8 @@ def measured(case: str) -> Audit:
     groups, recomputed = CASES[case]
     model = meta_model(SMALL, checkpointing=recomputed)
     FlatParameters(model)
-    part, rl = policy_batch(groups), Rl(loss={"type": "clip", "high": 0.28})
+    rl = Rl(loss={"type": "clip", "high": 0.28}, kl={"type": "loss", "coef": 0.001})
+    part = policy_batch(groups, rl)
     return audited(model, groups, lambda: micro_batch_loss(model, part, rl, 0.001)[0].backward())
 
 
@@ -119,7 +122,7 @@ def test_an_audit_sees_a_float32_product_and_a_table_of_probabilities() -> None:
     groups = [Group([1] * 8, [[2] * 200] * 2)]
     model = meta_model(SMALL)
     model.__dict__["_kernel"] = "cpu"
-    part = policy_batch(groups)
+    part = policy_batch(groups, Rl())
     audit = audited(model, groups, lambda: micro_batch_loss(model, part, Rl(), 0.0)[0].backward())
     assert audit.float32_products >= 24 * 6 and audit.names["_softmax"] >= 24
 
@@ -136,7 +139,7 @@ def test_larger_models_are_audited_alike() -> None:
     assert set(KNOWN) >= {"Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2-7B-Instruct"}
     model = meta_model("Qwen/Qwen2.5-1.5B-Instruct", checkpointing=True)
     groups = [Group([1] * 64, [[2] * (32768 - 63)])]
-    part = policy_batch(groups)
+    part = policy_batch(groups, Rl())
     audit = audited(model, groups, lambda: micro_batch_loss(model, part, Rl(), 0.0)[0].backward())
     weights = sum(weight.numel() for weight in model.parameters())
     # Beside 18 bytes per weight (2 + 4 + 4 + 8) a row of 32k tokens fits 80 GB.

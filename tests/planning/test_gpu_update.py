@@ -10,6 +10,7 @@ import torch
 
 from mathrl.learners.optimizer import FlatParameters
 from mathrl.models.logprobs import response_logprobs
+from mathrl.models.lora import add_lora
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.models.packing import Group
 from mathrl.params.schema import Params
@@ -47,12 +48,14 @@ def counted(params: Params, memory: float) -> float:
     """Bytes of a micro-batch's forward and backward pass at their peak, beside weights and kept gradients."""
     model = meta_model(params.model.base.path, checkpointing=params.rl.gradient_checkpointing)  # type: ignore[union-attr]
     kept: Any = None
+    if params.rl.lora is not None:
+        add_lora(model, params.rl.lora, seed=0)
     if params.training.backend == "torch":
         kept = FlatParameters(model)
     else:  # DeepSpeed takes a gradient as soon as it is there
         for weight in model.parameters():
             weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
-    part = policy_batch(micro_batch(params))
+    part = policy_batch(micro_batch(params), params.rl)
     with on_a_gpu(memory), Dispatch(model, 0.0) as dispatch:
         micro_batch_loss(model, part, params.rl, 0.001)[0].backward()
     del kept

@@ -57,6 +57,8 @@ def test_a_dry_run_holds_lengths_against_the_curated_splits(tiny: Checkout, tmp_
         "sft.steps=0",
         "--set",
         "difficulty.max_tokens=32",
+        "--set",
+        "curate.sources.0.options.notation=bare",
     ]
     words += ["--set", "prompt.template=r1_zero", "--set", "prompt.max_tokens=16"]
     tiny.repro("curate")

@@ -234,7 +234,7 @@ def test_a_record_of_an_older_version_opens(workspace: Path, capsys: pytest.Capt
     report("rl", Path("out.html"))
     assert "muon_lr" in Path("out.html").read_text(encoding="utf-8"), "what the run had stays on its page"
     # A value that no longer fits is an error with its field.
-    write_json(file, old | here | {"params": {"rl": {"advantage": "grpo", "rollout_ahead": 0}}})
+    write_json(file, old | here | {"params": {"rl": {"advantage": "grpo_like", "rollout_ahead": 0}}})
     with pytest.raises(UserError, match=r"^rl-1: rl: advantage: .*group_std.*found 'grpo'$"):
         health("home/records/rl-1")
 

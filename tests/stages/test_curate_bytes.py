@@ -100,8 +100,7 @@ def test_bytes_are_equal_whatever_the_processes_hashes_language_zone_and_folder(
 ) -> None:
     folder = project(tmp_path / "an other place ü" / "deeper", data)
     run = folder / "params" / "run.yaml"
-    run.write_text(run.read_text().replace("processes: 2", "processes: 1"))
-    assert "processes: 1" in run.read_text()
+    run.write_text("processes: 1\n")  # of the composition: 2
     finish(start(folder, PYTHONHASHSEED="4711", LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0",
                  TZ="Pacific/Auckland", OMP_NUM_THREADS="2"))  # fmt: skip
     found = outputs(folder)

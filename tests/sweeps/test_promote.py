@@ -11,6 +11,12 @@ from mathrl.params.loss import LossKl
 from mathrl.sweeps.promote import edited, promote
 
 ROOT = Path(__file__).parents[2]
+RL = """# What this project changes.
+optimizer:
+  adamw_scale: 0.05
+max_tokens: 64
+loss: {low: 0.2, high: 0.28}
+"""
 
 
 def test_comments_order_and_spelling_stay() -> None:
@@ -42,6 +48,7 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(ROOT / "params", tmp_path / "params")
+    (tmp_path / "params" / "rl.yaml").write_text(RL)
     monkeypatch.chdir(tmp_path)
     values = {"rl.loss.low": 0.31, "rl.optimizer.adamw_scale": 2.5e-05, "rl.kl.coef": 0.0, "rl.max_tokens": 60}
     diff = promote(values)
@@ -69,9 +76,14 @@ def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(
 def test_the_winner_of_a_presets_study_goes_into_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "params", tmp_path / "params")
     monkeypatch.chdir(tmp_path)
-    name = "qwen2.5-0.5b-gsm8k"
-    diff = promote({"rl.optimizer.lr": 3e-06, "rl.loss.high": 0.28}, preset=name)
-    assert f"+++ b/params/presets/{name}.yaml" in diff and diff.count("+++") == 1
-    assert "+    lr: 3.0e-06 " in diff and "# verl actor.optim.lr" in diff, "the comment stays"
-    rl = load_params(preset=name).rl
-    assert (rl.optimizer.lr, rl.loss.high) == (3e-06, 0.28) and load_params().rl == load_params(ROOT / "params").rl
+    (tmp_path / "params" / "presets").mkdir()
+    (tmp_path / "params" / "presets" / "mine.yaml").write_text(
+        "help: mine\ndata: gsm8k\nmodel: qwen2.5-0.5b\nrl:\n  optimizer:\n    lr: 1.0e-6  # as published\n"
+    )
+    diff = promote({"rl.optimizer.lr": 3e-06, "rl.loss.high": 0.3}, preset="mine")
+    assert "+++ b/params/presets/mine.yaml" in diff and diff.count("+++") == 1
+    assert "+    lr: 3.0e-06 " in diff and "# as published" in diff, "the comment stays"
+    rl = load_params(preset="mine").rl
+    assert (rl.optimizer.lr, rl.loss.high) == (3e-06, 0.3) and load_params().rl == load_params(ROOT / "params").rl
+    packages = promote({"rl.optimizer.lr": 3e-06}, preset="qwen2.5-0.5b-gsm8k")
+    assert "+++ b/params/rl.yaml" in packages, "a preset of the package is the same for everybody"

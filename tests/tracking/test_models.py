@@ -35,7 +35,7 @@ def record(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -
             stage=stage,
             started=1.0,
             ended=2.0,
-            params={stage: {"lr": 0.1}},
+            params={stage: {"optimizer": {"lr": 0.1}}},
             key="k",
             pipeline="p",
             git={"commit": "c0ffee"},

@@ -13,7 +13,7 @@ from mathrl.tracking.upload import flatten
 
 
 def test_nested_parameters_become_dotted_names_with_json_values() -> None:
-    values = {"rl": {"lr": 5e-4, "optimizer": {"type": "muon"}, "ks": [1, 2], "options": {}, "ema": None}}
+    values = {"rl": {"optimizer": {"lr": 5e-4, "type": "muon"}, "ks": [1, 2], "options": {}, "ema": None}}
     assert flatten(values) == {
         "rl.optimizer.lr": "0.0005",
         "rl.optimizer.type": "muon",

@@ -31,7 +31,7 @@ from mathrl.trainers.training_run import TrainingLog
 from tests.trainers.small import fast
 
 # This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
-HEALTH = Health(lr=0.02, patience=20)
+HEALTH = Health(lr=0.02, kl=1.0, patience=20)
 SETTINGS: dict[str, Any] = {
     "steps": 24,
     "prompts_per_step": 8,
@@ -146,14 +146,14 @@ def test_the_demo_is_healthy() -> None:
 
 # What is done, the rules that must find it, what the run's colour is.
 ILL: dict[str, tuple[dict[str, Any], set[str], str]] = {
-    "a hundred times the learning rate": ({"lr": 0.2}, {"kl", "zero_variance", "flat"}, "red"),
+    "a hundred times the learning rate": ({"optimizer": fast(0.2)}, {"kl", "zero_variance", "flat"}, "red"),
     "a reward that pays length": (
-        {"pay": long, "max_tokens": 24, "lr": 4e-3, "steps": 20},
+        {"pay": long, "max_tokens": 24, "optimizer": fast(4e-3), "steps": 20},
         {"length", "truncated", "reward_parts", "reward_alone"},
         "yellow",
     ),
     "a reward that pays repetition": (
-        {"pay": twice, "max_tokens": 32, "lr": 4e-3, "steps": 40},
+        {"pay": twice, "max_tokens": 32, "optimizer": fast(4e-3), "steps": 40},
         {"repetition", "kl"},
         "red",
     ),
@@ -169,7 +169,7 @@ ILL: dict[str, tuple[dict[str, Any], set[str], str]] = {
         {"critic"},
         "yellow",
     ),
-    "far too much of one batch": ({"epochs": 6, "lr": 2e-2, "steps": 3}, {"importance"}, "red"),
+    "far too much of one batch": ({"epochs": 6, "optimizer": fast(2e-2), "steps": 3}, {"importance"}, "red"),
 }
 
 
@@ -208,7 +208,7 @@ def test_a_template_that_the_model_was_not_trained_on(small: Any, train: Callabl
 
     def run(template: Any) -> Any:
         prompt = Prompt(template=template, max_tokens=300)
-        return train(prompt=prompt, weights=weights, reward=Answers(), steps=12, lr=1e-3)
+        return train(prompt=prompt, weights=weights, reward=Answers(), steps=12, optimizer=fast(1e-3))
 
     assert run("plain").findings == {}
     watch = run("boxed")
@@ -226,7 +226,7 @@ def test_the_right_extraction_answers_where_the_wrong_one_finds_nothing(train: C
             return super().score([dataclasses.replace(item, ground_truth=("1",)) for item in items])
 
     for extraction, ill in (("lenient", False), ("strict", True)):
-        watch = train(reward=Ones(Reward(extraction=extraction)), steps=12, lr=1e-3)
+        watch = train(reward=Ones(Reward(extraction=extraction)), steps=12, optimizer=fast(1e-3))
         assert ("no_success" in watch.findings) == ill
     assert "reward.extraction" in watch.findings["no_success"].remedy
 
@@ -252,7 +252,7 @@ def test_a_verifier_with_a_hole_is_found_by_the_exact_grader(
             super().audit([dataclasses.replace(item, ground_truth=("9",)) for item in items], results)
 
     monkeypatch.setattr(compose, "grade_batch", accepts_sevens)
-    watch = train(reward=Nines(Reward(extraction="lenient")), steps=12, lr=4e-3)
+    watch = train(reward=Nines(Reward(extraction="lenient")), steps=12, optimizer=fast(4e-3))
     assert watch.rows[-1]["reward/accuracy"] > watch.rows[0]["reward/accuracy"] + 0.3
     assert set(watch.findings) == {"reward_hacking"} and watch.colour == "red", watch.report()
     assert "by an exact grader went from 0.000 to 0.000" in watch.findings["reward_hacking"].evidence
@@ -273,7 +273,7 @@ def test_the_dev_accuracy_comes_with_its_number_of_problems(small: Any, tmp_path
 
 def test_stop_ends_the_run_at_the_first_red_finding_with_its_remedy(train: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match=r"stopped at step \d+ since health.action is stop: KL .*rl.kl.coef"):
-        train(lr=0.2, health=HEALTH.model_copy(update={"action": "stop"}))
+        train(optimizer=fast(0.2), health=HEALTH.model_copy(update={"action": "stop"}))
     # A yellow finding does not.
     assert train(max_tokens=1, steps=6, health=HEALTH.model_copy(update={"action": "stop"})).findings
 

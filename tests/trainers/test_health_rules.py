@@ -19,7 +19,8 @@ RL = Rl()
 def colours(rows: list[dict[str, float]], rl: Rl = RL, **health: Any) -> dict[str, str]:
     """The findings of made-up rows; what a row does not say is well."""
     whole = [{"step": n, "reward/accuracy": 0.5, **row} for n, row in enumerate(rows, start=1)]
-    return {name: each.colour for name, each in examine(whole, Health(**health), rl).findings.items()}
+    limits = Health(**{"kl": 1.0, "patience": 40, **health})  # of a small model from random weights
+    return {name: each.colour for name, each in examine(whole, limits, rl).findings.items()}
 
 
 def rising(name: str, first: float, last: float, steps: int = 60, **others: float) -> list[dict[str, float]]:

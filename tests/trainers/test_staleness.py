@@ -16,7 +16,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import Curriculum, PassRate, Shuffled
-from mathrl.params.train import Rl
+from mathrl.params.train import Dev, Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.event_log import EventLog
 from mathrl.trainers.group_pool import GroupPool
@@ -24,6 +24,7 @@ from mathrl.trainers.pooled_group import PartialResponse, PooledGroup
 from tests.trainers.small import short_rl
 from tests.trainers.test_asynchronous import run
 
+NO_DEV = Dev(every=0)
 FREE = short_rl(
     steps=6,
     checkpoint_every=2,
@@ -88,7 +89,7 @@ def test_each_token_of_a_partial_response_has_the_logprob_of_its_own_versions_we
 
     monkeypatch.setattr(GroupPool, "update", watched)
     monkeypatch.setattr("mathrl.trainers.rollout_stream.groups_digest", lambda groups: taken.extend(groups) or "digest")
-    rows, model, engine = run(small, FREE.model_copy(update={"dev": {"every": 0}}), tmp_path, kind=Recorded)
+    rows, model, engine = run(small, FREE.model_copy(update={"dev": NO_DEV}), tmp_path, kind=Recorded)
     assert any(keep_keys), "responses continue from what was computed"
     assert len(taken) == 24
     several = 0
@@ -137,7 +138,7 @@ def test_groups_that_are_too_old_are_dropped_counted_and_sampled_again(
 
     starts = {prompt[:4] for prompt in long}
     params = FREE.model_copy(
-        update={"steps": 8, "dev": {"every": 0}, "asynchronous": Asynchronous(staleness=1, segment_tokens=3)}
+        update={"steps": 8, "dev": NO_DEV, "asynchronous": Asynchronous(staleness=1, segment_tokens=3)}
     )
     with_segments(monkeypatch, 2, 4, 6, 8, 10, 12, 16, 20)
     rows, *_ = run(small, params, tmp_path, kind=Slow)
@@ -160,7 +161,7 @@ def test_a_run_is_repeated_to_the_bit_from_its_log(small: Any, tmp_path: Path) -
 
 
 def test_a_replay_that_is_another_run_is_refused(small: Any, tmp_path: Path) -> None:
-    short = FREE.model_copy(update={"steps": 3, "dev": {"every": 0}})
+    short = FREE.model_copy(update={"steps": 3, "dev": NO_DEV})
     run(small, short, tmp_path / "run")
     log = events(tmp_path / "run")
 

@@ -110,7 +110,7 @@ def test_the_loss_is_that_written_by_hand(small: Any) -> None:
         for logprobs, mask, old in zip(per_response, group.sampled, group.logprobs, strict=True):
             ratio = (logprobs[torch.from_numpy(mask)] - torch.from_numpy(old)).mean().exp()  # GSPO, equation 7
             advantage = next(advantages)
-            clipped = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
+            clipped = ratio.clamp(1 - params.loss.low, 1 + params.loss.high)
             losses.append(-torch.minimum(ratio * advantage, clipped * advantage))
     total = torch.stack(losses).mean()
     total.backward()

@@ -46,6 +46,7 @@ def run(stage: str, folder: Path, step: int = 0, end: Callable[[], None] = kill)
     JsonlSink.log = log  # type: ignore[method-assign]
     os.chdir(folder)
     os.environ["MATHRL_HOME"] = str(folder / "home")
+    sys.argv = [stage]
     try:
         runpy.run_module(f"mathrl.stages.{stage}", run_name="__main__")
     except Killed:
