@@ -235,10 +235,11 @@ def differing(params: Params, said: Mapping[str, str], sections: Sequence[str]) 
     values = params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     for section in sections:
         part = getattr(params, f"{section}_" if section == "register" else section)
+        kind: Any = type(part)
         types = [
             (f"{section}.{name}.{tags.field}", getattr(getattr(part, name), tags.field))
-            for name, tags in unions_of(type(part)).items()
-            if getattr(getattr(part, name), tags.field, None) not in (None, usual_tag(type(part), name))
+            for name, tags in unions_of(kind).items()
+            if getattr(getattr(part, name), tags.field, None) not in (None, usual_tag(kind, name))
         ]
         for key, value in [*types, *leaves(values.get(section, {}), f"{section}.")]:
             source = said.get(key) or next((said[other] for other in said if other.startswith(f"{key}.")), "")
