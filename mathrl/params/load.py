@@ -36,6 +36,8 @@ def put_section(values: dict[str, Any], name: str, section: Any, old: OldNames) 
         return
     kept, renamed = old.split(name, section)
     values[name] = merge(values[name], kept)
+    if name == "sweep" and "space" in kept:  # a space is one value: what it leaves out is not varied
+        values[name]["space"] = kept["space"]
     for key, value in renamed.items():
         if written_at({name: kept}, new_key(key).split(".")) is None:  # else both names are written
             old.place(values, key, value)
@@ -182,10 +184,9 @@ def _set_at(values: dict[str, Any], keys: list[str], value: Any, override: str, 
             if not last and not isinstance(here.get(key), dict | list):
                 # A bare name of a type becomes its mapping; of an unknown key the schema refuses the path.
                 union = place_at(values, keys[: depth + 1]) if isinstance(here.get(key), str) else None
-                if keys[depth + 1].isdigit() and (default := _default_list(keys[: depth + 1])) is not None:
-                    here[key] = default
-                else:
-                    here[key] = {union.tags.field: here[key]} if union is not None and union.tags is not None else {}
+                here[key] = {union.tags.field: here[key]} if union is not None and union.tags is not None else {}
+                if keys[depth + 1].isdigit() and (listed := _default_list(keys[: depth + 1])) is not None:
+                    here[key] = listed
         else:
             raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is a single value, without keys")
         if not last:

@@ -203,6 +203,12 @@ def test_a_list_is_extended() -> None:
             load_params(PARAMS, overrides=[wrong])
 
 
+def test_an_index_or_more_reaches_into_a_list_that_is_a_default() -> None:
+    reward = load_params(PARAMS, overrides=["reward.parts.0.weight=0.5"]).reward
+    assert [(part.type, part.weight) for part in reward.parts] == [("accuracy", 0.5)]
+    assert load_params(PARAMS, overrides=["evaluate.benchmarks+=[math500]"]).evaluate.benchmarks == ("test", "math500")
+
+
 def test_presets_compose_from_left_to_right_and_what_one_replaces_is_named() -> None:
     both = load_params(PARAMS, preset="dapo-32b+gsm8k-ppo-24gb", overrides=["rl.steps=7"])
     assert both.rl.optimizer.clip_norm == 1.0 and both.rl.optimizer.weight_decay == 0.1, "of the first alone"

@@ -153,7 +153,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empt
         "from mathrl.compose import load_params, write_params; "
         f"write_params(load_params(), load_params(overrides={TINY!r}))"
     )
-    checkout.git("commit", "-q", "-am", "a model for two CPUs")
+    checkout.commit_params("a model for two CPUs")
     settings = [*VERL, f"rl.engine.overrides=[{', '.join(map(repr, SMALL))}]"]
     words = [sys.executable, "-c", RUN, "run", "pipeline", *(word for one in settings for word in ("--set", one))]
     logs = folder / "first.log", folder / "again.log"

@@ -125,6 +125,11 @@ class Checkout:
         if (self.folder / ".git").exists():
             self.git("add", str(file))
 
+    def commit_params(self, message: str) -> None:
+        """Commit what changed, with files of params/ that are new."""
+        self.git("add", "params")
+        self.git("commit", "-q", "-am", message)
+
     def restore_params(self) -> None:
         """params/ as the last commit has it."""
         self.git("reset", "-q", "HEAD", "--", "params")

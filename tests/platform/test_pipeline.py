@@ -386,7 +386,7 @@ def test_overrides_name_uncommitted_code_and_refuse(checkout: Checkout) -> None:
 
 def test_a_failed_stage_is_one_sentence_and_resumes_its_own_run(checkout: Checkout) -> None:
     checkout.set_param("rl.optimizer.lr", 1e-4)
-    checkout.git("commit", "-q", "-am", "another rate")
+    checkout.commit_params("another rate")
     done = checkout.mathrl("run", "rl", ok=False, STANDIN_FAIL="rl")
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1] == ("error: stage rl failed: rl: made to fail; take STANDIN_FAIL away")

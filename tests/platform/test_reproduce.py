@@ -32,7 +32,7 @@ def registered(
     checkout.home.mkdir(exist_ok=True)
     shutil.copy(empty_store, checkout.home / "mlflow.db")
     checkout.set_param("rl.optimizer.lr", 0.02)
-    checkout.git("commit", "-qam", "another learning rate")
+    checkout.commit_params("another learning rate")
     checkout.repro("register", MATHRL_MIRROR="none")
     checkout.mathrl("sync")
     checkout.run("dvc", "remote", "add", "--local", "-d", "far", str(tmp_path_factory.mktemp("remote")))

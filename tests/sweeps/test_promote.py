@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 RL = """# What this project changes.
 optimizer:
   adamw_scale: 0.05
+temperature: 1.0
 max_tokens: 64
+prompts_per_step: 32
 loss: {low: 0.2, high: 0.28}
 """
 

@@ -112,7 +112,7 @@ def test_whole_numbers_choices_and_lists_may_be_varied() -> None:
 def test_a_wrong_axis_is_refused_by_the_schema(text: str, part: str) -> None:
     with pytest.raises(UserError) as caught:
         load_params(PARAMS, overrides=[f"sweep.space={text}"])
-    assert "sweep.space" in str(caught.value) and part in str(caught.value)
+    assert str(caught.value).startswith("sweep.space={") and part in str(caught.value)
 
 
 def test_a_sweep_must_end_and_must_not_see_the_test_problems() -> None:
@@ -201,8 +201,7 @@ def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(t
     root = tmp_path / "checkout"
     shutil.copytree(PARAMS, root / "params")
     (root / "params/presets").mkdir()
-    tiny = "help: a tiny one\nrl: {optimizer: {lr: 0.0123}}\nsweep: {study: small}\n"
-    (root / "params/presets/tiny.yaml").write_text(tiny)
+    (root / "params/presets/tiny.yaml").write_text("help: tiny\nrl: {lr: 0.0123}\nsweep: {study: small}\n")
     (root / ".gitignore").write_text("/runs/\n/.mathrl/\n")
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
         subprocess.run(["git", *words], cwd=root, check=True)
