@@ -33,6 +33,7 @@ from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import TARGETS, sections_read, stages_until
+from mathrl.params.unions import unions_of, usual_tag
 
 LONGEST_KEY, LONGEST_VALUE = 72, 96  # characters of a line of the dry run
 QUIET = {
@@ -233,7 +234,13 @@ def differing(params: Params, said: Mapping[str, str], sections: Sequence[str]) 
     """Each value that differs from its default, by dotted key, with who said so."""
     values = params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     for section in sections:
-        for key, value in leaves(values.get(section, {}), f"{section}."):
+        part = getattr(params, f"{section}_" if section == "register" else section)
+        types = [
+            (f"{section}.{name}.{tags.field}", getattr(getattr(part, name), tags.field))
+            for name, tags in unions_of(type(part)).items()
+            if getattr(getattr(part, name), tags.field, None) not in (None, usual_tag(type(part), name))
+        ]
+        for key, value in [*types, *leaves(values.get(section, {}), f"{section}.")]:
             source = said.get(key) or next((said[other] for other in said if other.startswith(f"{key}.")), "")
             source = source or next((said[other] for other in said if key.startswith(f"{other}.")), "the schema")
             text = json.dumps(value, ensure_ascii=False)

@@ -194,6 +194,5 @@ def test_a_fresh_clone_pulls_from_a_remote_and_has_nothing_to_do(
     file.write_text("samples: 9\n")
     assert "modified:           params" in checkout.run("dvc", "status", "resolve", cwd=clone, **environment).stdout
     checkout.run("dvc", "repro", "resolve", cwd=clone, **environment)
-    assert (
-        "modified:           difficulty" in checkout.run("dvc", "status", "difficulty", cwd=clone, **environment).stdout
-    )
+    status = checkout.run("dvc", "status", "difficulty", cwd=clone, **environment).stdout
+    assert "modified:           difficulty" in status
