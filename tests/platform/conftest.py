@@ -136,12 +136,12 @@ class Checkout:
         self.git("checkout", "-q", "--", "params")
         self.git("clean", "-fdq", "params")
 
-    def mlflow_runs(self) -> list[dict[str, object]]:
+    def mlflow_runs(self, name: str = "mathrl") -> list[dict[str, object]]:
         """Every MLflow run as {name, status, tags, metrics, params}, read without the server."""
         import mlflow
 
         client = mlflow.MlflowClient(f"sqlite:///{self.home / 'mlflow.db'}")
-        experiment = client.get_experiment_by_name("mathrl")
+        experiment = client.get_experiment_by_name(name)
         return [
             {"id": run.info.run_id, "name": run.info.run_name, "status": run.info.status, "run": run,
              "tags": run.data.tags, "metrics": run.data.metrics, "params": run.data.params, "client": client}

@@ -266,9 +266,8 @@ def test_the_pages_flow_runs_from_its_deployment(servers: Servers, tmp_path: Pat
     ]
     assert len(kept) == 29 and all(row["math"] for row in kept)
     assert "pages-report" in servers.artifacts(run)
-    assert "pages" in {
-        each["tags"].get("dvc.stage") for each in servers.checkout.mlflow_runs() if each["status"] == "FINISHED"
-    }
+    finished = [each for each in servers.checkout.mlflow_runs("mathrl/pages") if each["status"] == "FINISHED"]
+    assert "pages/pages" in {each["tags"].get("dvc.stage") for each in finished}
 
 
 @pytest.fixture
