@@ -231,13 +231,27 @@ def _print_parameters(stage: str, params: Params, said: tuple[Layers, Sequence[s
 
 def differing(params: Params, said: Mapping[str, str], sections: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Each value that differs from its default, by dotted key, with who said so."""
-    values = params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    values, defaults = params.model_dump(mode="json", by_alias=True), section_defaults()
     for section in sections:
-        for key, value in leaves(values.get(section, {}), f"{section}."):
+        usual = dict(leaves(defaults[section], f"{section}."))
+        for key, value in leaves(values[section], f"{section}."):
+            if key in usual and usual[key] == value:
+                continue
             source = said.get(key) or next((said[other] for other in said if other.startswith(f"{key}.")), "")
             source = source or next((said[other] for other in said if key.startswith(f"{other}.")), "the schema")
             text = json.dumps(value, ensure_ascii=False)
             yield key, text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…", source
+
+
+def section_defaults() -> dict[str, Any]:
+    """The default values of every section; of curate and mix, which have none, all but the problems."""
+    least = {"curate": {"sources": [_NO_SOURCE]}, "mix": {"components": [{"source": "*", "weight": 1.0}]}}
+    defaults: dict[str, Any] = Params.model_validate(least).model_dump(mode="json", by_alias=True)
+    del defaults["curate"]["sources"], defaults["mix"]["components"]
+    return defaults
+
+
+_NO_SOURCE = {"type": "file", "name": "none", "path": "none", "split": "rl"}
 
 
 def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -72,7 +72,7 @@ def test_an_unknown_command_is_answered_by_the_nearest() -> None:
     ("words", "message"),
     [
         (["run", "rll"], "no stage 'rll' (did you mean rl?)"),
-        (["run", "rl", "--set", "rl.learning_rate=1"], "learning_rate: unknown parameter (did you mean lr?)"),
+        (["run", "rl", "--set", "rl.learning_rate=1"], "learning_rate: unknown parameter (did you mean optimizer.lr?)"),
         (["run", "rl", "--set", "rl.optimizer.lr=5"], "rl.optimizer.lr"),
         (["run", "rl", "--set", "rl.optimizer.lr=fast"], "rl.optimizer.lr"),
         (["run", "rl", "--set", "rl.optimizer.lr"], "write section.key=value"),
