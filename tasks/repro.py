@@ -80,8 +80,7 @@ def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) ->
 def _resolve(workspace: Path) -> None:
     """Write the parameters that the stages depend on, before DVC looks; of a graph without parameters none."""
     if (workspace / FOLDER).is_dir():
-        with suppress(UserError):  # the stage itself says what is wrong
-            write_resolved(workspace)
+        write_resolved(workspace)
 
 
 class Repro:
@@ -107,7 +106,8 @@ class Repro:
         self.command += ["repro", target, *["--single-item"] * single, *["--force"] * force]
         self.workspace, self.env, self.show = workspace, env, show
         if not force:  # a fresh clone of another commit has a schema of its own
-            _resolve(workspace)
+            with suppress(UserError):  # the stage itself says what is wrong
+                _resolve(workspace)
         file = target.partition(":")[0]  # or a stage of the pipeline
         if not wait_for_lock:  # then others write to it
             _wait_for_dying(workspace, show)

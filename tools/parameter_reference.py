@@ -1,4 +1,4 @@
-"""The site's page of parameters, from the pydantic schema (mathrl/params) and the values of params/*.yaml."""
+"""The site's page of parameters, from the pydantic schema (mathrl/params)."""
 
 import json
 from collections.abc import Iterator
@@ -8,21 +8,23 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from mathrl.compose import load_params
+from mathrl.compose.experiment import Composition
+from mathrl.compose.load import read_layers
 from mathrl.params.recipe_steps import Recipe
 from mathrl.params.schema import READS, Params
 from mathrl.params.section import Section
 from mathrl.params.simulate import Simulation
 
-FOLDER = Path(__file__).parents[1] / "params"
+NONE = Path("no/params")
+DATA = Composition({"data": "gsm8k"})  # problems and mixture have no defaults
 HEAD = ["| parameter | |", "|---|---|"]
 INTRODUCTION = """# Parameters
 
-Every parameter, written from the schema while this site is built. A section is a file of `params/`.
-Defaults are the values of that file, or the schema's where the file is silent. `mathrl run STAGE
---set section.field=value` goes over both; presets (`--preset NAME`, of several the later one wins) lie between
-them. The value is YAML: `null` is empty, `[a, b]` a list, `{a: 1}` a mapping; `--set 'section.field+=[a]'` appends
-to a list. What does not fit is refused before anything runs.
+Every parameter, written from the schema while this site is built. Defaults are the schema's, for pretrained models of
+0.5 to 7 billion parameters; what data decide (`curate`, `mix`, lengths) is shown as `data=gsm8k` has it. A project's
+`params/<section>.yaml` has what it changes, and may be missing. `mathrl run STAGE --set section.field=value` goes over
+all; [experiments](../experiments.md) says who wins. The value is YAML: `null` is empty, `[a, b]` a list, `{a: 1}` a
+mapping; `--set 'section.field+=[a]'` appends to a list. What does not fit is refused before anything runs.
 """
 TAGS = ("generator", "type", "kind", "stage")
 WORDS: dict[Any, str] = {
@@ -37,7 +39,7 @@ WORDS: dict[Any, str] = {
 
 def parameter_reference() -> str:
     """The page's markdown."""
-    params = load_params(FOLDER)
+    params = read_layers(NONE, None, None, DATA).stated()
     used: dict[type[Section], list[str]] = {}
     lines = [INTRODUCTION]
     for name, info in Params.model_fields.items():
@@ -45,7 +47,7 @@ def parameter_reference() -> str:
         value = getattr(params, name)
         stages = [f"`{stage}`" for stage, reads in READS.items() if section in reads]
         readers = f"Read by {', '.join(stages)}." if stages else "Read by `mathrl sweep`."
-        file = f"[params/{section}.yaml](../../params/{section}.yaml)"
+        file = f"`params/{section}.yaml`"
         about = " ".join(f"{type(value).__doc__}".split())
         lines += [f"## {section}", "", f"{about} {readers} File: {file}.", "", *HEAD]
         lines += [*_rows(section, type(value), value, used), ""]

@@ -39,7 +39,7 @@ def changed_since_commit(
 
     Nothing where there is no commit, or where its parameters no longer fit the schema: a run needs no name.
     """
-    if not preset and not groups and not _git(root, "status", "--porcelain", "-uno", "--", str(FOLDER)):
+    if not preset and not groups and not _git(root, "status", "--porcelain", "--", str(FOLDER)):
         return {}
     with TemporaryDirectory() as temporary:
         try:

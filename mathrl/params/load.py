@@ -36,6 +36,8 @@ def put_section(values: dict[str, Any], name: str, section: Any, old: OldNames) 
         return
     kept, renamed = old.split(name, section)
     values[name] = merge(values[name], kept)
+    if name == "sweep" and "space" in kept:  # a space is one value: what it leaves out is not varied
+        values[name]["space"] = kept["space"]
     for key, value in renamed.items():
         if written_at({name: kept}, new_key(key).split(".")) is None:  # else both names are written
             old.place(values, key, value)

@@ -99,7 +99,7 @@ def test_a_mistake_is_one_sentence_and_status_2(words: list[str], message: str) 
 )
 def test_threads_of_torch_sleep_while_they_wait(start: str, tmp_path: Path) -> None:
     """They would take the core of the thread that they wait for: 479 tokens per second were left of 22,000."""
-    words = ["evaluate", "--model", str(tmp_path), "--benchmark", "test"]
+    words = ["doctor", "--model", str(tmp_path)]
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     env |= {"OMP_DISPLAY_ENV": "TRUE", "MATHRL_HOME": str(tmp_path), "MATHRL_MIRROR": "none"}
     done = subprocess.run(

@@ -299,9 +299,9 @@ def of_two(out: Path) -> None:
     lora = Lora(r=4, keep_adapter=True)
     for backend in ("torch", "fsdp"):
         results[f"adapted, {backend}"] = adapted(
-            folder, out, Training(backend=backend), f"adapted {backend}", lora=lora, kl_coef=0.1
+            folder, out, Training(backend=backend), f"adapted {backend}", lora=lora, kl={"coef": 0.1}
         )
-        untied = adapted(out / "untied start", out, Training(backend=backend), f"untied {backend}", kl_coef=0.1)
+        untied = adapted(out / "untied start", out, Training(backend=backend), f"untied {backend}", kl={"coef": 0.1})
         results[f"untied, {backend}"] = untied
     results["ahead"] = adapted(folder, out, training, "ahead", asynchronous=Asynchronous(pace="fixed"))
     write(out, results, ranks)

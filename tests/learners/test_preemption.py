@@ -45,7 +45,7 @@ def runs(small: Any) -> dict[str, Run]:
 
     def sft(state: Path, training: Training) -> Any:
         model, rows = small.policy()[0], demonstrations()
-        params = Sft(tokens_per_step=60, **SEVEN)
+        params = Sft(tokens_per_step=60, eval_every=1, **SEVEN)
         train_sft(model, rows[3:], rows[:3], params, small.training_run(state, training=training))
         return model
 
@@ -55,7 +55,7 @@ def runs(small: Any) -> dict[str, Run]:
             Item(Group(one.prompt, (one.responses[0], other.responses[0])))
             for one, other in zip(rows[:12], rows[12:], strict=True)
         ]
-        params = Dpo(pairs_per_step=4, **SEVEN)
+        params = Dpo(pairs_per_step=4, eval_every=1, **SEVEN)
         train_dpo(model, pairs[3:], pairs[:3], params, small.training_run(state, training=training))
         return model
 

@@ -35,9 +35,9 @@ ACTIVATIONS = (
 
 
 def micro_batch(params: Params) -> list[Group]:
-    """Prompts with one response each, as many packed tokens as the plan assumes."""
+    """Prompts with one response each, as many packed tokens of a rank as the plan assumes."""
     prompt, longest = params.prompt.max_tokens, params.rl.max_tokens
-    left, groups = micro_batch_tokens(params, "rl", prompt, prompt + longest), []
+    left, groups = micro_batch_tokens(params, "rl", prompt, prompt + longest) // params.training.context_ranks, []
     while left > PROMPT:
         groups.append(Group([1] * PROMPT, [[2] * min(longest, left - PROMPT + 1)]))
         left -= groups[-1].packed_tokens

@@ -29,7 +29,8 @@ def own(real_checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> tu
     folder = tmp_path_factory.mktemp("own")
     write(folder / "a.jsonl", "A?")
     (real_checkout.folder / "params" / "curate.yaml").write_text(SOURCES.replace("FOLDER", str(folder)))
-    real_checkout.commit_params("own files")
+    real_checkout.git("add", "params")
+    real_checkout.git("commit", "-q", "-am", "own files")
     real_checkout.env["MATHRL_MIRROR"] = "none"  # nothing is shown in MLflow here
     real_checkout.repro("curate")
     return real_checkout, folder

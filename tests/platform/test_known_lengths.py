@@ -48,7 +48,8 @@ def project(real_checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -
     ]
     params = real_checkout.folder / "params"
     write_params(load_params(params), load_params(params, overrides=written), params)
-    real_checkout.commit_params("own")
+    real_checkout.git("add", "params")
+    real_checkout.git("commit", "-qam", "own")
     return real_checkout
 
 

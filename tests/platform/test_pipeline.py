@@ -62,10 +62,9 @@ def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) ->
     with sqlite3.connect(checkout.home / "prefect" / "prefect.db") as database:
         artifacts = dict(database.execute("select key, data from artifact"))
     assert "rl-health" in artifacts and "10 % &#124; cut off" in artifacts["rl-health"]
-    link = artifacts["results-report"]
-    assert re.search(r"http://127.0.0.1:5001/register-[^/]+/report.html", link), "browsers open no file:// from a page"
-    names = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
-    assert names == ["base", "sft", "rl"]
+    link = re.search(r"http://127.0.0.1:5001/register-[^/]+/report.html", artifacts["results-report"])
+    assert link, "browsers open no file:// from a page"
+    assert [line.split("│")[1].strip() for line in done.stdout.splitlines() if line[:1] == "│"] == ["base", "sft", "rl"]
 
 
 def test_a_secret_of_the_environment_is_written_nowhere(checkout: Checkout) -> None:

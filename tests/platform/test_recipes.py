@@ -128,7 +128,7 @@ def write(checkout: Checkout, name: str, *overrides: str, more: str = "") -> Non
 
 
 def run(checkout: Checkout, name: str, *steps: str) -> list[str]:
-    """The stages that `dvc repro` ran, or with --dry would run."""
+    """The stages that `dvc repro` ran, or with --dry would run, without the one that resolves the parameters."""
     file = f"pipelines/recipes/{name}/dvc.yaml"
     wanted = [step if step.startswith("--") else f"{file}:{step}" for step in steps]
     done = checkout.repro(*(wanted or [file]), MATHRL_MIRROR="none")

@@ -191,7 +191,8 @@ def test_a_fresh_clone_pulls_from_a_remote_and_has_nothing_to_do(
     assert set(re.findall("Running stage '([^']*)'", done.stdout)) <= {"resolve"}, "what is pulled is not run"
     # A changed parameter has something to do: the clone is a whole workspace.
     file = clone / "params" / "difficulty.yaml"
-    file.write_text("samples: 3\n")
+    file.write_text("samples: 9\n")
     assert "modified:           params" in checkout.run("dvc", "status", "resolve", cwd=clone, **environment).stdout
     checkout.run("dvc", "repro", "resolve", cwd=clone, **environment)
-    assert "difficulty.samples" in checkout.run("dvc", "status", "difficulty", cwd=clone, **environment).stdout
+    status = checkout.run("dvc", "status", "difficulty", cwd=clone, **environment).stdout
+    assert "modified:           difficulty" in status

@@ -63,8 +63,8 @@ def test_a_dry_run_holds_lengths_against_the_curated_splits(tiny: Checkout, tmp_
     words += ["--set", "prompt.template=r1_zero", "--set", "prompt.max_tokens=16"]
     tiny.repro("curate")
     assert "warning: prompt.max_tokens is 16, and 100.0% of 8 prompts of the data" in tiny.mathrl(*words).stdout
-    other = tiny.mathrl(*words, "--set", "run.seed=5").stdout  # whose splits are not made yet
-    assert "would run: " in other and "of the data" not in other
+    other = tiny.mathrl(*words, "--set", "run.seed=5").stdout  # whose splits are not made yet: the source is drawn
+    assert "would run: " in other and "of the data are longer" in other
 
 
 def facts(checkout: Checkout) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -
     assert figures["each"]["test"]["models"]["sft"]["problems"] == 8
     tiny.replace_param("recipes/suite.yaml", "[test]", "[test, gsm8k]")
     tiny.mathrl("graph", "suite")
-    would = tiny.repro("--dry", file).stdout
+    would = tiny.repro("--dry", f"{file}:each-test-sft", f"{file}:each-gsm8k-sft").stdout
     assert f"'{file}:each-test-sft' didn't change" in would
     assert f"Running stage '{file}:each-gsm8k-sft'" in would
 

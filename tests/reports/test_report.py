@@ -230,12 +230,14 @@ def test_a_record_of_an_older_version_opens(workspace: Path, capsys: pytest.Capt
     health("home/records/rl-1", as_json=True)
     told = capsys.readouterr()
     assert json.loads(told.out)["colour"] == "green", "by the record's own thresholds"
-    assert told.err == "rl-1: ignored, since they no longer exist: rl.optimizer.muon_lr, rl.rollout_ahead\n"
+    renamed, ignored = told.err.splitlines()
+    assert renamed.startswith("parameters of version 0.1: rl.advantage is rl.advantage.type now, ")
+    assert ignored == "rl-1: ignored, since they no longer exist: rl.optimizer.muon_lr, rl.rollout_ahead"
     report("rl", Path("out.html"))
     assert "muon_lr" in Path("out.html").read_text(encoding="utf-8"), "what the run had stays on its page"
     # A value that no longer fits is an error with its field.
     write_json(file, old | here | {"params": {"rl": {"advantage": "grpo_like", "rollout_ahead": 0}}})
-    with pytest.raises(UserError, match=r"^rl-1: rl: advantage: .*group_std.*found 'grpo'$"):
+    with pytest.raises(UserError, match=r"^rl-1: rl: advantage.type: no type 'grpo_like' \(did you mean grpo\?\)"):
         health("home/records/rl-1")
 
 
