@@ -30,6 +30,8 @@ CURATE = (
 )
 SWEEP = f"""study: tiny
 space:
+  rl.loss.low: null  # the demo's other axes
+  rl.loss.high: null
   rl.optimizer.lr: {{kind: log, low: 1.0e-3, high: 5.0e-2}}
   rl.kl.coef: {{kind: zero_or_log, low: 1.0e-3, high: 0.3}}
 set: {json.dumps(TINY)}
