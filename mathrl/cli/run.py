@@ -33,7 +33,6 @@ from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import TARGETS, sections_read, stages_until
-from mathrl.params.unions import unions_of, usual_tag
 
 LONGEST_KEY, LONGEST_VALUE = 72, 96  # characters of a line of the dry run
 QUIET = {
@@ -232,20 +231,27 @@ def _print_parameters(stage: str, params: Params, said: tuple[Layers, Sequence[s
 
 def differing(params: Params, said: Mapping[str, str], sections: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Each value that differs from its default, by dotted key, with who said so."""
-    values = params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    values, defaults = params.model_dump(mode="json", by_alias=True), section_defaults()
     for section in sections:
-        part = getattr(params, f"{section}_" if section == "register" else section)
-        kind: Any = type(part)
-        types = [
-            (f"{section}.{name}.{tags.field}", getattr(getattr(part, name), tags.field))
-            for name, tags in unions_of(kind).items()
-            if getattr(getattr(part, name), tags.field, None) not in (None, usual_tag(kind, name))
-        ]
-        for key, value in [*types, *leaves(values.get(section, {}), f"{section}.")]:
+        usual = dict(leaves(defaults[section], f"{section}."))
+        for key, value in leaves(values[section], f"{section}."):
+            if key in usual and usual[key] == value:
+                continue
             source = said.get(key) or next((said[other] for other in said if other.startswith(f"{key}.")), "")
             source = source or next((said[other] for other in said if key.startswith(f"{other}.")), "the schema")
             text = json.dumps(value, ensure_ascii=False)
             yield key, text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…", source
+
+
+def section_defaults() -> dict[str, Any]:
+    """The default values of every section; of curate and mix, which have none, all but the problems."""
+    least = {"curate": {"sources": [_NO_SOURCE]}, "mix": {"components": [{"source": "*", "weight": 1.0}]}}
+    defaults: dict[str, Any] = Params.model_validate(least).model_dump(mode="json", by_alias=True)
+    del defaults["curate"]["sources"], defaults["mix"]["components"]
+    return defaults
+
+
+_NO_SOURCE = {"type": "file", "name": "none", "path": "none", "split": "rl"}
 
 
 def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
