@@ -119,6 +119,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     again = place.begin([place.python, "-m", "mathrl.sweeps.run", "run", *words, "sweep.workers=2"])
     other = opened.folder / "t0003-s0"
     wait(lambda: sum(len(steps_of(run)) for run in runs) > before or steps_of(other))
+    wait(lambda: is_alive(read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]))  # the trial has a worker again
     os.kill(processes()[0], signal.SIGKILL)
     said = again.communicate(timeout=400)[0]
     assert again.returncode == 0, said
