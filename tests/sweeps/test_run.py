@@ -78,6 +78,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
         f"sweep.study={STUDY}",
         "sweep.trials=4",
         "sweep.startup_trials=1",
+        "sweep.workers=1",
         "sweep.seeds=2",
         "sweep.fresh_seeds=1",
         f"rl.steps={STEPS}",
