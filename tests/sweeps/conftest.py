@@ -36,6 +36,8 @@ space:
   rl.kl.coef: {{kind: zero_or_log, low: 1.0e-3, high: 0.3}}
 set: {json.dumps(TINY)}
 trials: 2
+workers: 1
+warmup_steps: 0
 start: models/model
 data: [data/splits/rl.jsonl]
 dev: data/splits/dev.jsonl
