@@ -13,6 +13,7 @@ from mathrl.core.hardware import Hardware
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean, near_path
 from mathrl.params.paths import merge
+from mathrl.params.schema import SECTIONS
 
 CHAT = re.compile(r"instruct|chat|(^|[-_])it($|[-_])", re.IGNORECASE)
 BOXED_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -133,7 +134,7 @@ def _data(name: str, folder: Path, files: Mapping[str, Path]) -> Layer:
     return Layer(
         f"data={name}",
         _joined([layer.sections for layer in layers], weights),
-        _largest([layer.fresh for layer in layers]),
+        _joined([merge(layer.sections, layer.fresh) for layer in layers], weights),
     )
 
 
@@ -197,12 +198,13 @@ def _join_decontamination(curate: dict[str, Any], every: list[Mapping[str, Any]]
 
 
 def _largest(all_sections: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """The largest of each length."""
+    """The largest of each length that one of them has; what another leaves open is the default."""
     largest: dict[str, Any] = {}
     for path in LENGTHS:
         section, key = path.split(".")
-        found = [sections[section][key] for sections in all_sections if key in sections.get(section, {})]
-        if found:
+        default = SECTIONS[section].model_fields[key].default
+        found = [sections.get(section, {}).get(key, default) for sections in all_sections]
+        if max(found) != default or any(each != default for each in found):
             largest.setdefault(section, {})[key] = max(found)
     return largest
 

@@ -158,8 +158,11 @@ def test_several_data_sets_are_one_mixture(params: Path) -> None:
     both = load_params(params, overrides=["data=sums:0.7+products:0.3"])
     assert [source.name for source in both.curate.sources] == ["sums", "products"]
     assert [(c.source, c.weight) for c in both.mix.components] == [("sums", 0.7), ("products", 0.3)]
-    assert both.evaluate.benchmarks == ("test", "gsm8k")
+    assert both.evaluate.benchmarks == ("test", "gsm8k") and both.evaluate.max_tokens == 300, "the larger, of the toy"
     assert load_params(params, overrides=["data=sums+products", "model=a/b"]).evaluate.max_tokens == 300, "the larger"
+    (params / "data/open.yaml").write_text(FILES["data/products.yaml"].replace("max_tokens: 300, ", ""))
+    one_open = load_params(params, overrides=["data=sums+open", "model=a/b"])
+    assert one_open.evaluate.max_tokens == 1024, "what a set leaves open is the default"
 
 
 def test_a_file_of_the_project_wins_over_the_packages(params: Path) -> None:

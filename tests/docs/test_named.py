@@ -13,6 +13,7 @@ from mathrl.cli.main import app
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
+from mathrl.core.paths import is_group
 from mathrl.params.load import SECTIONS
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
@@ -70,7 +71,7 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
     rest = list(words)
     while rest and hasattr(command, "commands"):
         name = rest.pop(0)
-        if command.invoke_without_command and name.startswith("-"):  # mathrl plan --preset …
+        if command.invoke_without_command and (name.startswith("-") or is_group(name)):  # mathrl plan data=gsm8k
             return command, [name, *rest]
         assert name in command.list_commands(None), f"no command mathrl {' '.join(words)}"
         command = command.get_command(None, name)
