@@ -44,9 +44,6 @@ HEADINGS = {
 }
 
 
-COMPOSED = "Groups and presets below the files of this folder; none: what they do not say has the schema's defaults."
-
-
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder of the new project.")],
     data: Annotated[Path, typer.Option(help="Your problems: a file, a folder of files, or a quoted pattern.")],
@@ -79,7 +76,6 @@ def init(
         for name, values in differing(sections, aside / "params").items():
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
             write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
-        write_text(aside / "params" / "experiment.yaml", f"# {COMPOSED}\npresets: []\n")
         params = load_params(aside / "params")
         check_final_values(params, TARGETS)
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
