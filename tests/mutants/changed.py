@@ -1,4 +1,4 @@
-"""In a Python that tests start: the module that MATHRL_CHANGED names (module=file) is read from that file.
+"""In a Python that tests start: the module that MUTANTS_CHANGED names (module=file) is read from that file.
 
 `make mutants-wiring` has every start of .venv-mutants' Python import it.
 """
@@ -18,5 +18,5 @@ class Finder(MetaPathFinder):
         return spec_from_file_location(name, self.file) if name == self.module else None
 
 
-if "MATHRL_CHANGED" in os.environ:
-    sys.meta_path.insert(0, Finder(*os.environ["MATHRL_CHANGED"].split("=", 1)))
+if "MUTANTS_CHANGED" in os.environ:
+    sys.meta_path.insert(0, Finder(*os.environ["MUTANTS_CHANGED"].split("=", 1)))

@@ -271,7 +271,7 @@ class Trial:
             warm.functions.put(change)
             folder.mkdir(parents=True)
             (folder / "changed.py").write_text(change.text, encoding="utf-8")
-            os.environ["MATHRL_CHANGED"] = f"{module_of(change.file)}={folder.resolve() / 'changed.py'}"
+            os.environ["MUTANTS_CHANGED"] = f"{module_of(change.file)}={folder.resolve() / 'changed.py'}"
 
             def before(test: str) -> None:
                 os.write(pipe, b".")
