@@ -37,12 +37,14 @@ def main(
     inputs: Sequence[str | Path] = (),
     outputs: Sequence[str | Path] = (),
     before: Callable[[Params], None] = lambda params: None,
+    words: Sequence[str] | None = None,
 ) -> None:
     """Run the stage as `run_stage` does; `inputs` and `outputs` are the pipeline's, empty for a stage of recipes alone.
 
-    `before` renews the links of data/inputs/STAGE, which belong to the pipeline where it has the stage.
+    `words` are the arguments, without them those of the command line. `before` renews the links of
+    data/inputs/STAGE, which belong to the pipeline where it has the stage.
     """
-    args = parse(stage, work, sys.argv[1:], pipeline=bool(outputs))
+    args = parse(stage, work, sys.argv[1:] if words is None else words, pipeline=bool(outputs))
     if args.out is None:
         run_stage(stage, work, inputs=inputs, outputs=outputs, overrides=args.set, before=before)
         return

@@ -24,7 +24,8 @@ from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.load import export_model
 from mathrl.models.scores import make_scorer
 from mathrl.params.run import FreshModel
-from mathrl.stages import recipe_step
+from mathrl.stages import rl
+from mathrl.stages.command import main
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("rl_runs.json")
@@ -84,10 +85,11 @@ def run(name: str, settings: Sequence[str] = (), others: Sequence[str] | None = 
     """Run the stage in the present folder; returns the folder of the step."""
     own, given = CASES[name]
     step = Path("pipelines/recipes/r") / "".join(letter for letter in name if letter.isalpha())
-    words = ["rl", str(step), "--start", "start", "--data", "first.jsonl", "--data", "second.jsonl"]
+    words = [str(step), "--start", "start", "--data", "first.jsonl", "--data", "second.jsonl"]
     words += ["--dev", "dev.jsonl", "--examples", "sft.jsonl"]
     words += [word for each in (given if others is None else others) for word in (f"--{each.replace('_', '-')}", each)]
-    recipe_step.main([*words, *(word for setting in (*SETTINGS, *own, *settings) for word in ("--set", setting))])
+    words += [word for setting in (*SETTINGS, *own, *settings) for word in ("--set", setting)]
+    main("rl", rl.work, words=words)
     return step
 
 
