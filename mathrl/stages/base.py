@@ -1,4 +1,4 @@
-"""base: the base model of params/model.yaml; a step of recipes, since the pipeline's sft makes its own.
+"""base: the project's base model; a step of recipes, since the pipeline's sft makes its own.
 
 Writes model/. `data` are the files of problems that a trained tokenizer reads.
 """
