@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ import pytest
 from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
+with suppress(ImportError):  # environments with a few packages alone run some of the tests
+    from hypothesis import settings
+
+    settings.register_profile("mathrl", deadline=None)  # other work on the machine slows an example down
+    settings.load_profile("mathrl")
 # They take a minute or more each: first, so that no worker is left alone with one at the end.
 LONG = (
     "test_ui.py", "test_vllm_servers.py", "test_run.py", "test_pipeline.py", "test_stopping.py", "test_vllm.py",

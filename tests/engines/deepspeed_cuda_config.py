@@ -60,7 +60,7 @@ def main() -> None:
         tried.append({**copy.deepcopy(config), "gradient_clipping": None})
         assert DeepSpeedConfig(config).zero_config.stage == settings.stage
         model = small.policy()[0].to(torch.bfloat16)
-        adamw = torch.optim.AdamW(model.parameters(), **optimizer_arguments(optimizer, 1e-2, fused=True)["AdamW"])
+        adamw = torch.optim.AdamW(model.parameters(), **optimizer_arguments(optimizer, fused=True)["AdamW"])
         engine = make_engine(model, adamw, config, ranks)
         losses = []
         for _ in range(2):

@@ -25,7 +25,7 @@ def test_what_a_gpu_would_be_given_is_accepted_and_steps(run_program: Callable[.
     output = run_program(Path(__file__).with_name("deepspeed_cuda_config.py"))
     assert sum(line.startswith("ZeRO ") for line in output.splitlines()) == 6
     presets = [line for line in output.splitlines() if line.startswith("preset ")]
-    assert len(presets) == 6 and "preset dapo-32b, rl learner" in presets
+    assert len(presets) >= 10 and "preset dapo-32b, rl learner" in presets
 
 
 @pytest.fixture(scope="module")
