@@ -39,7 +39,7 @@ KINDS = (
     ("mirror", "mathrl.tracking.mirror"),
     ("stages", "mathrl.stages."),
     ("stages", "mathrl.rewards."),
-    ("prefect server", "tasks.prefect_server"),
+    ("prefect server", "mathrl.tasks.prefect_server"),
     ("dvc", "dvc repro"),
     ("guard", "mathrl.core.guard"),
 )

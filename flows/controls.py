@@ -1,9 +1,9 @@
 """Run the controls of an RL run: rewards at random, for form, by vote and inverted, more SFT, a start made to think."""
 
-from flows.factory import JOBS, form_flow, option
+from mathrl.flows.factory import JOBS, form_flow, option
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
-from tasks.runs import run_controls
+from mathrl.tasks.runs import run_controls
 
 controls = form_flow(
     "controls",

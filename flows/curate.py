@@ -1,5 +1,5 @@
 """Build disjoint splits from the problem sources: deduplicate, decontaminate, report."""
 
-from flows.factory import stage_flow
+from mathrl.flows.factory import stage_flow
 
 curate = stage_flow("curate", __doc__)

@@ -1,5 +1,5 @@
 """Compare base, SFT and RL models on held-out problems."""
 
-from flows.factory import stage_flow
+from mathrl.flows.factory import stage_flow
 
 evaluate = stage_flow("evaluate", __doc__)

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Optional
 
 from prefect import Flow, flow
@@ -25,15 +24,15 @@ from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.compose.load import NO_PRESET, read_layers
 from mathrl.compose.names import help_lines
-from mathrl.core.paths import GROUPS
+from mathrl.core.paths import GROUPS, main_checkout
 from mathrl.params.form import section_form
 from mathrl.params.load import read_yaml
 from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import READS, sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable
-from tasks.runs import run_recipe, run_stages
+from mathrl.tasks.runs import run_recipe, run_stages
 
-PARAMS = Path(__file__).parents[1] / "params"
+PARAMS = main_checkout() / "params"  # the project's in whose folder the flows are deployed or run
 
 
 def _known_presets(value: str) -> str:

@@ -1,5 +1,5 @@
 """Run the whole pipeline: curate, sft, difficulty, mix, rl, evaluate, register."""
 
-from flows.factory import stage_flow
+from mathrl.flows.factory import stage_flow
 
 pipeline = stage_flow("pipeline", __doc__)

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from flows.factory import JOBS, PARAMS, form_flow, option
+from mathrl.flows.factory import JOBS, PARAMS, form_flow, option
 from mathrl.params.load import read_yaml
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
 from mathrl.recipes.recipe import recipe_names
-from tasks.runs import run_recipe
+from mathrl.tasks.runs import run_recipe
 
 RECIPES = {name: read_yaml(PARAMS / "recipes" / f"{name}.yaml")["description"] for name in recipe_names(PARAMS)}
 # The dropdown, from the folder as it stands when the flows are deployed.

@@ -1,5 +1,5 @@
 """Train the SFT model with verifiable rewards, on problems chosen by their pass rates."""
 
-from flows.factory import stage_flow
+from mathrl.flows.factory import stage_flow
 
 rl = stage_flow("rl", __doc__)

@@ -1,5 +1,5 @@
 """Fine-tune the base model on worked solutions."""
 
-from flows.factory import stage_flow
+from mathrl.flows.factory import stage_flow
 
 sft = stage_flow("sft", __doc__)

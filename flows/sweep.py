@@ -1,7 +1,7 @@
 """Search for better parameters of RL runs, scored on the dev problems."""
 
-from flows.factory import form_flow, option
-from tasks.sweep import run_sweep
+from mathrl.flows.factory import form_flow, option
+from mathrl.tasks.sweep import run_sweep
 
 sweep = form_flow(
     "sweep",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.params.load import parse_yaml
-from tasks.repro import Repro, running
+from mathrl.tasks.repro import Repro, running
 
 PIPELINE = "dvc.yaml"
 Show = Callable[[str], None]

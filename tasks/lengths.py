@@ -11,8 +11,8 @@ from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
 from mathrl.params.schema import READS
-from tasks.repro import environment, is_up_to_date
-from tasks.workspace import Workspace
+from mathrl.tasks.repro import environment, is_up_to_date
+from mathrl.tasks.workspace import Workspace
 
 CURATED = Path("data/curated")
 

@@ -18,8 +18,8 @@ from mathrl.core.progress import pause
 from mathrl.core.records import RunRecord, read_record
 from mathrl.core.run_forecast import recorded_forecast
 from mathrl.core.server_states import read_states, servers_text
-from tasks.mlflow_links import artifact_key, link_rollouts, link_run, records_of
-from tasks.report import health_markdown
+from mathrl.tasks.mlflow_links import artifact_key, link_rollouts, link_run, records_of
+from mathrl.tasks.report import health_markdown
 
 
 class LiveProgress:

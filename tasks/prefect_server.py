@@ -1,4 +1,4 @@
-"""Prefect's server as mathrl starts it: `uvicorn --factory tasks.prefect_server:app`, or `:app_of_a_command`.
+"""Prefect's server as mathrl starts it: `uvicorn --factory mathrl.tasks.prefect_server:app`, or `:app_of_a_command`.
 
 Prefect's own answers every web page that a browser shows (CORS `*`) under every host name, and has no setting for the
 second. Whoever reaches it can run code, so requests of other pages are refused here.

@@ -27,8 +27,8 @@ from mathrl.core.results import (
     training_table,
 )
 from mathrl.recipes.recipe import CLAIM
-from tasks.graph import Graph
-from tasks.mlflow_links import (
+from mathrl.tasks.graph import Graph
+from mathrl.tasks.mlflow_links import (
     artifact_key,
     compare_page,
     link_rollouts,

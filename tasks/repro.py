@@ -19,7 +19,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.processes import is_alive
 from mathrl.params.load import FOLDER
-from tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
+from mathrl.tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
 
 GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
 LAST_LINES = 25

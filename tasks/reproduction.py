@@ -17,8 +17,8 @@ from mathrl.core.files import write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.params.final_values import JUDGED
-from tasks.graph import Graph, follow_each
-from tasks.repro import Preempted
+from mathrl.tasks.graph import Graph, follow_each
+from mathrl.tasks.repro import Preempted
 
 # In the clone, with its own code: the schema is that of the commit.
 WRITE = """

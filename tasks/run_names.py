@@ -16,8 +16,8 @@ from mathrl.core.environment import Variable
 from mathrl.core.paths import is_group
 from mathrl.core.run_name import run_name as changed_run_name
 from mathrl.params.schema import READS, STAGES
-from tasks.generated_names import was_generated
-from tasks.workspace import Workspace, commit_of
+from mathrl.tasks.generated_names import was_generated
+from mathrl.tasks.workspace import Workspace, commit_of
 
 MODEL_MADE = "mathrl.model.made"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from prefect import get_run_logger
 
 from mathrl.core.environment import Variable
-from tasks.dvc_output import ADVICE, NOISE
-from tasks.workspace import Workspace
+from mathrl.tasks.dvc_output import ADVICE, NOISE
+from mathrl.tasks.workspace import Workspace
 
 
 def line_handler(name: str, workspace: Workspace, warnings: Iterable[str] = ()) -> "Console | FlowLog":

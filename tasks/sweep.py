@@ -22,13 +22,13 @@ from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, main_checkout
 from mathrl.params.form import form_overrides
-from tasks.concurrency import slot
-from tasks.live_progress import LiveProgress
-from tasks.repro import environment
-from tasks.run_names import name_run
-from tasks.stage_output import line_handler
-from tasks.sweep_workspace import with_study, workspace
-from tasks.workspace import Workspace, in_use
+from mathrl.tasks.concurrency import slot
+from mathrl.tasks.live_progress import LiveProgress
+from mathrl.tasks.repro import environment
+from mathrl.tasks.run_names import name_run
+from mathrl.tasks.stage_output import line_handler
+from mathrl.tasks.sweep_workspace import with_study, workspace
+from mathrl.tasks.workspace import Workspace, in_use
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mathrl.compose.load import read_layers
 from mathrl.core.paths import is_group
-from tasks.workspace import prepare
+from mathrl.tasks.workspace import prepare
 
 
 def workspace(preset: str | None, overrides: Sequence[str] = (), *, allow_dirty: bool = False) -> Path:

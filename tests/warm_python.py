@@ -31,15 +31,15 @@ from typing import Any
 MODULES = ("dvc", "uvicorn", "prefect", "prefect.engine", "prefect.flow_engine", "mlflow", "mathrl.tracking.mirror",
            "mathrl.sweeps.run", "mathrl.sweeps.worker")  # fmt: skip
 ROOMS = ("mathrl.stages.", "tests.", "benchmarks.")
-OWN = ("mathrl.cli", "mathrl.params", "tasks.")  # what a program imports that is given by -c
+OWN = ("mathrl.cli", "mathrl.params", "mathrl.tasks.")  # what a program imports that is given by -c
 # What is imported before the forks: for programs that train, and for flows and stages that do not.
 SETS = {
     "torch": ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynamo",
               "mathrl.models.transformers_import", "mathrl.models.base", "mathrl.trainers.rl",
               *(["deepspeed"] if find_spec("deepspeed") else [])),
     "flows": ("dvc.cli", "dvc.cli.parser", "dvc.repo", "dvc.commands.repro", "dvc.repo.reproduce",
-              "dvc.repo.experiments", "dvc.commands.status", "pydantic", "typer", "flows.pipeline",
-              "tasks.prefect_server", "prefect.server.api.server", "prefect.main", "prefect.engine", "uvicorn",
+              "dvc.repo.experiments", "dvc.commands.status", "pydantic", "typer", "mathrl.flows.pipeline",
+              "mathrl.tasks.prefect_server", "prefect.server.api.server", "prefect.main", "prefect.engine", "uvicorn",
               "uvicorn.main", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "aiosqlite", "mlflow",
               "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store",
               "mathrl.tracking.mirror", "mathrl.stages.stage_run", "mathrl.cli.run"),

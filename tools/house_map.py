@@ -30,10 +30,13 @@ OTHERS = {
 def floors() -> list[list[str]]:
     """The rooms per floor, top floor first, as folders: [["mathrl/cli"], ["flows"], …, ["mathrl/core"]]."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    library, programs = (contract["layers"] for contract in settings["contracts"][:2])
-    top = [[layer.replace(".", "/")] for layer in programs]
-    inner = [[f"mathrl/{room}" for room in layer.split(" | ")] for layer in library]
-    return top + [layer for layer in inner if layer not in top]
+    layers = settings["contracts"][0]["layers"]
+    return [[folder_of(room) for room in layer.split(" | ")] for layer in layers]
+
+
+def folder_of(room: str) -> str:
+    """The room's folder: flows/ and tasks/ stand at the top, and mathrl/ has links to them."""
+    return room if room in ("flows", "tasks") else f"mathrl/{room}"
 
 
 def caption(file: Path) -> str:

@@ -46,7 +46,7 @@ def controls(
     """
     os.chdir(main_checkout())
     if "=" in run:
-        from tasks.workspace import prepare  # git, for this alone
+        from mathrl.tasks.workspace import prepare  # git, for this alone
 
         folder = prepare("pipeline", None, shlex.split(run)).folder
         run = "rl" if folder == Path.cwd() else folder.name

@@ -14,7 +14,7 @@ def judge_lengths(params: Params, stages: Sequence[str], typed: Sequence[str]) -
 
     Nothing where it cannot be known (mathrl/stages/known_lengths.py).
     """
-    from tasks.lengths import is_judged  # as the next, for these commands alone
+    from mathrl.tasks.lengths import is_judged  # as the next, for these commands alone
 
     if not is_judged(params):
         return [], []
@@ -29,6 +29,6 @@ def data_tokens(params: Params) -> DataTokens | None:
 
 def _curated(params: Params) -> Path | None:
     """The curated splits of the checkout, if `curate` with these parameters would have nothing to do."""
-    from tasks.lengths import curated_splits
+    from mathrl.tasks.lengths import curated_splits
 
     return curated_splits(main_checkout(), params)

@@ -89,7 +89,11 @@ def launch(
     settings = [*(overrides or ()), *_server_settings(machines, preset, overrides or ())]
     settings += _verl_settings(machines, load_params(preset=preset, overrides=settings))
     steps = plan_steps(stage, load_params(preset=preset, overrides=settings), servers=machines.sampler_nodes > 0)
-    from tasks import inputs, repro, workspace  # Prefect and DVC: after the checks, and --help answers without them
+    from mathrl.tasks import (  # Prefect and DVC: after the checks, and --help answers without them
+        inputs,
+        repro,
+        workspace,
+    )
 
     prepared = workspace.prepare(stage, preset, settings, allow_dirty=allow_dirty)
     values = job_values(stage, steps, machines, prepared.params)

@@ -51,7 +51,7 @@ def own_server() -> Iterator[Callable[[], None]]:
         # In a new session: Ctrl-C in the terminal must reach only the flow, which still reports to the server.
         child = subprocess.Popen(
             [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "uvicorn", "--factory",
-             "tasks.prefect_server:app_of_a_command", "--host", "127.0.0.1", "--port", str(port),
+             "mathrl.tasks.prefect_server:app_of_a_command", "--host", "127.0.0.1", "--port", str(port),
              "--log-level", "error", "--lifespan", "on"],
             env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip

@@ -214,7 +214,7 @@ def show_time(
 
     from mathrl.models.load import plain_dtype
     from mathrl.planning.run_time import measured_speed, planned_time, product_rate, speed_of_difficulty
-    from tasks.repro import environment, stages_up_to_date
+    from mathrl.tasks.repro import environment, stages_up_to_date
 
     base, root, settings = params.model.base, main_checkout(), as_words(preset, overrides)
     trained = (("sft", params.sft),) * bool(params.sft.steps) + (("rl", params.rl),)

@@ -107,7 +107,7 @@ def _lengths(checked: Recipe, preset: str | None, groups: Sequence[str]) -> tupl
     if not has_pretrained(checked, preset=preset, overrides=tuple(groups)):
         return [], []
     from mathrl.stages.known_lengths import judge_recipe  # the formats of rows, for a dry run alone
-    from tasks.lengths import curated_splits
+    from mathrl.tasks.lengths import curated_splits
 
     curated = curated_splits(Path.cwd(), load_params(preset=preset, overrides=groups))
     judged = judge_recipe(checked, preset=preset, overrides=groups, curated=curated)
@@ -116,7 +116,7 @@ def _lengths(checked: Recipe, preset: str | None, groups: Sequence[str]) -> tupl
 
 def print_recipe(folder: Path, name: str, seconds: float) -> None:
     """The tables and verdicts of a recipe that was run; where it makes a claim, the claim's with its conclusion."""
-    from tasks.report import recipe_summary, summary_rows, verdicts
+    from mathrl.tasks.report import recipe_summary, summary_rows, verdicts
 
     summary = recipe_summary(folder, name)
     for benchmark, results in summary.get(CLAIM, {}).items():

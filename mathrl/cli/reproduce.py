@@ -13,9 +13,9 @@ import typer
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json
 from mathrl.core.paths import home, main_checkout
+from mathrl.tasks.reproduction import FreshClone
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import way_back
-from tasks.reproduction import FreshClone
 
 if TYPE_CHECKING:
     from mathrl.registry.reproduction import Certificate

@@ -94,10 +94,10 @@ def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str],
 
     MLflow gets what it lacks of earlier runs, as at the end of a flow.
     """
+    from mathrl.tasks.inputs import link_inputs
+    from mathrl.tasks.repro import environment, is_up_to_date
+    from mathrl.tasks.workspace import prepare, working
     from mathrl.tracking.mirror import Mirror  # as what follows, for this command alone
-    from tasks.inputs import link_inputs
-    from tasks.repro import environment, is_up_to_date
-    from tasks.workspace import prepare, working
 
     _use_servers()
     workspace = prepare(stage, preset, overrides, allow_dirty=allow_dirty)
@@ -185,9 +185,9 @@ def _flow(name: str) -> Any:
     It is imported only here, because Prefect reads its settings at the import.
     """
     with without_collections():
-        if importlib.util.find_spec(f"flows.{name}"):
-            return getattr(importlib.import_module(f"flows.{name}"), name)
-        factory = importlib.import_module("flows.factory")
+        if importlib.util.find_spec(f"mathrl.flows.{name}"):
+            return getattr(importlib.import_module(f"mathrl.flows.{name}"), name)
+        factory = importlib.import_module("mathrl.flows.factory")
     return factory.stage_flow(name, f"Bring {name} up to date.")
 
 

@@ -18,9 +18,9 @@ from mathrl.core.files import write_text
 from mathrl.core.paths import main_checkout
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
+from mathrl.tasks import workspace
 from mathrl.tracking.client import connect
 from mathrl.tracking.run_list import list_runs
-from tasks import workspace
 
 SORTS = {"rl": "rl/pass_at_1", "dev": "dev/best"}
 

@@ -21,7 +21,7 @@ from mathrl.sweeps.report import cells, row
 from mathrl.sweeps.storage import study_folder
 from mathrl.sweeps.study import best, open_study, read_study
 from mathrl.sweeps.worker import sweep_section
-from tasks.sweep_workspace import with_study, workspace
+from mathrl.tasks.sweep_workspace import with_study, workspace
 
 sweep = typer.Typer(name="sweep", no_args_is_help=True, help=__doc__)
 

@@ -26,10 +26,10 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
+from mathrl.tasks.concurrency import SLOTS
+from mathrl.tasks.prefect_server import ORIGINS
 from mathrl.tracking.client import EXPERIMENT, KIND
 from mathrl.tracking.views import keep_views
-from tasks.concurrency import SLOTS
-from tasks.prefect_server import ORIGINS
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")
 POOL = "mathrl"
@@ -244,7 +244,7 @@ def _store() -> str:
 
 
 def _prefect_server(port: int, host: str) -> list[str]:
-    words = ["uvicorn", "--factory", "tasks.prefect_server:app", "--host", host, "--port", str(port)]
+    words = ["uvicorn", "--factory", "mathrl.tasks.prefect_server:app", "--host", host, "--port", str(port)]
     return [*words, "--log-level", "warning"]
 
 

@@ -25,8 +25,8 @@ from mathrl.params import Params
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.run import FreshModel, Model
 from mathrl.stages.stage_run import run_stage
-from tasks.reproduction import FreshClone
-from tasks.workspace import prepare, prepare_recipe
+from mathrl.tasks.reproduction import FreshClone
+from mathrl.tasks.workspace import prepare, prepare_recipe
 
 ROOT = Path(__file__).parents[2]
 QWEN = ["model.base.type=pretrained", "model.base.path=Qwen/Qwen2.5-0.5B"]
@@ -75,7 +75,7 @@ def test_the_flow_refuses_before_it_makes_a_worktree(tmp_path: Path, monkeypatch
     (tmp_path / "params" / "presets").mkdir()  # the toy's rates, as somebody's preset may have them
     toy = "help: toy\nrl: {optimizer: {type: muon, lr: 0.01}, max_tokens: 64}\n"
     (tmp_path / "params" / "presets" / "mine.yaml").write_text(toy)
-    monkeypatch.setattr("tasks.workspace.main_checkout", lambda: tmp_path)
+    monkeypatch.setattr("mathrl.tasks.workspace.main_checkout", lambda: tmp_path)
     with pytest.raises(UserError, match=r"rl\.optimizer\.lr is 0\.01, 1,000 times Muon's"):
         prepare("rl", "mine", QWEN)
     with pytest.raises(UserError, match=r"steps\.rl: .*rl\.max_tokens is 64, too short"):

@@ -276,7 +276,7 @@ def test_a_plan_says_whether_rl_would_start_and_a_command_that_helps(
     write_json(tmp_path / DIFFICULTY, {"pass_at_8": 0.9})
     *_, starts, following = plan.show_time(params, shape)
     assert starts.startswith("rl would start: pass@8 0.900, 3 problems") and following == "next: mathrl run pipeline"
-    monkeypatch.setattr("tasks.repro.stages_up_to_date", lambda *_: ["curate", "sft", "difficulty"])
+    monkeypatch.setattr("mathrl.tasks.repro.stages_up_to_date", lambda *_: ["curate", "sft", "difficulty"])
     capsys.readouterr()
     assert plan.show_time(params, shape)[0].endswith(" on this machine, for mix -> rl -> evaluate -> register")
     assert re.search(r"difficulty +done ", capsys.readouterr().out)

@@ -23,9 +23,9 @@ from mathrl.params.data import Curate
 from mathrl.reports import model_card
 from mathrl.reports.examples import examples_markdown, side_by_side
 from mathrl.sweeps.report import markdown as trials_markdown
+from mathrl.tasks import report as artifacts
+from mathrl.tasks.graph import Graph
 from mathrl.tracking.lineage import Step
-from tasks import report as artifacts
-from tasks.graph import Graph
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "<a href=http://x>", "<!--", "-->", "<http://x>",

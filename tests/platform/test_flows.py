@@ -13,9 +13,9 @@ from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from flows.factory import FIELD_NAMES, form_flow, stage_flow
 from mathrl.compose import load_params
 from mathrl.core.paths import GROUPS
+from mathrl.flows.factory import FIELD_NAMES, form_flow, stage_flow
 from mathrl.params.form import form_overrides
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import READS, STAGES
@@ -36,7 +36,7 @@ RUNS = {
 def flow_of(name: str) -> Flow[..., Any]:
     if name not in FILES:
         return stage_flow(name, "A stage without a file in flows/.")
-    loaded: Flow[..., Any] = getattr(importlib.import_module(f"flows.{name}"), name)
+    loaded: Flow[..., Any] = getattr(importlib.import_module(f"mathrl.flows.{name}"), name)
     return loaded
 
 
@@ -139,7 +139,7 @@ def test_a_flow_refuses_wrong_parameters_before_any_work(wrong: dict[str, Any]) 
 
 def test_every_flow_is_deployed_and_every_deployment_has_its_flow() -> None:
     deployments = YAML(typ="safe").load(ROOT / "prefect.yaml")["deployments"]
-    assert {each["entrypoint"] for each in deployments} == {f"flows/{name}.py:{name}" for name in FILES}
+    assert {each["entrypoint"] for each in deployments} == {f"mathrl.flows.{name}.{name}" for name in FILES}
     assert all(each["enforce_parameter_schema"] and each["work_pool"]["name"] == "mathrl" for each in deployments)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from tasks.inputs import link_inputs
+from mathrl.tasks.inputs import link_inputs
 
 Checkout = Any
 SOURCES = """sources:

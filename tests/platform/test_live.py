@@ -10,8 +10,8 @@ from mathrl.core.files import write_json
 from mathrl.core.progress import progress
 from mathrl.core.records import read_record
 from mathrl.core.server_states import ServerState, write_states
-from tasks import live_progress as live
-from tasks.live_progress import LiveProgress
+from mathrl.tasks import live_progress as live
+from mathrl.tasks.live_progress import LiveProgress
 
 
 def test_progress_is_sent_each_second_at_first_and_seldom_after_hours(

@@ -15,19 +15,19 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.processes import is_alive
 from mathrl.params.load import dump_yaml
-from tasks.dvc_output import was_stopped
-from tasks.graph import last_maker, needed_steps
-from tasks.repro import Repro, stages_up_to_date
-from tasks.runner import places_for, side_by_side
+from mathrl.tasks.dvc_output import was_stopped
+from mathrl.tasks.graph import last_maker, needed_steps
+from mathrl.tasks.repro import Repro, stages_up_to_date
+from mathrl.tasks.runner import places_for, side_by_side
 
 Checkout = Any
 pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(1800)]
 FLOW = """
 from pathlib import Path
 from prefect import flow
-from tasks.graph import Graph
-from tasks.repro import environment
-from tasks.runner import run_graph
+from mathrl.tasks.graph import Graph
+from mathrl.tasks.repro import environment
+from mathrl.tasks.runner import run_graph
 
 @flow
 def at_once():

@@ -18,8 +18,8 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.params.schema import STAGES
+from mathrl.tasks.workspace import uncommitted
 from mathrl.tracking.lineage import find_run, way_back, way_forward
-from tasks.workspace import uncommitted
 
 Checkout = Any
 PLANTED = "pl4nted-s3cret"

@@ -234,7 +234,7 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
 BESIDE = """
 import sys
 from pathlib import Path
-from tasks.repro import Repro, environment, running
+from mathrl.tasks.repro import Repro, environment, running
 def show(text):
     sys.stderr.write(text)
     if "difficulty stands in" in text:

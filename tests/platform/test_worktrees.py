@@ -12,8 +12,8 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.params.load import read_yaml
-from tasks import sweep
-from tasks.workspace import Workspace, in_use, prune, uncommitted, working
+from mathrl.tasks import sweep
+from mathrl.tasks.workspace import Workspace, in_use, prune, uncommitted, working
 
 Checkout = Any
 PREPARE = "from tasks.workspace import prepare; print(prepare('rl', None, ['rl.optimizer.lr={}']).folder)"
@@ -27,7 +27,7 @@ ASK = """
 import json, sys
 from pathlib import Path
 from mathrl.compose import load_params
-from tasks.workspace import prepare
+from mathrl.tasks.workspace import prepare
 for preset, overrides in json.loads(sys.argv[1]):
     made = prepare("rl", preset, overrides, allow_dirty=True)
     ran = load_params(made.folder / "params").model_dump(mode="json", by_alias=True)
