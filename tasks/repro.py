@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 
-from mathrl.compose.resolved import RESOLVE, write_resolved
+from mathrl.compose.resolved import write_resolved
+from mathrl.core.code_values import RESOLVE, STAGE, write_code
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.paths import home, state_root, tracking_uri
@@ -24,6 +25,7 @@ from mathrl.tasks.dvc_output import Event, error_message, event, failed_stage, w
 GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
 LAST_LINES = 25
 DYING_SECONDS = 10.0
+BEFORE = (STAGE, RESOLVE)  # stages that write small files for the others; no person starts them
 
 
 class Preempted(UserError):
@@ -64,22 +66,24 @@ def stages_up_to_date(workspace: Path, stages: Sequence[str], env: Mapping[str, 
 
 
 def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) -> set[str] | None:
-    """The stages that `dvc status` says have changed, without the one that resolves the parameters, whose output is
-    written before; None where DVC cannot say."""
+    """The stages that `dvc status` says have changed, without the two whose files are written before; None where DVC
+    cannot say."""
     try:
         _resolve(workspace)
     except UserError:
         return None
     done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
     try:
-        return set(json.loads(done.stdout)) - {RESOLVE}
+        return set(json.loads(done.stdout)) - {*BEFORE}
     except ValueError:
         return None
 
 
 def _resolve(workspace: Path) -> None:
-    """Write the parameters that the stages depend on, before DVC looks; of a graph without parameters none."""
+    """Write the parameters and the code's values that the stages depend on, before DVC looks; of a graph without
+    parameters none."""
     if (workspace / FOLDER).is_dir():
+        write_code(workspace)
         write_resolved(workspace)
 
 
@@ -208,7 +212,7 @@ class Repro:
 
     def _line(self, line: str) -> None:
         self.lines = [*self.lines[-LAST_LINES:], line]
-        if (reported := event(line)) and reported[1] != RESOLVE:
+        if (reported := event(line)) and reported[1] not in BEFORE:
             self.events.put(reported)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mathrl.compose.resolved import RESOLVE
+from mathrl.core.code_values import RESOLVE, STAGE
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
@@ -126,8 +126,9 @@ class FreshClone:
         Raises:
             UserError: the stage failed, or was stopped; started again, it resumes.
         """
-        if RESOLVE in Graph(self.folder).stages:
-            self._output(self._call("-m", f"mathrl.stages.{RESOLVE}"))
+        for before in (STAGE, RESOLVE):
+            if before in Graph(self.folder).stages:
+                self._output(self._call("-m", f"mathrl.stages.{before}"))
         start, graph = time.monotonic(), Graph(self.folder, target=stage, alone=True)
         try:
             follow_each(graph, self.environment(), _show, lambda step, repro: repro.follow(step))

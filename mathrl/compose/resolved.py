@@ -6,7 +6,6 @@ from mathrl.compose.load import load_params
 from mathrl.core.files import write_text
 from mathrl.params.load import FOLDER, dump_yaml
 
-RESOLVE = "resolve"  # the stage that writes it; no stage of the pipeline that a person starts
 RESOLVED = "resolved.yaml"
 HEADER = "# Made from params/ by the stage resolve: change params/, not this file.\n"
 

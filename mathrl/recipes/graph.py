@@ -4,32 +4,38 @@ The file is complete (each command has its start, data and overrides), so that a
 `dvc repro` alone. It is pipelines/recipes/<name>/dvc.yaml; of the recipe `default`, which is the pipeline, dvc.yaml.
 """
 
+import io
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
+
 from mathrl.compose import load_params
-from mathrl.compose.resolved import RESOLVE, RESOLVED
+from mathrl.compose.resolved import RESOLVED
+from mathrl.core.code_values import FILE as CODE_FILE
+from mathrl.core.code_values import OWN, RESOLVE
+from mathrl.core.code_values import STAGE as CODE
 from mathrl.core.files import write_text
-from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import DEFAULT, Recipe, is_path, short, single_evaluations
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
-from mathrl.params.watched_code import in_line, indented, watched_code
 from mathrl.recipes.recipe import load_recipe, step_overrides, summary_models
 
 CURATED, ROOT, SUMMARY = "data/curated", "pipelines/recipes", "reports/summary.json"
 Options = list[tuple[str, str]]
+OWN_CODE = {"reward", "rl"}  # sections that may name a function of the project's own
 LINKED = ("pages",)  # stages of recipes that read files outside the checkout: mathrl/data/inputs.py
 PIPELINE_LINKED = ("curate", "evaluate")  # and of the pipeline
 HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
 PIPELINE_HEADER = """# The pipeline. `dvc repro` runs what is not up to date; the flows start the same command.
 # Made from params/recipes/default.yaml by `make generate`.
-# The stage resolve composes the parameters and writes all of their final values to resolved.yaml. Any other stage
-# depends on its inputs, on the sections of resolved.yaml that it reads (mathrl/params/schema.py: READS, checked by a
-# test) and on the code that determines its numbers: what its module imports, by rooms, also checked by a test; core,
-# params and compose, which everything imports, are left out. The plots are pictures that the stages drew.
+# The stage code writes a value for the code of each stage to code.yaml; DVC runs it each time, in a fraction of a
+# second. The stage resolve composes the parameters and writes their final values to resolved.yaml. Any other stage
+# depends on its inputs, on its code's value, and on the sections of resolved.yaml that it reads. The plots are pictures
+# that the stages drew.
 """
 # What the pipeline's stages write, as DVC has it; a stage's module names the same files (a test compares them).
 PLACES: dict[str, dict[str, list[Any]]] = {
@@ -55,6 +61,26 @@ PLOTS = (
 )
 
 
+def in_line(values: Iterable[str]) -> Any:
+    """A list that `indented` writes in one line."""
+    line = CommentedSeq(values)
+    line.fa.set_flow_style()
+    return line
+
+
+CODE_STAGE = {
+    "cmd": f"python -m mathrl.stages.{CODE}",
+    "always_changed": True,
+    "outs": [{CODE_FILE: {"cache": False, "persist": True}}],
+}
+RESOLVE_STAGE = {
+    "cmd": f"python -m mathrl.stages.{RESOLVE}",
+    "deps": ["params"],
+    "params": [{CODE_FILE: in_line([RESOLVE])}],
+    "outs": [RESOLVED],
+}
+
+
 def write_recipe_graph(name: str, folder: Path) -> Recipe:
     """Write pipelines/recipes/<name>/dvc.yaml of the checkout `folder`, and a .gitignore of its outputs, if the recipe
     has changed.
@@ -73,11 +99,11 @@ def graph_files(name: str, recipe: Recipe, folder: Path) -> dict[Path, str]:
     """The text of each file that a recipe generates."""
     stages = graph(name, recipe, folder)
     if name == DEFAULT:
-        stages = {RESOLVE: _resolve(folder), **stages}
+        stages = {CODE: CODE_STAGE, RESOLVE: RESOLVE_STAGE, **stages}
         return {folder / graph_file(name): PIPELINE_HEADER + indented({"stages": stages, "plots": list(PLOTS)})}
     outputs = "".join(f"/{stage}\n" for stage in stages if stage != "summary")
     return {
-        folder / graph_file(name): HEADER.format(name=name) + dump_yaml({"stages": stages}),
+        folder / graph_file(name): HEADER.format(name=name) + indented({"stages": stages}),
         folder / ROOT / name / ".gitignore": outputs,
     }
 
@@ -111,10 +137,10 @@ def graph(
                 overrides += [f"run.seed={seed}"] if seed is not None else []
                 label, out = paths.label(single_name), paths.folder(single_name)
                 if _is_pipelines(name, single_name, step.stage):
-                    stages[label] = _pipeline_stage(step.stage, options, overrides, folder)
+                    stages[label] = _pipeline_stage(step.stage, options, overrides)
                 else:
                     top = "." if name == DEFAULT else "../../.."
-                    stages[label] = _stage(step.stage, out, options, overrides, folder) | {"wdir": top}
+                    stages[label] = _stage(step.stage, out, options, overrides) | {"wdir": top}
     given = [step for step in (recipe.claim.evaluations if recipe.claim else ()) if is_path(step)]
     options = [
         ("evaluated", f"{short(step)}={_Paths(name, recipe, seed, once).report(single)}")
@@ -125,7 +151,7 @@ def graph(
     if options and name != DEFAULT:
         file = f"{ROOT}/{name}/summary.json"
         overrides = [item for item in (*recipe.set, *recipe.overrides) if item.split(".")[0] in READS["summary"]]
-        stages["summary"] = _stage("summary", file, options, overrides, folder, _claim_words(recipe))
+        stages["summary"] = _stage("summary", file, options, overrides, _claim_words(recipe))
     return stages
 
 
@@ -231,13 +257,14 @@ def _options(step: Any, paths: _Paths) -> Options:
     return options
 
 
-def _resolve(checkout: Path) -> dict[str, Any]:
-    """The stage that composes the parameters for all others."""
-    return {
-        "cmd": f"python -m mathrl.stages.{RESOLVE}",
-        "deps": ["params", *watched_code(RESOLVE, checkout)],
-        "outs": [RESOLVED],
-    }
+def _values_read(stage: str) -> list[dict[str, list[str]]]:
+    """The parameters and the code that decide a stage's results, as DVC's `params`.
+
+    >>> _values_read("mix")
+    [{'resolved.yaml': ['run', 'mix']}, {'code.yaml': ['mix']}]
+    """
+    own = [OWN] if OWN_CODE & {*READS[stage]} else []
+    return [{RESOLVED: in_line(READS[stage])}, {CODE_FILE: in_line([stage, *own])}]
 
 
 def _is_pipelines(recipe: str, step: str, stage: str) -> bool:
@@ -245,7 +272,7 @@ def _is_pipelines(recipe: str, step: str, stage: str) -> bool:
     return recipe == DEFAULT and step == stage and stage in PLACES
 
 
-def _pipeline_stage(stage: str, options: Options, overrides: Iterable[str], checkout: Path) -> dict[str, Any]:
+def _pipeline_stage(stage: str, options: Options, overrides: Iterable[str]) -> dict[str, Any]:
     """A stage of the pipeline: it finds its files itself, so its command needs no options."""
     made = [next(iter(out)) if isinstance(out, dict) else out for outs in PLACES[stage].values() for out in outs]
     inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
@@ -253,14 +280,14 @@ def _pipeline_stage(stage: str, options: Options, overrides: Iterable[str], chec
     command = ["python", "-m", f"mathrl.stages.{stage}", *(word for each in overrides for word in ("--set", each))]
     return {
         "cmd": shlex.join(command).replace("${", r"\${"),
-        "deps": [*(path for path in inputs if path not in made), *watched_code(stage, checkout)],
-        "params": [{RESOLVED: in_line(READS[stage])}],
+        "deps": [*(path for path in inputs if path not in made)],
+        "params": _values_read(stage),
         **PLACES[stage],
     }
 
 
 def _stage(
-    stage: str, out: str, options: Options, overrides: Iterable[str], checkout: Path, words: Options | None = None
+    stage: str, out: str, options: Options, overrides: Iterable[str], words: Options | None = None
 ) -> dict[str, Any]:
     """A stage of the graph: the values of `options` are its inputs, those of `words` are not."""
     command = ["python", "-m", f"mathrl.stages.{stage}", out]
@@ -272,7 +299,16 @@ def _stage(
     return {
         "wdir": "../../..",
         "cmd": shlex.join(command).replace("${", r"\${"),  # DVC must not read a value as a template
-        "deps": [*inputs, *watched_code(stage, checkout)],
-        "params": [{RESOLVED: list(READS[stage])}],
+        "deps": list(inputs),
+        "params": _values_read(stage),
         **outputs,
     }
+
+
+def indented(content: Any) -> str:
+    """The text of a DVC file, as people write it."""
+    yaml, stream = YAML(), io.StringIO()
+    yaml.width = 120
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.dump(content, stream)
+    return stream.getvalue()

@@ -1,0 +1,248 @@
+"""The code as a value: what a stage's code adds to its parameters and inputs, so that DVC reruns what changes.
+
+`code.yaml` has a value for each stage. In an installed release it is the stage's number in stages/results.toml, which
+is raised when the stage's results change. In a checkout of mathrl it has besides a digest of the syntax trees that the
+stage imports: a comment, a docstring, or a file that is moved or renamed changes nothing. `own` is the same digest of
+the project's own code that its parameters name.
+"""
+
+import ast
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.files import write_json, write_text
+from mathrl.core.paths import home
+
+STAGE = "code"  # the stage that writes the file; no stage of the pipeline that a person starts
+FILE = "code.yaml"
+HEADER = "# Written by the stage code: what decides the results of each stage's code (docs/platform.md).\n"
+OWN = "own"
+PACKAGE = Path(__file__).parents[1]
+NUMBERS = PACKAGE / "stages" / "results.toml"
+# What every stage imports, and what only shows results. Where one of these changes a figure, the number is raised.
+SHARED = (
+    "__init__.py", "core/", "params/", "compose/", "recipes/", "tracking/", "reports/", "stages/command.py",
+    "stages/stage_run.py",
+)  # fmt: skip
+COMPOSES = ("compose", "params", "planning")  # what the stage `resolve` runs
+RESOLVE = "resolve"
+
+
+def code_values(project: Path = Path()) -> dict[str, str]:
+    """The value of every stage's code, and of the project's own: {"own": "", "curate": "1", "sft": "1", …}."""
+    numbers = tomllib.loads(NUMBERS.read_text(encoding="utf-8"))
+    values = {stage: str(number) for stage, number in numbers.items()}
+    if (PACKAGE.parent / "pyproject.toml").is_file():  # a checkout, whose code changes without a release
+        files = _Files(PACKAGE.parent, home() / "code-digests.json")
+        values = {stage: f"{number} {_of_stage(stage, files)}" for stage, number in values.items()}
+        files.keep()
+    else:
+        from mathrl import __version__
+
+        values[RESOLVE] = __version__
+    return {OWN: _own(project), **values}
+
+
+def write_code(project: Path = Path()) -> list[str]:
+    """Write code.yaml of a project, unless it has these values already; returns the stages whose value changed."""
+    file, new = project / FILE, code_values(project)
+    old = read_code(file)
+    for stage, (before, after) in read_kept(project).items():
+        if new.get(stage) == after:
+            new[stage] = before
+    text = HEADER + "".join(f'{stage}: "{value}"\n' for stage, value in new.items())
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        write_text(file, text)
+    return [stage for stage, value in new.items() if old.get(stage, value) != value]
+
+
+def read_code(file: Path) -> dict[str, str]:
+    """The values of a code.yaml; {} where it is missing."""
+    if not file.is_file():
+        return {}
+    lines = re.findall(r'^(\w+): "([^"]*)"$', file.read_text(encoding="utf-8"), re.MULTILINE)
+    return dict(lines)
+
+
+# --- results that a person keeps
+
+KEPT = Path("params", "kept_code.json")
+
+
+def read_kept(project: Path = Path()) -> dict[str, tuple[str, str]]:
+    """The value before and the value now of each stage whose results are kept although its code has changed."""
+    file = project / KEPT
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def keep_results(project: Path = Path()) -> list[str]:
+    """Have every stage keep the results that it has; returns the stages whose code has changed since."""
+    old, new = read_code(project / FILE), code_values(project)
+    changed = {stage: (old[stage], value) for stage, value in new.items() if old.get(stage, value) != value}
+    if changed:
+        write_json(project / KEPT, read_kept(project) | changed)
+    return list(changed)
+
+
+# --- syntax trees
+
+
+class _Files:
+    """What is known of Python files: a digest of the syntax tree, and the modules that it imports.
+
+    Kept in a file by path, time and size, since reading all of mathrl takes two seconds.
+    """
+
+    def __init__(self, root: Path, cache: Path | None = None) -> None:
+        self.root, self.cache = root, cache
+        self.kept: dict[str, Any] = {}
+        self.known: dict[Path, tuple[str, str, dict[str, list[str]]]] = {}
+        self.modules: dict[Path, Path | None] = {}
+        self.imported: dict[Path, list[tuple[str, Path]]] = {}
+        with suppress(OSError, ValueError):
+            self.kept = json.loads(cache.read_text(encoding="utf-8")) if cache else {}
+
+    def facts(self, file: Path) -> tuple[str, dict[str, list[str]]]:
+        """The digest of the file, and by imported module the names that are taken from it."""
+        if file not in self.known:
+            state = file.stat()
+            key = f"{file} {state.st_mtime_ns} {state.st_size}"
+            self.known[file] = (key, *(self.kept.get(key) or _facts(file)))
+        return self.known[file][1:]
+
+    def module(self, name: str, importer: Path) -> Path | None:
+        """The file of a module that a file imports; None of one that is not below the root."""
+        inner = name.lstrip(".")
+        level = len(name) - len(inner)
+        path = (importer.parents[level - 1] if level else self.root).joinpath(*inner.split("."))
+        if path not in self.modules:
+            places = path.with_name(f"{path.name}.py"), path / "__init__.py"
+            self.modules[path] = next((file for file in places if file.is_file()), None)
+        return self.modules[path]
+
+    def reached(self, starts: Sequence[Path], left_out: tuple[str, ...] = ()) -> set[Path]:
+        """The files that some files import, directly or not, and these."""
+        reached, waiting = set[Path](), list(starts)
+        while waiting:
+            file = waiting.pop()
+            if file in reached or file.relative_to(self.root).as_posix().startswith(left_out):
+                continue
+            reached.add(file)
+            waiting += [other for _, other in self.imports(file)]
+        return reached
+
+    def imports(self, file: Path) -> list[tuple[str, Path]]:
+        """What a file imports from below the root: the names, each with the file that it is from."""
+        if file not in self.imported:
+            self.imported[file] = []
+            for module, names in self.facts(file)[1].items():
+                top = module.partition(".")[0]
+                if top and not self.module(top, file):
+                    continue  # another package
+                for name in names:
+                    # A name of a package may be a module of it.
+                    target = self.module(f"{module}.{name}", file) or self.module(module, file)
+                    self.imported[file] += [(name, target)] if target else []
+        return self.imported[file]
+
+    def digest(self, reached: Iterable[Path]) -> str:
+        """Of files by what they hold and import, wherever they lie."""
+        parts = []
+        for file in reached:
+            names = sorted(f"{name} {self.facts(target)[0]}" for name, target in self.imports(file))
+            parts.append(_digest(self.facts(file)[0], *names))
+        return _digest(*sorted(parts))
+
+    def keep(self) -> None:
+        used = {key: facts for key, *facts in self.known.values()}
+        if self.cache and used.keys() != self.kept.keys():
+            write_json(self.cache, used)
+
+
+def _of_stage(stage: str, files: _Files) -> str:
+    rooms = [PACKAGE / room for room in COMPOSES] if stage == RESOLVE else []
+    starts = [PACKAGE / "stages" / f"{stage}.py", *(file for room in rooms for file in sorted(room.rglob("*.py")))]
+    shared = () if stage == RESOLVE else tuple(f"{PACKAGE.name}/{room}" for room in SHARED)
+    reached = files.reached(starts, shared)
+    folders = {*(file.parent for file in reached if file.name != "__init__.py"), *rooms}
+    data = [file.read_bytes() for folder in sorted(folders) for file in sorted(_data_files(folder, folder in rooms))]
+    return _digest(files.digest(reached), *(hashlib.sha256(content).hexdigest() for content in data))
+
+
+def _data_files(folder: Path, inner: bool) -> Iterator[Path]:
+    """What the code of a folder reads beside the code, such as the events of the story problems."""
+    yield from folder.rglob("*.yaml") if inner else folder.glob("*.yaml")
+
+
+def _own(project: Path) -> str:
+    """The digest of the project's own code that a file in params/ names; "" where none does."""
+    file = project / "pyproject.toml"
+    settings = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    packages = settings.get("tool", {}).get("mathrl", {}).get("code", [])
+    if not packages:
+        return ""
+    text = "\n".join(each.read_text(encoding="utf-8") for each in sorted((project / "params").rglob("*.yaml")))
+    files = _Files(project.absolute())
+    named = {
+        found
+        for package in packages
+        for path in re.findall(rf"\b{re.escape(package)}(?:[.:]\w+)*", text)
+        if (found := _module_of(path.replace(":", "."), files))
+    }
+    return files.digest(files.reached(sorted(named))) if named else ""
+
+
+def _module_of(path: str, files: _Files) -> Path | None:
+    """The file of a dotted path that ends with a function: my_project.rewards.short -> my_project/rewards.py."""
+    parts = path.split(".")
+    modules = (files.module(".".join(parts[:end]), Path()) for end in range(len(parts), 0, -1))
+    return next(filter(None, modules), None)
+
+
+def _facts(file: Path) -> tuple[str, dict[str, list[str]]]:
+    tree, imports = ast.parse(file.read_text(encoding="utf-8")), dict[str, list[str]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            imports.setdefault(module, []).extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                imports.setdefault(alias.name, []).append("")
+    return _digest("".join(_dump(tree))), imports
+
+
+def _dump(value: Any) -> Iterator[str]:
+    """A syntax tree without docstrings, imports and places in the file; the same in every version of Python."""
+    if isinstance(value, list):
+        for item in value:
+            if not isinstance(item, ast.Import | ast.ImportFrom):
+                yield from _dump(item)
+    elif isinstance(value, ast.AST):
+        yield f"{type(value).__name__}("
+        for name, item in ast.iter_fields(value):
+            if item is None or item == [] or name in ("ctx", "kind", "type_comment"):
+                continue
+            if name == "body" and _has_docstring(value):
+                item = item[1:]
+            yield f"{name}="
+            yield from _dump(item)
+        yield ")"
+    else:
+        yield f"{value!r},"
+
+
+def _has_docstring(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
+        return False
+    first = node.body[0]
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
