@@ -152,10 +152,11 @@ class _Files:
         return self.imported[file]
 
     def digest(self, reached: Iterable[Path]) -> str:
-        """Of files by what they hold and import, wherever they lie."""
-        parts = []
+        """Of files by what they hold, and what they import of one another, wherever they lie."""
+        reached, parts = set(reached), []
         for file in reached:
-            names = sorted(f"{name} {self.facts(target)[0]}" for name, target in self.imports(file))
+            imported = self.imports(file)
+            names = sorted(f"{name} {self.facts(target)[0]}" for name, target in imported if target in reached)
             parts.append(_digest(self.facts(file)[0], *names))
         return _digest(*sorted(parts))
 

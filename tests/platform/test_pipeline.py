@@ -148,7 +148,7 @@ def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> No
     def stages() -> list[str]:
         return checkout.run("dvc", "stage", "list", "--all", "--name-only").stdout.split()
 
-    assert stages() == ["resolve", *STAGES]
+    assert stages() == ["code", "resolve", *STAGES]
     checkout.mathrl("graph", "pages")
     assert "pipelines/recipes/pages/dvc.yaml:pages" in stages()
     refused = checkout.mathrl("graph", "page", ok=False)

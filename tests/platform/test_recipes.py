@@ -54,16 +54,16 @@ def stages_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stage_needs_only_curated_data_code_and_what_stands_before_it(name: str) -> None:
+def test_a_stage_needs_only_curated_data_and_what_stands_before_it(name: str) -> None:
     before: set[str] = set()
     for stage in stages_of(name).values():
         for dep in stage["deps"]:
-            known = (ROOT / dep).exists() if dep.startswith("mathrl/") else dep.startswith(GIVEN)
-            assert known or "/".join(dep.split("/")[:4]) in before, f"{dep} is made later, or never"
+            assert dep.startswith(GIVEN) or "/".join(dep.split("/")[:4]) in before, f"{dep} is made later, or never"
         words = stage["cmd"].split()
         assert words[:2] == ["python", "-m"] and words[2].startswith("mathrl.stages.")
-        read = READS[words[2].rpartition(".")[2]]
-        assert stage["params"] == [{"resolved.yaml": list(read)}]
+        module = words[2].rpartition(".")[2]
+        sections, code = stage["params"]
+        assert sections == {"resolved.yaml": list(READS[module])} and code["code.yaml"][0] == module
         before |= {words[3]}
 
 
@@ -71,13 +71,6 @@ def test_a_stage_needs_only_curated_data_code_and_what_stands_before_it(name: st
 def test_every_stage_of_a_step_gets_its_files(stage: str) -> None:
     work = import_module(f"mathrl.stages.{stage}").work
     assert callable(wire(work, parse(stage, work, ["pipelines/recipes/mine/step"])))
-
-
-def test_a_step_watches_the_code_that_it_imports() -> None:
-    stages = graph("dpo", load_recipe("dpo", ROOT / "params"), ROOT)
-    code = {name: {dep for dep in stage["deps"] if dep.startswith("mathrl/")} for name, stage in stages.items()}
-    assert "mathrl/trainers/preference.py" in code["dpo"] and "mathrl/stages/dpo.py" in code["dpo"]
-    assert not any("trainers" in dep or "learners" in dep for dep in code["base"] | code["pairs"])
 
 
 def test_seeds_are_stages_of_their_own_and_start_from_their_own() -> None:
@@ -95,7 +88,7 @@ def test_only_a_base_with_a_trained_tokenizer_reads_the_sft_split_of_its_curate_
         for name in ("sft-rl", "word-problems")
     }
     assert deps["word-problems"][0] == "pipelines/recipes/word-problems/stories/splits/sft.jsonl"
-    assert all(dep.startswith("mathrl/") for dep in (*deps["sft-rl"], *deps["word-problems"][1:]))
+    assert deps["sft-rl"] == deps["word-problems"][1:] == []
     overridden = load_recipe("word-problems", ROOT / "params", ("model.base.tokenizer=null",))
     assert graph("word-problems", overridden, ROOT)["base"]["deps"] == deps["word-problems"][1:]
 
@@ -133,7 +126,7 @@ def run(checkout: Checkout, name: str, *steps: str) -> list[str]:
     wanted = [step if step.startswith("--") else f"{file}:{step}" for step in steps]
     done = checkout.repro(*(wanted or [file]), MATHRL_MIRROR="none")
     ran = re.findall(r"^Running stage '(?:.*:)?(\w+)'", done.stdout, re.MULTILINE)
-    return [step for step in ran if step != "resolve"]
+    return [step for step in ran if step not in ("code", "resolve")]
 
 
 @pytest.fixture(scope="module")

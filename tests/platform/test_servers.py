@@ -188,7 +188,7 @@ def test_a_fresh_clone_pulls_from_a_remote_and_has_nothing_to_do(
         checkout.folder / "models/sft/summary.json"
     ).read_bytes()
     done = checkout.run("dvc", "repro", "mix", cwd=clone, **environment)
-    assert set(re.findall("Running stage '([^']*)'", done.stdout)) <= {"resolve"}, "what is pulled is not run"
+    assert set(re.findall("Running stage '([^']*)'", done.stdout)) <= {"code", "resolve"}, "what is pulled is not run"
     # A changed parameter has something to do: the clone is a whole workspace.
     file = clone / "params" / "difficulty.yaml"
     file.write_text("samples: 9\n")
