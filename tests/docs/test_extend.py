@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ def copy_repository(to: Path, *paths: str) -> None:
     for name in listed.stdout.splitlines():
         if (ROOT / name).exists():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            (to / name).write_bytes((ROOT / name).read_bytes())
+            shutil.copy(ROOT / name, to / name, follow_symlinks=False)
     subprocess.run(["git", "init", "-q"], cwd=to, check=True)
 
 
