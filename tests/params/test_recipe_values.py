@@ -1,6 +1,7 @@
 """What recipes train with: on the demo's random weights always the same, on a pretrained model what suits it."""
 
 import json
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from mathrl.compose.experiment import preset_names
+from mathrl.compose.experiment import preset_names, split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.final_values import judge
 from mathrl.params.load import dump_yaml, parse_yaml
+from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS
 from mathrl.recipes.recipe import load_recipe, recipe_names, step_params
 
@@ -137,26 +139,19 @@ def test_a_relative_value_follows_what_stands_before_it(tmp_path: Path) -> None:
         load_recipe("mine", folder)
 
 
-def test_the_r1_tutorials_settings_followed_to_the_letter_train_a_pretrained_model_at_its_rates(tmp_path: Path) -> None:
-    """Both ways that docs/tutorials/sft-rl-r1.md offers: its YAML in a copy of the recipe, and the same by --set."""
+def test_the_r1_tutorials_command_trains_a_pretrained_model_at_its_rates(tmp_path: Path) -> None:
+    """docs/tutorials/sft-rl-r1.md: the recipe with data, model and hardware on the command line."""
     page = (ROOT / "docs" / "tutorials" / "sft-rl-r1.md").read_text("utf-8")
-    settings = parse_yaml(page.split("```yaml\n", 1)[1].split("```", 1)[0], "the tutorial")["set"]
+    (words,) = re.findall(r"^mathrl recipe deepseek-r1 (data=.*) --dry-run$", page, re.M)
     folder = copy_of_params(tmp_path)
-    copied = parse_yaml((PARAMS / "recipes" / "deepseek-r1.yaml").read_text("utf-8"), "the recipe")
-    (folder / "recipes" / "mine.yaml").write_text(dump_yaml(copied | {"set": settings}))
-    recipes = [load_recipe("mine", folder), load_recipe("deepseek-r1", folder, tuple(settings))]
-    layers = read_layers(folder)
-    for recipe in recipes:
-        for step, kind in recipe.steps.items():
-            params = step_params(recipe, step, layers)
-            if kind.stage == "rl":
-                assert params.model.base.type == "pretrained"
-                assert (params.rl.optimizer.lr, params.rl.optimizer.type, params.rl.max_tokens) == (
-                    1e-6,
-                    "adamw",
-                    1024,
-                ), step
-            if kind.stage == "sft":
-                assert (params.sft.optimizer.lr, params.sft.optimizer.type) == (1e-5, "adamw")
-            if kind.stage == "sample":
-                assert params.sample.max_tokens == 1024
+    recipe = load_recipe("deepseek-r1", folder, tuple(words.split()))
+    layers = read_layers(folder, None, None, split_choices(words.split())[0])
+    for step, kind in recipe.steps.items():
+        params = step_params(recipe, step, layers)
+        assert isinstance(params.model.base, PretrainedModel)
+        if kind.stage == "rl":
+            assert (params.rl.optimizer.lr, params.rl.optimizer.type, params.rl.max_tokens) == (1e-6, "adamw", 512)
+        if kind.stage == "sft":
+            assert (params.sft.optimizer.lr, params.sft.optimizer.type) == (1e-5, "adamw")
+        if kind.stage == "sample":
+            assert params.sample.max_tokens == 512
