@@ -149,6 +149,11 @@ class Curate(Section):
     dev_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when no source fills dev.")
     sft_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when no source fills sft.")
 
+    def fills(self, split: SplitName) -> bool:
+        """Whether the split gets rows: from a source of its own, or as a share of the rl rows."""
+        own = (s.counts.get(split, 0) if isinstance(s, GeneratedSource) else s.split == split for s in self.sources)
+        return any(own) or bool(getattr(self, f"{split}_share", 0.0))
+
     @model_validator(mode="after")
     def _unique_names(self) -> "Curate":
         seen = [(s.name, s.split if not isinstance(s, GeneratedSource) else "") for s in self.sources]

@@ -10,6 +10,7 @@ from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
 from mathrl.params.advantage import Distillation, Gae, Process
+from mathrl.params.data import Curate
 from mathrl.params.final_values import judge, trained_values
 from mathrl.params.ignored import warnings
 from mathrl.params.load import FOLDER, parse_yaml, read_yaml
@@ -36,6 +37,7 @@ from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS, Params
 
 SIZES = frozenset(f"model.base.{field}" for field in FreshModel.model_fields if field != "type")
+PIPELINE_SPLITS = "data/curated"
 CLAIM = "claim"  # the entry of summary.json with the models and tests of a claim
 
 
@@ -136,6 +138,19 @@ def step_params(recipe: Recipe, step: str, layers: Layers) -> Params:
     return layers.params(step_overrides(recipe, step))
 
 
+def curate_of(recipe: Recipe, step: str, layers: Layers) -> Curate | None:
+    """The settings of the splits that a step reads; None where it reads none, or those of a folder that is given."""
+    reads = recipe.steps[step]
+    if not isinstance(reads, OnProblems):
+        return None
+    curated = reads.curated or recipe.curated or PIPELINE_SPLITS
+    if curated in recipe.steps:
+        return step_params(recipe, curated, layers).curate
+    if curated != PIPELINE_SPLITS:
+        return None
+    return layers.params([each for each in recipe.overrides if each.startswith("curate.")]).curate
+
+
 def _errors(recipe: Recipe, layers: Layers, checkout: Path) -> Iterator[str]:
     for split in set(SPLITS) & set(recipe.steps):
         if recipe.steps[split].stage in ("sample", "mix"):
@@ -208,6 +223,21 @@ def _claim_errors(recipe: Recipe, claim: Claim) -> Iterator[str]:
 
 def _conflicts(recipe: Recipe, name: str, step: Any, params: Params, layers: Layers) -> Iterator[str]:
     """Errors of parameters and fields that contradict each other."""
+    curate = curate_of(recipe, name, layers)
+    if step.stage == "mix" and curate is not None:
+        sources = [source.name for source in curate.sources]
+        for part in params.mix.components:
+            if part.source not in ("*", *sources):
+                yield (
+                    f"steps.{name}: mix.components: no source {part.source!r}{did_you_mean(part.source, sources)}; "
+                    f"write one of {', '.join(dict.fromkeys(sources))}, or '*' for all"
+                )
+    taught = step.stage == "sft" and params.sft.steps and "sft" in step.data
+    if taught and curate is not None and not curate.fills("sft"):
+        yield (
+            f"steps.{name}: it learns from the split sft, and nothing fills that: set curate.sft_share=0.25 (as "
+            "method=sft-grpo does) if the data have worked solutions, or write a source with split: sft"
+        )
     if step.stage == "process_reward_model":
         for other in (*step.data, *step.replay):
             if isinstance(recipe.steps.get(other), SampleStep):

@@ -15,7 +15,8 @@ from mathrl.recipes.recipe import load_recipe, recipe_names, step_params
 
 PARAMS = Path(__file__).parents[2] / "params"
 # Tokens that the longer solutions of each set take, of a pretrained model and of the toy's characters.
-ANSWERS = {"chain": (128, 61), "gsm8k": (400, 1000), "math": (900, 1000), "dapo": (1024, 512), "countdown": (256, 128)}
+ANSWERS = {"chain": (128, 61), "gsm8k": (400, 1000), "math": (900, 1000), "dapo": (1024, 512), "countdown": (256, 128),
+           "numina_math": (1024, 512), "orz": (1024, 512)}  # fmt: skip
 MODELS = ("toy", "qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B-Instruct", "meta-llama/Llama-3.2-1B",
           "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-32B", "somebody/model-3b")  # fmt: skip
 METHODS = ("grpo", "sft-grpo", "dapo", "dr-grpo", "gspo", "rloo", "ppo")

@@ -79,6 +79,11 @@ def test_the_later_override_wins_and_only_sections_that_the_stage_reads_are_hand
             "rl: {stage: rl, start: models/stf}",
             "'models/stf' is no file of the checkout, and nothing that the pipeline",
         ),
+        (
+            "d: {stage: difficulty, start: sft}\n  "
+            "m: {stage: mix, difficulty: d, set: ['mix.components=[{source: chian, weight: 1}]']}",
+            "steps.m: mix.components: no source 'chian' (did you mean chain?); write one of chain, or '*' for all",
+        ),
         ("t: {stage: evaluate, models: [sft, models/sft]}", "steps.t.models: two are called sft"),
         ("t: {stage: evaluate, models: [sft], benchmarks: ['$(id)']}", "it becomes part of a command"),
         ("t: {stage: evaluate, models: [sft], benchmarks: [..]}", "it becomes part of a command"),
