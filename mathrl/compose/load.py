@@ -16,7 +16,7 @@ from typing import Any, cast
 from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
 from mathrl.compose.groups import Layer
 from mathrl.compose.names import hardware_of
-from mathrl.compose.settings import Derived, with_values, written_keys
+from mathrl.compose.settings import Derived, fresh_rates, with_values, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.models.shapes import known_model
@@ -83,13 +83,13 @@ class Layers:
         return self._following(self.stated(settings), self.written(settings), stages)
 
     def _following(self, params: Params, values: Mapping[str, Any], stages: Sequence[str] = ()) -> list[Derived]:
-        base = params.model.base
+        base, written = params.model.base, set(written_keys(values))
         if not isinstance(base, PretrainedModel):
-            return []
+            return list(fresh_rates(params, written))
         from mathrl.compose.derived import derive  # the memory plan, which random weights do not need
         from mathrl.compose.fitting import FITTED
 
-        written, hardware = set(written_keys(values)), hardware_of(self.groups.get("hardware", ""))
+        hardware = hardware_of(self.groups.get("hardware", ""))
         return derive(params, written, hardware, known_model(base), None, stages or FITTED, refuse=bool(stages))
 
     def value(self, key: str, overrides: Iterable[str] = ()) -> Any:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mathrl.core.errors import UserError
-from mathrl.params.final_values import SAMPLING
+from mathrl.params.advantage import Gae
+from mathrl.params.final_values import FRESH, RATES, SAMPLING
+from mathrl.params.optimizer import MUON_TIMES
 from mathrl.params.schema import Params
 
 
@@ -98,6 +100,20 @@ def written_keys(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from written_keys(value, f"{above}{name}.")
         else:
             yield f"{above}{name}"
+
+
+def fresh_rates(params: Params, written: Collection[str]) -> Iterator[Derived]:
+    """The learning rates that nobody wrote, of random weights: no default of a pretrained model."""
+    for path, keys in TRAINED.items():
+        if keys.lr in written or (path == CRITIC and not isinstance(params.rl.advantage, Gae)):
+            continue
+        rate, reason = RATES[path].fresh, "random weights, AdamW"
+        if value_at(params, keys.kind) == "muon":
+            rate, reason = (
+                float(f"{rate * MUON_TIMES:.12g}"),
+                f"random weights, Muon: {MUON_TIMES:g} x AdamW's {rate:g}",
+            )
+        yield Derived(keys.lr, rate, reason, FRESH)
 
 
 def left_open(values: Mapping[str, Any], written: Collection[str]) -> dict[str, Any]:

@@ -36,21 +36,24 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 class Rates(NamedTuple):
-    """AdamW's learning rates for pretrained models: all weights of a model below LARGE, of a larger one, adapters."""
+    """AdamW's learning rates: of pretrained models, all weights of a model below LARGE, of a larger one, adapters; and
+    of random weights."""
 
     small: float
     large: float
     lora: float
     source: str
+    fresh: float
 
 
+FRESH = "the demo's models of half a million weights learn at it (docs/study.md)"
 ADAPTERS = "ten times that of all weights: Schulman et al. 2025, LoRA Without Regret"
 RATES = {
-    "sft": Rates(1e-5, 2e-6, 1e-4, "verl's SFT trainer; Tulu 3, arXiv:2411.15124, for 70B"),
-    "rl": Rates(1e-6, 1e-6, 1e-5, "DeepSeekMath, arXiv:2402.03300, 7B; DAPO, arXiv:2503.14476, 32B; verl, 0.5B"),
-    "rl.advantage.critic": Rates(1e-5, 1e-5, 1e-4, "verl's PPO examples"),
-    "dpo": Rates(5e-7, 2e-7, 5e-6, "Tulu 3, arXiv:2411.15124, 8B and 70B"),
-    "reward_model": Rates(1e-5, 5e-6, 1e-4, "InstructGPT, arXiv:2203.02155, appendix C"),
+    "sft": Rates(1e-5, 2e-6, 1e-4, "verl's SFT trainer; Tulu 3, arXiv:2411.15124, for 70B", 3e-3),
+    "rl": Rates(1e-6, 1e-6, 1e-5, "DeepSeekMath, arXiv:2402.03300, 7B; DAPO, arXiv:2503.14476, 32B; verl, 0.5B", 5e-4),
+    "rl.advantage.critic": Rates(1e-5, 1e-5, 1e-4, "verl's PPO examples", 1e-3),
+    "dpo": Rates(5e-7, 2e-7, 5e-6, "Tulu 3, arXiv:2411.15124, 8B and 70B", 2e-4),
+    "reward_model": Rates(1e-5, 5e-6, 1e-4, "InstructGPT, arXiv:2203.02155, appendix C", 1e-3),
 }
 # The parameters that are judged.
 JUDGED = (

@@ -7,8 +7,11 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
+from mathrl.compose.settings import value_at
 from mathrl.core.errors import UserError
+from mathrl.params.final_values import RATES
 
+DEMO = Path(__file__).parents[2] / "params"
 CHOICES = ("data=gsm8k", "model=Qwen/Qwen2.5-1.5B-Instruct", "method=grpo", "hardware=1x24GB")
 
 
@@ -49,6 +52,20 @@ def test_only_the_stages_of_a_run_have_to_fit(folder: Path) -> None:
     assert large.derived(stages=["curate", "evaluate"])
 
 
-def test_nothing_follows_for_the_toy() -> None:
-    demo = read_layers(Path(__file__).parents[2] / "params")
-    assert demo.derived() == [] and demo.params() == demo.stated()
+@pytest.mark.parametrize("section", ["sft", "rl", "dpo", "reward_model", "rl.advantage.critic"])
+@pytest.mark.parametrize(("optimizer", "times"), [("adamw", 1), ("{type: adamw}", 1), ("muon", 10)])
+def test_a_bare_optimizer_of_random_weights_has_a_rate_for_them(section: str, optimizer: str, times: int) -> None:
+    """Not a pretrained model's, of the demo as of any other model of random weights."""
+    for choices in ([], ["data=chain", "model=toy", "rl.optimizer.lr=0.1"], ["model.base={type: fresh, layers: 1}"]):
+        demo = read_layers(DEMO, None, None, split_choices(choices)[0])
+        settings = ["rl.advantage=gae", f"{section}.optimizer={optimizer}"]
+        rate = value_at(demo.params(settings), f"{section}.optimizer.lr")
+        assert rate == pytest.approx(RATES[section].fresh * times)
+        assert demo.said_by(settings)[f"{section}.optimizer.lr"].startswith("derived: random weights, ")
+        typed = demo.params([*settings, f"{section}.optimizer.lr=0.5"])
+        assert value_at(typed, f"{section}.optimizer.lr") == 0.5
+
+
+def test_rates_alone_follow_for_the_toy() -> None:
+    demo = read_layers(DEMO)
+    assert [each.key for each in demo.derived()] == ["dpo.optimizer.lr", "reward_model.optimizer.lr"]

@@ -49,11 +49,13 @@ def test_the_shipped_rates_of_adamw_are_exact() -> None:
 
 def test_another_type_of_optimizer_keeps_adamws_rate_unless_a_rate_is_typed() -> None:
     assert load_params(PARAMS, overrides=["rl.optimizer.type=adamw"]).rl.optimizer.lr == 5e-4
-    # A bare name is the type with its section's defaults.
-    assert load_params(PARAMS, overrides=["rl.optimizer=adamw"]).rl.optimizer.lr == 1e-6
+    # A bare name is the type with its section's defaults; its rate follows from the model.
+    assert load_params(PARAMS, overrides=["rl.optimizer=adamw"]).rl.optimizer.lr == 5e-4
+    pretrained = load_params(PARAMS, overrides=["rl.optimizer=adamw", "model=Qwen/Qwen2.5-0.5B"])
+    assert pretrained.rl.optimizer.lr == 1e-6
     for typed in (["rl.optimizer.type=adamw", "rl.optimizer.lr=1e-6"], ["rl.lr=1e-6", "rl.optimizer.type=adamw"]):
         assert load_params(PARAMS, overrides=typed).rl.optimizer.adamw_lr == 1e-6
     muon = load_params(PARAMS, preset="qwen2.5-0.5b-gsm8k", overrides=["rl.optimizer.type=muon"]).rl.optimizer
     assert isinstance(muon, Muon) and (muon.lr, muon.adamw_scale, muon.schedule) == (1e-5, 0.1, "constant")
     dpo = load_params(PARAMS, overrides=["dpo.optimizer=muon"]).dpo.optimizer
-    assert isinstance(dpo, Muon) and (dpo.lr, dpo.adamw_scale) == (5e-6, 0.1)
+    assert isinstance(dpo, Muon) and (dpo.lr, dpo.adamw_scale) == (2e-3, 0.1)
