@@ -44,7 +44,7 @@ def train_sft_with_trl(
     """
     sft, ranks, on_cpu = params.sft, run.ranks, run.ranks.device.type == "cpu"
     copy = load_model(start, params.model, ranks.device)
-    objective = sft_objective(demonstrations, dev, partial(negative_log_likelihood, copy), sft, "sft")
+    objective = sft_objective(demonstrations, dev, partial(negative_log_likelihood, copy), sft)
     plan = plan_batches(objective, sft.steps, params.run.seed, ranks.world, sft.tokens_per_microbatch)
     tokenizer = load_tokenizer(start, params.model)
     network = load_for_trl(start, params.model, tokenizer)

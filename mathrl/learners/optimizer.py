@@ -121,7 +121,7 @@ class OptimizerSet:
             state_dict = optimizer.state_dict()
             states: dict[int, dict[str, Any]] = {}
             for name, value in tensors.items():
-                part, index, key = name.split(".", 2)
+                part, index, key = name.split(".")
                 if int(part) == number:
                     states.setdefault(int(index), {})[key] = value
             state_dict["state"] = states

@@ -20,7 +20,7 @@ from mathrl.trainers.training_run import TrainingRun
 
 
 def train_sft(
-    model: Any, demonstrations: Sequence[Group], dev: Sequence[Group], params: Sft, run: TrainingRun, title: str = "sft"
+    model: Any, demonstrations: Sequence[Group], dev: Sequence[Group], params: Sft, run: TrainingRun
 ) -> dict[str, float]:
     """Minimise the mean negative log-likelihood of response tokens, in place.
 
@@ -36,13 +36,11 @@ def train_sft(
         add_lora(model, params.lora, run.seed)
     if params.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    objective = sft_objective(demonstrations, dev, partial(negative_log_likelihood, model), params, title)
+    objective = sft_objective(demonstrations, dev, partial(negative_log_likelihood, model), params)
     return train_supervised(model, objective, params, run)
 
 
-def sft_objective(
-    demonstrations: Sequence[Group], dev: Sequence[Group], loss_of: LossOf, params: Sft, title: str
-) -> Objective:
+def sft_objective(demonstrations: Sequence[Group], dev: Sequence[Group], loss_of: LossOf, params: Sft) -> Objective:
     """The mean of `loss_of` over the responses' own tokens, in steps of params.tokens_per_step packed tokens."""
     return Objective(
         "sft",
@@ -50,7 +48,6 @@ def sft_objective(
         [_item(group) for group in dev],
         loss_of,
         tokens_per_step=params.tokens_per_step,
-        title=title,
     )
 
 

@@ -54,7 +54,7 @@ LossOf = Callable[[Sequence[Item]], tuple[Tensor, Figures]]
 class Objective:
     """What `train_supervised` minimises.
 
-    `name` is the section of the parameters and seeds the run, `title` is that of the progress bar. A step takes
+    `name` is the section of the parameters, which also names the progress bar and seeds the run. A step takes
     `items_per_step` items or, where that is None, as many as fit into `tokens_per_step` packed tokens.
     """
 
@@ -64,7 +64,6 @@ class Objective:
     loss_of: LossOf
     items_per_step: int | None = None
     tokens_per_step: int = 0
-    title: str = ""
 
     def next_batch(self, stream: Stream) -> list[Item]:
         """The items of the next step, at least one."""
@@ -123,7 +122,7 @@ def train_supervised(
         tokens_seen, figures = saved.values["tokens_seen"], saved.values["figures"]
     log = run.open_log(done if saved is not None else None)
     model.train()
-    with StopRequest(ranks) as stop, progress(objective.title or name, params.steps, done) as bar:
+    with StopRequest(ranks) as stop, progress(name, params.steps, done) as bar:
         while done < params.steps:
             start = time.perf_counter()
             torch.manual_seed(derive_seed(run.seed, name, done, ranks.rank))

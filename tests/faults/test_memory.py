@@ -1,5 +1,7 @@
 """Out of memory, by a real limit on the process: the part is named, or micro-batches are halved."""
 
+import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from mathrl.models.scores import make_scorer
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.trainers.judges import reward_model_judge
+from tests.trainers import supervised_traces
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,3 +86,75 @@ def test_parts_beside_the_update_are_named(small: Any, monkeypatch: pytest.Monke
 def test_halving_within_deepspeed_is_refused() -> None:
     with pytest.raises(UserError, match="on_out_of_memory halve needs backend torch"):
         load_params(ROOT / "params", overrides=["training.backend=deepspeed", "training.on_out_of_memory=halve"])
+
+
+GAE = {"type": "gae", "critic": {}}
+UPDATE = "activations of a micro-batch"
+# The pass that memory does not hold: the module and function that computes it, and how the error names it.
+RL_PASSES = {
+    "old log-probs": ("batch.response_logprobs", "log-probs of the policy", {"importance": {"when": "always"}}),
+    "reference": ("batch.response_logprobs", "log-probs of the reference", {"kl": {"coef": 0.1}}),
+    "probe": ("batch.response_logprobs", "log-probs of the reference", {"kl": {"type": "probe", "groups": 2}}),
+    "teacher": ("batch.response_logprobs", "log-probs of the teacher", {"advantage": "distillation"}),
+    "values": ("batch.token_scores", "critic's values", {"advantage": GAE}),
+    "the critic's update": ("critic.micro_batch_loss", UPDATE, {"advantage": GAE}),
+    "update": ("policy_update.micro_batch_loss", UPDATE, {}),
+}
+ON_PAIRS_PASSES = {
+    "sft": ("sft.response_logprobs", UPDATE, 0),
+    "sft, dev": ("sft.response_logprobs", UPDATE, 2),
+    "dpo": ("preference.response_logprobs", "log-probs of the reference", 0),
+    "dpo, update": ("preference.pair_loss", UPDATE, 0),
+    "reward_model": ("reward_model.items_loss", UPDATE, 0),
+    "reward_model, all": ("reward_model._item_scores", "scores of all items", 0),
+}
+
+
+def fills_memory(monkeypatch: pytest.MonkeyPatch, function: str, passes: int = 0) -> None:
+    """After so many calls the function asks for more memory than any machine has."""
+    module, name = f"mathrl.trainers.{function}".rsplit(".", 1)
+    real, calls = getattr(importlib.import_module(module), name), itertools.count()
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        return real(*args, **kwargs) if next(calls) < passes else torch.empty(2**48)
+
+    monkeypatch.setattr(f"{module}.{name}", full)
+
+
+@pytest.mark.parametrize("name", RL_PASSES)
+def test_every_pass_of_rl_is_named_with_its_parameter(name: str, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, part, settings = RL_PASSES[name]
+    fills_memory(monkeypatch, function)
+    helpers = {"teacher": small.policy(seed=8)[0]} if name == "teacher" else {}
+    with pytest.raises(OutOfMemory, match=rf"memory for the {part} \(.*lower rl.tokens_per_microbatch \(now 321\)"):
+        small.run(small.short_rl(steps=1, tokens_per_microbatch=321, **settings), **helpers)
+
+
+@pytest.mark.parametrize("case", ["SFT", "DPO", "a reward model", "GRPO", "PPO"])
+def test_the_optimizers_states_are_named_with_their_section(
+    case: str, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mathrl.learners.optimizer.OptimizerSet.step", lambda *_: torch.empty(2**48))
+    sections = {
+        "SFT": "sft",
+        "DPO": "dpo",
+        "GRPO": "rl",
+        "PPO": "rl.advantage.critic",
+        "a reward model": "reward_model",
+    }
+    with pytest.raises(
+        OutOfMemory, match=rf"for the optimizer states \(.* or {sections[case]}\.lora, or take a smaller"
+    ):
+        if case in ("GRPO", "PPO"):
+            small.run(small.short_rl(steps=1, **({"advantage": GAE} if case == "PPO" else {})))
+        supervised_traces.CASES[case](tmp_path)
+
+
+@pytest.mark.parametrize("name", ON_PAIRS_PASSES)
+def test_every_pass_of_other_training_is_named_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, part, passes = ON_PAIRS_PASSES[name]
+    fills_memory(monkeypatch, function, passes)
+    kind = name.split(",")[0]
+    case = {"sft": "SFT", "dpo": "DPO", "reward_model": "a reward model"}[kind]
+    with pytest.raises(OutOfMemory, match=rf"for the {part} \(.*lower {kind}.tokens_per_microbatch \(now 40\)"):
+        supervised_traces.CASES[case](tmp_path)

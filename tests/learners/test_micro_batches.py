@@ -7,7 +7,13 @@ import torch
 
 from mathrl.core.out_of_memory import OutOfMemory
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import TokenBudget, halved_on_out_of_memory, own_micro_batches, reduce_figures
+from mathrl.learners.micro_batches import (
+    TokenBudget,
+    halved_on_out_of_memory,
+    own_micro_batches,
+    reduce_figures,
+    smallest,
+)
 from mathrl.params.training import Training
 
 
@@ -60,6 +66,10 @@ def test_figures_are_summed_in_their_own_dtype_and_of_a_max_the_largest_is_taken
     ranks.gather = lambda value: [value]
     assert reduce_figures([{"loss": torch.ones((), dtype=torch.float64)}, tiny], ranks)["loss"] == 1 + 1e-12
     assert reduce_figures([], ranks) == {}
+
+
+def test_what_is_passed_beside_the_others_is_the_smallest_item() -> None:
+    assert smallest([5, 3, 2, 4]) == [2]
 
 
 def test_ranks_share_the_chosen_items_and_no_other() -> None:

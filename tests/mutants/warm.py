@@ -129,6 +129,7 @@ class Functions:
             return
         if not self.living[self._key(before)]:
             raise LookupError(f"{change.name}: no living function has its code")
+        self._put_within(before, after)
         for function in self.living[self._key(before)]:
             function.__code__ = after
             # An empty function of the same parameters, to take their defaults from.
@@ -137,6 +138,17 @@ class Functions:
             names = dict(function.__globals__)
             exec(compile(ast.fix_missing_locations(empty), file, "exec"), names)
             function.__defaults__, function.__kwdefaults__ = names["empty"].__defaults__, names["empty"].__kwdefaults__
+
+    def _put_within(self, before: CodeType, after: CodeType) -> None:
+        """The same for the functions that it has made, such as those that a decorator has put around others."""
+        codes = [[each for each in code.co_consts if isinstance(each, CodeType)] for code in (before, after)]
+        for old, new in zip(*codes, strict=False):
+            if old.co_name != new.co_name:
+                return
+            for function in self.living.get(self._key(old), ()):
+                if old.co_freevars == new.co_freevars:
+                    function.__code__ = new
+            self._put_within(old, new)
 
 
 class Warm:

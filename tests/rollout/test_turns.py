@@ -123,6 +123,18 @@ class Rereading(TorchEngine):
         return super().generate(prompts, replace(sampling, kept=()), *args, **kwargs)
 
 
+class Counting(TorchEngine):
+    """Notes of how many responses something was kept at each call."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.kept: list[int] = []
+
+    def generate(self, prompts: Any, sampling: Sampling, *args: Any, **kwargs: Any) -> Any:
+        self.kept.append(sum(keys is not None for keys in sampling.kept))
+        return super().generate(prompts, sampling, *args, **kwargs)
+
+
 @pytest.mark.parametrize("sequences", [64, 16])  # 16: some responses are not kept, and read again beside the others
 def test_a_turn_goes_on_from_what_was_computed_and_gives_what_a_reread_gives(
     engine: TorchEngine, sequences: int
@@ -136,11 +148,14 @@ def test_a_turn_goes_on_from_what_was_computed_and_gives_what_a_reread_gives(
 
     engine.model.register_forward_pre_hook(count, with_kwargs=True)
     found = []
-    for kind in (TorchEngine, Rereading):
-        own = kind(engine.model, TOKENIZER, rollout)
+    own = Counting(engine.model, TOKENIZER, rollout)
+    for sampling_engine in (own, Rereading(engine.model, TOKENIZER, rollout)):
+        sampler = turn_sampler(sampling_engine, Calculator(), max_calls=3)
         read.append(0)
-        found.append((turn_sampler(own, Calculator(), max_calls=3).generate(PROMPTS, SAMPLING, 1), sum(read)))
+        found.append((sampler.generate(PROMPTS, SAMPLING, 1), sum(read)))
         read.clear()
+        assert sampler.room_to_keep == sequences, "nothing is kept of a response that has ended"
+    assert sequences >= max(own.kept) >= 16
     (continued, fewer), (reread, more) = found
     assert fewer < 0.6 * more
     for one, other in zip((c for g in continued for c in g), (c for g in reread for c in g), strict=True):
@@ -153,6 +168,23 @@ class Nines(Equations):
 
     def calls(self, turn: str) -> list[Asked]:
         return super().calls(turn) if "9" in turn else []
+
+
+class Mistaken(Equations):
+    """A call with a nine in it is none."""
+
+    def calls(self, turn: str) -> list[Asked]:
+        return [replace(call, mistake="no nines") if "9" in turn else call for call in super().calls(turn)]
+
+
+def test_a_call_that_is_none_is_answered_with_its_mistake_and_runs_nothing(engine: TorchEngine) -> None:
+    tool = Calculator()
+    sampler = turn_sampler(engine, tool, max_calls=3)
+    sampler.format = Mistaken()
+    calls = [call for group in sampler.generate(PROMPTS, SAMPLING, 3) for each in group for call in each.calls]
+    mistakes = [call for call in calls if "9" in call.code and call.status != "limit"]
+    assert mistakes and all((c.output, c.status, c.seconds) == ("no nines", "error", 0.0) for c in mistakes)
+    assert tool.runs == sum(call.status != "limit" for call in calls) - len(mistakes) > 0
 
 
 def test_a_response_is_sampled_once_per_wave_also_when_it_comes_to_stop_no_more(engine: TorchEngine) -> None:

@@ -156,6 +156,20 @@ def test_an_error_of_the_update_ends_the_rollouts_being_sampled(
         Endless.over.set()
 
 
+class Broken(CopyEngine):
+    """Breaks in the thread that samples ahead."""
+
+    def generate(self, *arguments: Any, **more: Any) -> Any:
+        if threading.current_thread().name.startswith("rollouts"):
+            raise RuntimeError("of the sampler")
+        return super().generate(*arguments, **more)
+
+
+def test_an_error_of_the_thread_that_samples_ends_the_run(small: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="of the sampler"):
+        run(small, AHEAD, tmp_path, kind=Broken)
+
+
 class Forgetful(CopyEngine):
     """A sync that leaves a layer as it was."""
 

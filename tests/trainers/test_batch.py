@@ -145,6 +145,28 @@ def test_distillation_is_teacher_minus_policy(small: Any) -> None:
     assert figures["distillation/reverse_kl"] == pytest.approx(-float(expected.mean()), abs=1e-5)
 
 
+def test_distillation_is_of_the_updated_policy_where_another_sampled(small: Any) -> None:
+    policy, teacher = small.policy()[0], small.policy(seed=8)[0]
+    with torch.no_grad():
+        own, told = (response_logprobs(model, [group.group for group in GROUPS])[0] for model in (policy, teacher))
+    params = Rl(advantage="distillation", group_size=2, importance={"when": "always"})
+    batch, _ = make_batch(GROUPS, params, CPU, policy, teacher=teacher)
+    assert torch.allclose(batch.advantages_N, told - own, atol=1e-5)
+
+
+def test_a_part_that_a_response_lacks_counts_as_0() -> None:
+    parts = (({"a": 1.0, "b": 1.0}, {"a": 0.0}), ({"a": 0.5}, {"a": 1.0}))
+    lacking, whole = (
+        [
+            replace(group, parts=tuple(dict(absent, **each) for each in row))
+            for group, row in zip(GROUPS, parts, strict=True)
+        ]
+        for absent in ({}, {"b": 0.0})
+    )
+    found = advantages(lacking, advantage="gdpo")
+    assert found == advantages(whole, advantage="gdpo") and len(set(found)) > 2
+
+
 def test_process_without_rewards_of_steps_is_refused() -> None:
     bare = [replace(group, step_ends=(), step_rewards=()) for group in GROUPS]
     with pytest.raises(UserError, match="process reward model"):

@@ -144,14 +144,29 @@ def test_unseen_problems_are_predicted_from_source_and_level() -> None:
     assert (few_N == 0.5).all(), "too few problems to learn from"
 
 
+def test_pools_are_of_what_is_predicted_from_the_problems_that_were_sampled() -> None:
+    chosen = [problem.with_(source="ab"[n // 20]) for n, problem in enumerate(problems(40))]
+    order = make_order(PoolCurriculum(pools=Pools(predict=True, retire=None)), chosen, range(40), 0, seed=1)
+    assert isinstance(order, PoolOrder)
+    for number in range(10):
+        order.observe(number, 4, 4)
+        order.observe(20 + number, 1, 8)
+    order.take(1)
+    rates_N = order.rates()
+    assert min(rates_N[10:20]) > 0.8 and max(rates_N[30:]) < 0.3
+    assert order.metrics()["curriculum/easy"] == 20
+
+
 def test_calibration_by_hand() -> None:
     calibration = Calibration()
-    for predicted, correct, samples in ((0.95, 4, 4), (0.15, 0, 4), (0.1, 2, 4), (1.0, 1, 4)):
+    for predicted, correct, samples in ((0.95, 4, 4), (0.15, 0, 4), (0.1, 2, 4), (1.0, 1, 4), (0.85, 3, 4)):
         calibration.add(predicted, correct, samples)
-    # Bin 1: predicted .125 of 8 responses, found 2/8; bin 9: .975 of 8, found 5/8.
-    assert calibration.rows() == [(pytest.approx(0.125), 0.25, 8), (pytest.approx(0.975), 0.625, 8)]
-    assert calibration.error() == pytest.approx((8 * 0.125 + 8 * 0.35) / 16)
-    squares, of_mean = 0.15**2 + 0.4**2 + 0.75**2, 1.0**2 + (0.5 - 0.5) ** 2 + (0.25 - 0.5) ** 2
+    # Bin 1: predicted .125 of 8 responses, found 2/8; bin 8: .85 of 4, found 3/4; bin 9: .975 of 8, found 5/8.
+    rows = [(pytest.approx(0.125), 0.25, 8), (pytest.approx(0.85), 0.75, 4), (pytest.approx(0.975), 0.625, 8)]
+    assert calibration.rows() == rows
+    assert calibration.error() == pytest.approx((8 * 0.125 + 4 * 0.1 + 8 * 0.35) / 20)
+    squares = 0.15**2 + 0.4**2 + 0.75**2 + 0.1**2
+    of_mean = 1.0**2 + (0.5 - 0.5) ** 2 + (0.25 - 0.5) ** 2 + (0.75 - 7 / 16) ** 2
     assert calibration.skill() == pytest.approx(1 - squares / of_mean)
     again = Calibration()
     again.load(json.loads(json.dumps(calibration.state())))
@@ -183,6 +198,9 @@ def test_responses_go_where_they_most_raise_the_chance() -> None:
     thrifty = sample_counts(posteriors, 40, AdaptiveSamples(least=4, most=16, min_gain=0.03))
     assert thrifty == [8, 8, 8, 4]
     assert sample_counts(posteriors, 4, params) == [4, 4, 4, 4], "everyone gets the least"
+    few = AdaptiveSamples(least=4, most=8, min_gain=0.0)
+    assert sample_counts(posteriors, 40, few) == [8, 8, 8, 8], "the others go on where one has the most"
+    assert pools(4).sample_counts([0, 2, 1], 6) == [6, 6, 6]
 
 
 SIZES = {"steps": 6, "prompts_per_step": 4, "group_size": 8, "max_tokens": 8}
@@ -222,6 +240,10 @@ class Alternating:
 class Forgetful(Alternating):
     def state(self) -> Any:
         return {"next": (1, 2)}
+
+
+class Alike(Alternating):
+    sample_counts = property()  # it has none
 
 
 USER = UserCurriculum(sampler=SamplerOptions(path=f"{__name__}.Alternating", step=3))  # type: ignore[call-arg]
@@ -294,6 +316,8 @@ def test_a_users_class_that_does_not_fit_is_refused(path: str, options: dict[str
 def test_what_a_users_class_answers_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="not the same after JSON: use lists"):
         user(f"{__name__}.Forgetful").state()
+    assert user(f"{__name__}.Alternating").sample_counts([0, 1, 3], 8) == [2, 8, 8]
+    assert user(f"{__name__}.Alike").sample_counts([0, 1, 3], 8) == [8, 8, 8], "the method may be missing"
     order = user(f"{__name__}.Alternating")
     monkeypatch.setattr(order.sampler, "take", lambda count: [0, 9])
     with pytest.raises(UserError, match=r"take\(2\) must return 2 numbers from 0 to 3, found \[0, 9\]"):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mathrl.trainers.rollouts import RolloutGroup, rollout_metrics
+from mathrl.core.types import Completion, Graded
+from mathrl.trainers.rollouts import RolloutGroup, rollout_groups, rollout_metrics
 
 
 def group(lengths: list[int], correct: list[bool], form: list[float]) -> RolloutGroup:
@@ -38,3 +39,16 @@ def test_a_part_that_the_right_responses_earn_correlates_with_correctness() -> N
     assert metrics["rollout/part_format_accuracy_correlation"] == pytest.approx(1)
     # Deviations of length -3, -1, 1, 3 and of correctness -1/2, -1/2, 1/2, 1/2: 4 over the root of 20 x 1.
     assert metrics["rollout/length_accuracy_correlation"] == pytest.approx(4 / 20**0.5)
+
+
+def test_repetition_is_of_16_tokens_of_each_response() -> None:
+    responses = [[range(40), [7] * 18], [[8] * 20, range(5), range(30)]]
+    graded = [
+        [Graded("p", Completion(list(tokens), [], "", "stop"), False, 0.0, {}, None, "") for tokens in group]
+        for group in responses
+    ]
+    groups = rollout_groups([0, 1, 2], [(1,), None, (2,)], [graded[0], None, graded[1]])
+    assert [group.problem for group in groups] == [0, 2]
+    # Of 3 runs of 16 tokens two stand earlier, of 5 four.
+    assert [list(group.repeated) for group in groups] == [[0, pytest.approx(2 / 3)], [pytest.approx(4 / 5), 0, 0]]
+    assert rollout_metrics(groups, groups)["rollout/repetition"] == pytest.approx((2 / 3 + 4 / 5) / 5)

@@ -110,7 +110,7 @@ def demonstrations(*lengths: int) -> list[Group]:
 
 def planned(groups: list[Group], world: int, budget: int, steps: int = 6) -> BatchPlan:
     sft = load_params(PARAMS, overrides=["sft.tokens_per_step=40"]).sft
-    objective = sft_objective(groups, [], lambda items: (torch.zeros(()), {}), sft, "sft")
+    objective = sft_objective(groups, [], lambda items: (torch.zeros(()), {}), sft)
     return plan_batches(objective, steps, 7, world, budget)
 
 

