@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
+from tempfile import mkdtemp
 from types import CodeType, FunctionType
 
 import coverage
@@ -254,7 +255,7 @@ class Warm:
         return Reach(lines, seconds)
 
     def outcomes(
-        self, changes: Sequence[tuple[Change, Sequence[str]]], reach: Reach, folder: Path, at_once: int, end: float
+        self, changes: Sequence[tuple[Change, Sequence[str]]], reach: Reach, log: Path, at_once: int, end: float
     ) -> Iterator[Outcome]:
         """What some tests say to each change; none begins after the moment `end` of time.monotonic()."""
         running: list[Trial] = []
@@ -264,7 +265,7 @@ class Warm:
             if time.monotonic() > end:
                 break
             if tests:
-                running.append(Trial(self, change, tests, reach, folder / change.name.replace(" ", "-")))
+                running.append(Trial(self, change, tests, reach, log))
             else:
                 yield Outcome(change, "unreached")
         while running:
@@ -272,18 +273,18 @@ class Warm:
 
 
 class Trial:
-    """A fork that has the change and runs tests, one after the other, until one fails."""
+    """A fork that has the change and runs tests, one after the other, until one fails; they print to `log`."""
 
-    def __init__(self, warm: Warm, change: Change, tests: Sequence[str], reach: Reach, folder: Path) -> None:
-        self.change, self.tests, self.reach, self.folder = change, tests, reach, folder
+    def __init__(self, warm: Warm, change: Change, tests: Sequence[str], reach: Reach, log: Path) -> None:
+        self.change, self.tests, self.reach = change, tests, reach
+        self.folder = folder = Path(mkdtemp(prefix="mutant-"))  # a short path, in which sockets can be
         self.begun, self.told = time.monotonic(), b""
         self.deadline = self.begun + 60
 
         def work(pipe: int) -> None:
             warm.functions.put(change)
-            folder.mkdir(parents=True)
             (folder / "changed.py").write_text(change.text, encoding="utf-8")
-            os.environ["MUTANTS_CHANGED"] = f"{module_of(change.file)}={folder.resolve() / 'changed.py'}"
+            os.environ["MUTANTS_CHANGED"] = f"{module_of(change.file)}={folder / 'changed.py'}"
 
             def before(test: str) -> None:
                 os.write(pipe, b".")
@@ -293,7 +294,7 @@ class Trial:
 
             os.write(pipe, b"=" if warm.run(tests, folder / "tests", before) else b"!")
 
-        self.process, self.pipe = forked(work, folder.parent.with_suffix(".log"))
+        self.process, self.pipe = forked(work, log)
 
     def outcome(self) -> Outcome | None:
         """What came of it; None while it goes on.

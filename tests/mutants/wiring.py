@@ -50,12 +50,15 @@ EQUIVALENT = Path(__file__).parents[2] / "docs" / "mutants.md"
 RANKS = ("tests/trainers/test_ranks.py", "tests/learners/test_distributed.py")
 STARTING = {
     "mathrl/trainers/": RANKS[:1],
-    "mathrl/learners/": (*RANKS, "tests/learners/test_preemption.py"),
+    "mathrl/learners/": (*RANKS, "tests/learners/test_preemption.py", "tests/learners/test_context_parallel.py"),
     "mathrl/rollout/ranks": RANKS,
     "mathrl/stages/rl": ("tests/trainers/test_trl_engine.py",),
 }
+# All that these run is in other processes.
+NOT_TRACED = ("tests/trainers/test_trl_engine.py", "tests/learners/test_context_parallel.py", *RANKS[:1])
 LEFT_OUT = ("stages.rl._train_with_verl",)  # its tests need an environment of their own (make parity)
 ALIVE = ("unnoticed", "unreached")
+LOG = Path("trials.log")
 
 
 def string(node: cst.SimpleString) -> Iterable[cst.CSTNode]:
@@ -202,20 +205,20 @@ class Sample:
 
     def __call__(self, warm: Warm) -> None:
         begun = time.monotonic()
-        reach = warm.reach_kept(Path("reach.json"), not_traced=("tests/trainers/test_trl_engine.py", *RANKS[:1]))
+        reach = warm.reach_kept(Path("reach.json"), not_traced=NOT_TRACED)
         self.say(f"{len(reach.seconds)} tests; which lines they run was known after {time.monotonic() - begun:.0f} s")
         self.control(warm, reach)
         tests = {change.name: reach.tests(change.file, change.lines) for change in self.changes}
         quick = [(change, reach.halves(tests[change.name])[0]) for change in self.changes]
         end = begun + 60 * self.minutes
-        for outcome in warm.outcomes(quick, reach, Path("trials"), self.processes, end):
+        for outcome in warm.outcomes(quick, reach, LOG, self.processes, end):
             self.take(outcome)
         left = [
             (change, [*reach.halves(tests[change.name])[1], *starting(change.file, warm.items)])
             for change in self.changes
             if self.alive(change)
         ]
-        for outcome in warm.outcomes(left, reach, Path("trials"), self.processes, end):
+        for outcome in warm.outcomes(left, reach, LOG, self.processes, end):
             self.take(outcome)
         self.report()
 
@@ -223,8 +226,10 @@ class Sample:
         """No test may notice a change that changes nothing."""
         file = "mathrl/trainers/rl.py"
         change = Change("nothing", file, (1, 1 << 20), Path(file).read_text(encoding="utf-8"))
-        tests = reach.halves(reach.tests(file, change.lines))[0]
-        (outcome,) = warm.outcomes([(change, tests)], reach, Path("trials"), 1, time.monotonic() + 1)
+        beginnings = {each.file for each in self.changes}
+        started = {test for each in beginnings for test in starting(each, warm.items)}
+        tests = [*reach.halves(reach.tests(file, change.lines))[0], *sorted(started)]
+        (outcome,) = warm.outcomes([(change, tests)], reach, LOG, 1, time.monotonic() + 1)
         if outcome.fate != "unnoticed":
             sys.exit(f"{outcome.by} fails without a change, in a fork: trials.log")
         self.say(f"{outcome.tests} tests pass without a change in {outcome.seconds:.0f} s")

@@ -21,6 +21,7 @@ from mathrl.rollout.engine import EXACT, ROUNDED, Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
 from mathrl.rollout.resolve import has_gpu_vllm
 from mathrl.rollout.server_engine import ServerEngine
+from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from tests.rollout.test_servers import Stand, params
 
 TOKENIZER = character_tokenizer(FreshModel())
@@ -73,6 +74,20 @@ def test_a_trainer_samples_from_servers_that_are_named(
     assert server.taken == []
     engine.sync(iter(model.state_dict().items()))
     assert len(server.taken) == 1 and engine.pool.digests() == [server.digest]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_trainer_samples_from_its_own_model_or_ahead_from_a_copy(folder: Path, model: Any, ahead: bool) -> None:
+    rollout = Rollout(engine="auto", canary_tolerance=0.5)
+    engine: Any = training_engine(model, folder, TOKENIZER, Model(precision="bfloat16"), rollout, ahead)
+    assert type(engine) is (CopyEngine if ahead else TorchEngine)
+    assert engine.ends == ENDS and engine.tokenizer is TOKENIZER and engine.rollout is rollout
+    assert (engine.model is model) != ahead
+    if ahead:
+        assert engine.tolerance == 0.5 and engine.dtype == torch.bfloat16
+        assert all(
+            torch.equal(one, other) for one, other in zip(engine.model.parameters(), model.parameters(), strict=True)
+        )
 
 
 def test_a_vllm_for_gpus_is_one_without_the_package_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

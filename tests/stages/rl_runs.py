@@ -50,6 +50,9 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "a critic without its folder": (["rl.advantage={type: gae, critic: {optimizer: {type: adamw, lr: 0.01}}}"], []),
     "a reward model": (["reward.judge.rule_weight=0.5"], ["reward_model"]),
     "a process reward model": (["rl.advantage=process", "reward.steps=line"], ["process_reward_model"]),
+    "continuations of steps": (
+        ["rl.advantage=process", "reward.steps=line", "reward.judge.continuations=2", "rl.temperature=0.8"], [],
+    ),
     "samples ahead": (
         ["rl.asynchronous={staleness: 0}", "rl.importance={type: truncated, when: always}",
          "rl.keep_rollouts={which: all}"], [],

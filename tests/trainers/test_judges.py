@@ -7,23 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from mathrl.compose import load_params
 from mathrl.core.types import Completion, Graded, Problem
 from mathrl.grading.verdict import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
-from mathrl.rewards.compose import RewardInput, RewardResult, build_reward
+from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.judges import (
-    continuations_judge,
-    open_judge,
-    process_judge,
-    reward_model_judge,
-    scaled,
-    with_steps,
-)
+from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge, scaled, with_steps
 from mathrl.trainers.rollouts import RolloutGroup
 
 TEXTS = (("1+1=2;2", "3"), ("1;2;3", "4+4"))
@@ -213,22 +205,6 @@ def test_continuations_go_on_from_the_steps_end_and_are_graded_whole(small: Any,
     assert all(text.startswith("1;") for text in seen[3:6])
     assert found[0].step_rewards == ((0.0, 1.0), (0.0,))
     assert found[1].step_rewards[0][1:] == (1.0, 1.0)
-
-
-def test_continuations_are_those_of_the_parameters(small: Any, groups: list[RolloutGroup]) -> None:
-    given = ("rl.advantage=process", "reward.steps=semicolon", "run.seed=4", "rl.max_tokens=6", "rl.temperature=0.7")
-    params = load_params(overrides=[*given, "reward.judge.continuations=3", "reward.extraction=lenient"])
-    _, sampler = small.policy()
-    problems = [problem.with_(answers=tuple("0123456789")) for problem in small.PROBLEMS]
-    judge = open_judge(params, params.rl, sampler, problems, "cpu", {})
-    own = continuations_judge(
-        sampler, problems, build_reward(params.reward), params.rl, params.reward.judge, "semicolon", 4
-    )
-    assert judge is not None
-    found, expected = judge(groups), own(groups)
-    assert [group.step_rewards for group in found] == [group.step_rewards for group in expected]
-    assert {reward for group in found for rewards in group.step_rewards for reward in rewards[:-1]} > {0.0}
-    assert open_judge(load_params(overrides=given), params.rl, sampler, problems, "cpu", {}) is None
 
 
 def test_a_judge_leaves_the_counters_of_the_roll_outs_alone(small: Any) -> None:

@@ -1,12 +1,15 @@
 """The update of the RL loop: invariant to micro-batches and to what may be skipped, and it learns."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
@@ -21,6 +24,7 @@ from mathrl.stages.rl import summary_of
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
 from tests.trainers.small import changed
+from tests.trainers.supervised_traces import CASES
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -205,6 +209,23 @@ def test_where_no_dev_prompt_fits_no_dev_accuracy_is_logged_or_recorded(small: A
     assert summary_of(result) == {"sampled_tokens": float(result.sampled_tokens)}
     result, (row,), _ = small.run(params, dev=[long, *small.PROBLEMS[:2]])
     assert summary_of(result)["dev/accuracy"] == row["dev/accuracy"]
+
+
+@pytest.mark.parametrize("name", ["rl", "sft", "dpo", "reward_model"])
+def test_progress_is_told_by_steps_under_the_sections_name(
+    name: str, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(Variable.PROGRESS, str(tmp_path / "progress"))
+    if name == "rl":
+        small.run(small.short_rl(steps=2), tmp_path, last=2)
+        small.run(small.short_rl(steps=3), tmp_path)
+    else:
+        CASES[{"sft": "SFT", "dpo": "DPO"}.get(name, "a reward model")](tmp_path)
+    (*_, row) = small.without_timings(tmp_path / "metrics.jsonl")
+    figures = {"loss": "loss"} if name != "rl" else {"accuracy": "reward/accuracy", "length": "response_length"}
+    told = json.loads((tmp_path / "progress").read_text())
+    assert (told["title"], told["done"], told["total"]) == (name, *(2 * [row["step"]]))
+    assert told["figures"] == pytest.approx({shown: row[figure] for shown, figure in figures.items()})
 
 
 def test_the_disagreement_over_ranks_is_of_what_was_judged() -> None:
