@@ -148,8 +148,8 @@ MUTANTS_ENVIRONMENT = test -x .venv-mutants/bin/python || $(BIN)/python -m venv 
 mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formulas; print what no test notices (5 minutes).
 	@$(MUTANTS_ENVIRONMENT)
 	rm -rf build/mutants && mkdir -p build/mutants
-	git ls-files -z pyproject.toml mathrl tests/algorithms tests/evaluation \
-	    | xargs -0 cp --parents -t build/mutants && cp tests/mutants/setup.cfg build/mutants
+	git ls-files -z pyproject.toml mathrl flows tasks tests/algorithms tests/evaluation \
+	    | xargs -0 cp -d --parents -t build/mutants && cp tests/mutants/setup.cfg build/mutants
 	cd build/mutants && OMP_NUM_THREADS=1 ../../.venv-mutants/bin/mutmut run --max-children 2 > run.log 2>&1 \
 	    || { tail -20 run.log; exit 1; }
 	@cd build/mutants && ../../.venv-mutants/bin/python ../../tests/mutants/report.py ../../.venv-mutants/bin/mutmut
@@ -157,9 +157,9 @@ mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formula
 # MUTANTS=400 how many, of SEED=0, in MINUTES=60; NAMES='trainers\.batch' of some functions alone.
 mutants-wiring: $(VENV)/.developing  ## A sample of changes to trainers, learners, rollout and the stage rl; print what no test notices.
 	@$(MUTANTS_ENVIRONMENT)
-	mkdir -p build/mutants-wiring && cd build/mutants-wiring && rm -rf mathrl params docs tests trials* measured*
-	git ls-files -z pyproject.toml README.md mathrl params docs tests \
-	    | xargs -0 cp --parents -t build/mutants-wiring && cp tests/mutants/wiring.cfg build/mutants-wiring/setup.cfg
+	mkdir -p build/mutants-wiring && cd build/mutants-wiring && rm -rf mathrl flows tasks params docs tests trials* measured*
+	git ls-files -z pyproject.toml README.md mathrl flows tasks params docs tests \
+	    | xargs -0 cp -d --parents -t build/mutants-wiring && cp tests/mutants/wiring.cfg build/mutants-wiring/setup.cfg
 	@cd build/mutants-wiring && OMP_NUM_THREADS=1 PYTHONPATH=. ../../.venv-mutants/bin/python ../../tests/mutants/wiring.py \
 	    $(or $(MUTANTS),400) $(or $(SEED),0) $(or $(MINUTES),60) $(or $(PROCESSES),2) '$(NAMES)'
 
