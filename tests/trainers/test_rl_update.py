@@ -67,6 +67,16 @@ def test_gradient_does_not_depend_on_micro_batches_or_skipping(small: Any, aggre
         assert not torch.allclose(wrong, found[0], atol=1e-6)
 
 
+@pytest.mark.parametrize(("kernel", "prompts"), [("varlen", 1), ("cpu", 2)])
+def test_trained_tokens_are_those_that_the_kernel_computes(small: Any, kernel: str, prompts: int) -> None:
+    """Two responses to a long prompt, which one kernel alone shares."""
+    model, sampler = small.policy()
+    group = replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 600)
+    model.__dict__["_kernel"] = kernel
+    _, figures = gradient(learner(model), [group], Rl(group_size=2))
+    assert figures.trained == prompts * 1200 + sum(group.lengths) - 2
+
+
 def test_a_single_token_with_an_advantage_is_not_skipped(small: Any) -> None:
     model, sampler = small.policy()
     groups, policy = small.rollouts(model, sampler), learner(model)
