@@ -38,7 +38,7 @@ class Deaf(CopyEngine):
 
 
 class Shared(CopyEngine):
-    """As servers that all ranks share: what a sync says is followed, before the canary is asked."""
+    """As servers that all ranks share; notes what it is asked for."""
 
     shared = True
 
@@ -56,7 +56,16 @@ class Shared(CopyEngine):
 
     def probe(self, *arguments: Any) -> Any:
         self.happened.append("probe")
-        return super().probe(*arguments)
+        canaries = super().probe(*arguments)
+        self.happened.pop()  # the canary is generated too
+        return canaries
+
+    def generate(self, *arguments: Any, **more: Any) -> Any:
+        self.happened.append("generate")
+        return super().generate(*arguments, **more)
+
+    def sleep(self) -> None:
+        self.happened.append("sleep")
 
 
 class OneOff(CopyEngine):
@@ -105,7 +114,7 @@ def test_weights_that_did_not_change_may_leave_the_same_bits(small: Any, tmp_pat
     assert len(run(small, tmp_path, Deaf, lr=1e-13)) == 3
 
 
-def test_what_a_shared_engine_says_of_a_sync_is_followed(small: Any, tmp_path: Path) -> None:
+def test_a_shared_engine_follows_each_sync_and_sleeps_until_the_next(small: Any, tmp_path: Path) -> None:
     engines: list[Shared] = []
 
     class Kept(Shared):
@@ -114,8 +123,9 @@ def test_what_a_shared_engine_says_of_a_sync_is_followed(small: Any, tmp_path: P
             engines.append(self)
 
     assert run(small, tmp_path / "shared", Kept) == run(small, tmp_path / "own", CopyEngine)
-    syncs = [engines[0].happened[place : place + 3] for place in range(0, len(engines[0].happened), 3)]
-    assert syncs == [["sync", f"version {number}", "probe"] for number in range(1, 5)]
+    synced = [["sync", f"version {number}", "probe"] for number in range(1, 5)]
+    steps = [each for after in synced[1:] for each in ("generate", "sleep", *after)]
+    assert engines[0].happened == [*synced[0], *steps, "sleep"]
 
 
 def test_a_certain_token_tells_nothing() -> None:
