@@ -2,34 +2,21 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.compare_in_looks import RESPONSES, compare_in_looks, name_of, output_of
+from mathrl.cli.compare_in_looks import compare_in_looks
 from mathrl.cli.options import AsJson, Overrides, Presets, grouped, joined
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.core.paths import RECIPES, main_checkout
-from mathrl.evaluation.compare import compare_sides
-from mathrl.evaluation.responses import ModelRun, common_problems, read_run
+from mathrl.core.paths import main_checkout
 from mathrl.evaluation.sequential import MOST_LOOKS
-from mathrl.params import Params
-from mathrl.params.messages import near_path
-from mathrl.reports.evaluation import evaluate_once
-from mathrl.reports.find_run import near_run
-
-PIPELINE = Path("reports/evaluate") / RESPONSES
-ACCEPTED = (
-    "a responses.jsonl, a folder with one (reports/evaluate, or a recipe's evaluate step), a model folder, a "
-    "recipe's step such as pipelines/recipes/NAME/STEP, or a model of reports/evaluate by its name; :MODEL chooses one "
-    "of several, commas join the runs of several seeds"
-)
+from mathrl.reports.find_responses import compare_named, model_folder
 
 
 @dataclass(frozen=True)
@@ -79,91 +66,13 @@ def compare(
         return
     if parts.difference is not None:
         raise UserError("--difference belongs to --looks N; mathrl plan evaluate --difference plans an evaluation")
-    sides = [_runs(text, start, compared.benchmark, params) for text in (before, after)]
-    first = len(sides[0])
-    runs = common_problems([*sides[0], *sides[1]], allow_missing=compared.common)
-    names = _names(sides, (before, after))
-    comparison = compare_sides(runs[:first], runs[first:], names, compared.metric, params.evaluate)
+    comparison = compare_named(
+        (before, after), start, params, benchmark=compared.benchmark, metric=compared.metric, common=compared.common
+    )
     if as_json:
         print(json.dumps(comparison, indent=2, ensure_ascii=False))
     else:
         _print(comparison, params.evaluate.confidence)
-
-
-def _runs(text: str, start: Path, benchmark: str | None, params: Params) -> list[ModelRun]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise UserError(f"{text!r}: nothing to compare; give {ACCEPTED}")
-    return [find_run(part, start, benchmark, params) for part in parts]
-
-
-def find_run(text: str, start: Path, benchmark: str | None, params: Params) -> ModelRun:
-    """The responses that `text` names: those of a file, folder, recipe's step or model of reports/evaluate, or those of
-    a model folder, which is evaluated now.
-
-    Raises:
-        UserError: it names none, or several.
-    """
-    path, name, model = _place(text, start), text, None
-    if path is None and ":" in text:
-        name, _, model = text.rpartition(":")
-        path = _place(name, start)
-    if path is None and PIPELINE.is_file() and re.fullmatch(r"[\w-]+", text):
-        return read_run(PIPELINE, text, benchmark)
-    if path is None:
-        raise UserError(f"{name}: no such file or folder{near_run(name) or near_path(start / name)}; give {ACCEPTED}")
-    if path.is_file():
-        return read_run(path, model, benchmark)
-    for folder in (path, path / "report"):  # a recipe's evaluate step has it in report/
-        if (folder / RESPONSES).is_file():
-            return read_run(folder / RESPONSES, model, benchmark)
-    if (model_in_it := _model_in(path)) is not None:
-        return _evaluated(model_in_it, name_of(model_in_it), benchmark, params)
-    raise UserError(f"{text}: it contains neither responses nor a model; give {ACCEPTED}")
-
-
-def model_folder(text: str, start: Path) -> Path:
-    """The model folder that `text` names: a folder, or a recipe's step.
-
-    Raises:
-        UserError: it names none.
-    """
-    path = _place(text, start)
-    folder = _model_in(path) if path is not None else None
-    if folder is None:
-        raise UserError(f"{text}: --looks evaluates models part by part; give a model folder or a recipe's step")
-    return folder
-
-
-def _model_in(path: Path) -> Path | None:
-    folders = (path, path / "model")
-    return next((f for f in folders if (f / "config.json").is_file() or (f / "reference.json").is_file()), None)
-
-
-def _place(text: str, start: Path) -> Path | None:
-    """The path relative to the folder of the call, to the checkout, or to its recipes; None if there is none."""
-    for path in (start / text, Path(text), RECIPES / text):
-        if text and path.exists():
-            inside = path.absolute().is_relative_to(Path.cwd())
-            return path.absolute().relative_to(Path.cwd()) if inside else path
-    return None
-
-
-def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) -> ModelRun:
-    """A model folder, evaluated now unless the same bytes were evaluated with the same parameters."""
-    benchmark = benchmark or params.evaluate.benchmarks[0]
-    output = output_of(folder, label, benchmark, params)
-    if not (output / RESPONSES).is_file():
-        evaluate_once(folder, benchmark, params, output)
-    return replace(read_run(output / RESPONSES, None, benchmark), label=label)
-
-
-def _names(sides: Sequence[Sequence[ModelRun]], texts: tuple[str, str]) -> tuple[str, str]:
-    """Names of the two sides: those of their models without a seed if they differ, else the arguments."""
-    labels = [{re.sub(r"[-_]s\d+$", "", run.label) for run in side} for side in sides]
-    if all(len(names) == 1 for names in labels) and labels[0] != labels[1]:
-        return next(iter(labels[0])), next(iter(labels[1]))
-    return texts if texts[0] != texts[1] else (texts[0], f"{texts[1]} (again)")
 
 
 def _print(comparison: dict[str, Any], confidence: float) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import digest, digest_path
 from mathrl.core.results import Comparison
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import EvalRow, Problem
@@ -16,8 +15,7 @@ from mathrl.evaluation.sequential import look_levels
 from mathrl.evaluation.summary import accuracies, responses_behind
 from mathrl.params import Params
 from mathrl.reports.evaluation import evaluate_once
-
-RESPONSES = "responses.jsonl"
+from mathrl.reports.find_responses import RESPONSES, name_of, output_of
 
 
 def compare_in_looks(
@@ -62,17 +60,3 @@ def _responses(folder: Path, benchmark: str, params: Params, part: Sequence[Prob
     if not (output / RESPONSES).is_file():
         evaluate_once(folder, benchmark, params, output, problems=part)
     return read_run(output / RESPONSES, None, benchmark).rows
-
-
-def output_of(folder: Path, label: str, benchmark: str, params: Params) -> Path:
-    """Where an evaluation of a model folder is kept: by its bytes and everything that its responses depend on."""
-    sections = [
-        getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
-    ]
-    key = digest([digest_path(folder), benchmark, sections])
-    return Path("reports/evaluations") / f"{label}-{benchmark}-{key[:10]}"
-
-
-def name_of(folder: Path) -> str:
-    """The model's name: its folder's, or that of the recipe's step."""
-    return folder.parent.name if folder.name == "model" else folder.name

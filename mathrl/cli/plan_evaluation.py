@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.compare import find_run
 from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
@@ -25,6 +24,7 @@ from mathrl.planning.evaluation_plan import (
     spread_of_pair,
     width,
 )
+from mathrl.reports.find_responses import find_run
 
 
 def evaluate(

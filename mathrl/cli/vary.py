@@ -6,7 +6,6 @@ from math import prod
 from pathlib import Path
 from statistics import stdev
 
-from mathrl.cli.compare_in_looks import RESPONSES
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison, ModelFigures
@@ -15,6 +14,7 @@ from mathrl.evaluation.responses import read_run
 from mathrl.params import Params
 from mathrl.params.load import parse_yaml
 from mathrl.reports.evaluation import evaluate_once
+from mathrl.reports.find_responses import RESPONSES
 
 MOST = 64  # combinations of values
 

@@ -30,6 +30,25 @@ class RunRow:
     health: str
     figures: Mapping[str, float] = field(default_factory=dict)
 
+    def to_row(self) -> dict[str, Any]:
+        """Its fields with the figures of the table by short names; None where it has none."""
+        figure = self.figures.get
+        return {
+            "name": self.name,
+            "run": self.run,
+            "started": self.started,
+            "status": self.status,
+            "folder": self.folder,
+            "health": self.health,
+            "dev": figure("dev/best"),
+            "sft": figure("sft/pass_at_1"),
+            "rl": figure("rl/pass_at_1"),
+            "rl_low": figure("rl/pass_at_1_low"),
+            "rl_high": figure("rl/pass_at_1_high"),
+            "sampled_tokens": figure("sampled_tokens"),
+            "minutes": figure("minutes"),
+        }
+
     def cells(self) -> dict[str, str]:
         """Its row of the table on the terminal; the second line has the interval, and the folder under runs/."""
         figure = self.figures.get
