@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.evaluation.audit import Label
@@ -32,6 +35,7 @@ def audit(
     annotator_error: Annotated[
         float, typer.Option(min=0, max=0.49, help="Share of wrong labels, if known; rates are corrected for it.")
     ] = 0.0,
+    as_json: AsJson = False,
 ) -> None:
     """Label a sample of verdicts (y, n, unsure) and estimate how often the grader is wrong; resumes."""
     start = Path.cwd()
@@ -45,10 +49,16 @@ def audit(
         print(f"{started.take(files[0])} labels read")
     else:
         _ask(started)
-    for line in started.write(annotator_error).lines():
+    rates = started.write(annotator_error)
+    added = add_cases(files[1], started.cases()) if files[1] is not None else 0
+    if as_json:
+        folder = started.folder.absolute()
+        print_document(asdict(rates) | {"open": len(started.open), "folder": str(folder), "cases": added})
+        return
+    for line in rates.lines():
         print(line)
     if files[1] is not None:
-        print(f"{add_cases(files[1], started.cases())} new cases in {files[1]}")
+        print(f"{added} new cases in {files[1]}")
 
 
 def _ask(started: Audit) -> None:

@@ -1,6 +1,5 @@
 """`mathrl compare A B`: whether one model is better, and which differences the test can detect."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import typer
 
 from mathrl.cli.compare_in_looks import compare_in_looks
 from mathrl.cli.options import AsJson, Overrides, Presets, grouped, joined
+from mathrl.cli.output import print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
@@ -62,7 +62,10 @@ def compare(
         folders = [model_folder(text, start) for text in (before, after)]
         benchmark = compared.benchmark or params.evaluate.benchmarks[0]
         test = compare_in_looks((folders[0], folders[1]), benchmark, params, parts.looks, parts.difference)
-        print(json.dumps(test.to_row(), indent=2) if as_json else test.verdict())
+        if as_json:
+            print_document(test.to_row())
+        else:
+            print(test.verdict())
         return
     if parts.difference is not None:
         raise UserError("--difference belongs to --looks N; mathrl plan evaluate --difference plans an evaluation")
@@ -70,7 +73,7 @@ def compare(
         (before, after), start, params, benchmark=compared.benchmark, metric=compared.metric, common=compared.common
     )
     if as_json:
-        print(json.dumps(comparison, indent=2, ensure_ascii=False))
+        print_document(comparison)
     else:
         _print(comparison, params.evaluate.confidence)
 

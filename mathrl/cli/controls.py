@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import Overrides
+from mathrl.cli.options import AsJson, Overrides
 from mathrl.cli.recipe import print_recipe, print_steps
 from mathrl.cli.run import call_flow
 from mathrl.core.paths import main_checkout
@@ -39,6 +39,7 @@ def controls(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write the recipe, print its steps and exit without running.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the controls of an RL run: rewards without information, more SFT, a start made to think, over seeds.
 
@@ -55,8 +56,8 @@ def controls(
     print(f"wrote {os.path.relpath(folder / 'params' / 'recipes' / name)}.yaml")
     if dry_run:
         os.chdir(folder)
-        print_steps(name, None, ())
+        print_steps(name, None, (), as_json)
         return
     began = time.time()
     folder = Path(call_flow("controls", rl_run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
-    print_recipe(folder, name, time.time() - began)
+    print_recipe(folder, name, time.time() - began, as_json)

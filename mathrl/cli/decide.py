@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.data.decisions import Doubt, Verdict, doubtful, read_decisions
 
 KEYS: dict[str, Verdict] = {"k": "keep", "d": "drop"}
@@ -16,6 +18,7 @@ def decide(
     decisions: Annotated[Path, typer.Option(help="File of decisions; new ones are added.")] = Path("decisions.jsonl"),
     low: Annotated[float, typer.Option(min=0, max=1, help="Lowest share that is doubtful.")] = 0.2,
     high: Annotated[float, typer.Option(min=0, max=1, help="Highest share that is doubtful.")] = 0.8,
+    as_json: AsJson = False,
 ) -> None:
     """Read doubtful hits and keep (k) or drop (d) each training row; s skips it, q ends, and a later call goes on."""
     decided = read_decisions(decisions) if decisions.exists() else {}
@@ -34,7 +37,9 @@ def decide(
             with decisions.open("a", encoding="utf-8") as stream:  # each at once: nothing is lost on Ctrl-C
                 stream.write(json.dumps(doubt.decided(KEYS[answer]), ensure_ascii=False) + "\n")
             added += 1
-    if added:
+    if as_json:
+        print_document({"undecided": len(doubts) - added, "added": added, "decisions": str(decisions)})
+    elif added:
         print(f"{added} decisions added; use them with curate.decontaminate.decisions or --decisions {decisions}")
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from mathrl.cli.options import grouped
+from mathrl.cli.options import AsJson, grouped
+from mathrl.cli.output import print_document
 from mathrl.data.decontaminate_files import Keys, decontaminate_files
 from mathrl.params.data import Decontaminate, Embedding
 
@@ -54,6 +55,7 @@ def decontaminate(
         Path | None, typer.Option(help="A person's decisions on doubtful hits, written by mathrl decide.")
     ] = None,
     more: Annotated[list[Path] | None, typer.Argument(help="More files of evaluation rows.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Drop the training rows that share n-grams with evaluation rows, and report each hit."""
     obeyed = str(decisions.absolute()) if decisions else None
@@ -64,6 +66,9 @@ def decontaminate(
     keys = Keys(fields.prompt_key, fields.solution_key, fields.answer_key, fields.id_key)
     files = [*against, *(more or [])]
     figures = decontaminate_files(train, files, rule=clean, output=output, report=report, keys=keys)
+    if as_json:
+        print_document({**figures, "output": str(output), "report": str(report)})
+        return
     print(f"{figures['rows']} rows, {figures['kept']} kept, {figures['dropped']} dropped")
     for file, hits in sorted(figures["hits_by_file"].items()):
         print(f"  {file}: {hits}")

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.doctor_gpu import Finding, gpu_findings, installed_version
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
@@ -38,10 +40,13 @@ def doctor(
     model: Annotated[
         str | None, typer.Option(help="Hugging Face model folder or hub id: only try whether mathrl computes it right.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List what is installed and what is missing, with the command to install it; exit status 1 if anything is."""
     findings = model_findings(model) if model else _installation()
-    for state, subject, remedy in findings:
+    if as_json:
+        print_document({"findings": [dict(zip(("state", "subject", "remedy"), f, strict=True)) for f in findings]})
+    for state, subject, remedy in () if as_json else findings:
         print(f"{state:<7} {subject}" + (f"  ->  {remedy}" if remedy else ""))
     if any(state == "missing" for state, _, _ in findings):
         raise SystemExit(1)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mathrl.cli.options import Choices, Overrides, Presets, grouped, joined, with_choices
+from mathrl.cli.options import AsJson, Choices, Overrides, Presets, grouped, joined, with_choices
+from mathrl.cli.output import print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.vary import combinations, evaluate_settings
 from mathrl.compose import load_params
@@ -114,6 +115,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Maximum number of problems.")] = None,
     samples: Annotated[int | None, typer.Option(help="Responses per problem.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
     overrides = with_choices(choices, overrides)
@@ -145,11 +147,19 @@ def evaluate(
         changed = {label: [*typed, *changes] for label, changes in combinations(also.vary).items()}
         varied = {label: load_params(preset=preset, overrides=changes) for label, changes in changed.items()}
         _check_lengths(start, benchmark, [(varied[label], changes) for label, changes in changed.items()])
-        evaluate_settings(start, benchmark, varied, target)
+        evaluate_settings(start, benchmark, varied, target, as_json)
         return
     _check_lengths(start, benchmark, [(settings, typed) for settings, _ in runs.values()])
     results = {label: evaluate_once(start, benchmark, *run) for label, run in runs.items()}
     figures, base = results[name], params.model.base
+    if as_json:
+        from mathrl.reports.probe import probe_benchmark  # torch: --help answers without it
+
+        probe = probe_benchmark(start, benchmark, params, target, also.twins) if also.probe else None
+        outputs = {label: str(folder) for label, (_, folder) in runs.items()}
+        figures_of = {label: each.to_row() for label, each in results.items()}
+        print_document({"benchmark": benchmark, "models": figures_of, "outputs": outputs, "probe": probe})
+        return
     for row in results_table(results):
         print("  ".join(f"{column} {cell}" for column, cell in row.items()))
     if also.probe:

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.core.problems import read_problems
 from mathrl.data import export as rows
 
@@ -13,6 +15,11 @@ def export(
     file: Annotated[Path, typer.Argument(help="File of curated problems, e.g. data/curated/rl.jsonl.")],
     output: Annotated[Path, typer.Option(help="File for the rows: .parquet or .jsonl.")],
     format: Annotated[Literal["verl", "rlinf"], typer.Option(help="Framework that will read the rows.")] = "verl",
+    as_json: AsJson = False,
 ) -> None:
     """Write curated problems as veRL or RLinf rows."""
-    print(f"{rows.export(read_problems(file), format, output)} rows in {output}")
+    count = rows.export(read_problems(file), format, output)
+    if as_json:
+        print_document({"rows": count, "output": str(output), "format": format})
+    else:
+        print(f"{count} rows in {output}")

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl, write_jsonl
 from mathrl.grading import grade_batch
@@ -32,6 +34,7 @@ def grade(
         Literal["strict", "lenient"],
         typer.Option(help="strict: only a marked answer counts; lenient: else the last number counts."),
     ] = "lenient",
+    as_json: AsJson = False,
 ) -> None:
     """Grade responses: write each row with `correct`, `extracted` and `rule`.
 
@@ -53,6 +56,17 @@ def grade(
 
     write_jsonl(output, graded())
     right = sum(verdict.correct for verdict in verdicts)
+    if as_json:
+        print_document(
+            {
+                "rows": len(rows),
+                "correct": right,
+                "output": str(output),
+                "response_key": response_key,
+                "answer_key": answer_key,
+            }
+        )
+        return
     print(f"{right} of {len(rows)} correct ({right / len(rows):.1%}); rows with verdicts: {output}")
     print(f"responses: field {response_key}; true answers: field {answer_key}")
 

@@ -1,6 +1,5 @@
 """`mathrl health RUN`: apply the health rules to the metrics of a run, during or after it."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.run_forecast import forecast_of
@@ -33,7 +33,7 @@ def health(
         )
     report = examine(training.rows, *settings).report()
     if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+        print_document({"run": training.name, **report})
     else:
         rules = f"{len(judging)} of {len(applying)} rules had their metrics"
         print(f"{training.name}: {report['colour']} after {report['steps']} steps; {rules}")

@@ -12,6 +12,8 @@ import typer
 
 import mathrl
 from mathrl.cli.inspect import given_keys, prompting_of, show, unread_advice
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.compose import load_params
 from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable
@@ -54,6 +56,7 @@ def init(
     field: Annotated[
         list[str] | None, typer.Option(help="A field by name instead of a guess, e.g. answer_key=gold; repeatable.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a project of your own problems and model: look at both, choose the parameters, and say what comes next.
 
@@ -79,12 +82,17 @@ def init(
         params = load_params(aside / "params")
         check_final_values(params, TARGETS)
         _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
+    next_command = f"cd {shlex.quote(str(folder))} && mathrl run mix"
+    if as_json:
+        print_document(
+            {"project": str(folder.absolute()), "sections": sections, "warning": advice, "next": next_command}
+        )
+        return
     _print_choices(sections)
     print(f"\nproject: {folder}; its parameters are in {folder / 'params'} and in its first commit")
     if advice:
         print(f"warning: {advice}")
-    command = f"cd {shlex.quote(str(folder))} && mathrl run mix"
-    print(f"next: {command}    (curates the problems, then measures the model's pass rates)")
+    print(f"next: {next_command}    (curates the problems, then measures the model's pass rates)")
 
 
 def differing(sections: Mapping[str, dict[str, Any]], params: Path) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.cli.tables import print_table
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -56,6 +58,7 @@ def inspect(
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of rows (seeded choice); 0: all.")] = 50_000,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page to this file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a file of problems holds: fields, faults, answers, languages, lengths, overlaps, and how to use it."""
     from mathrl.data.inspection import inspect_rows  # numpy and the grader: --help answers without them
@@ -66,14 +69,33 @@ def inspect(
     data_folder = str(folder.expanduser().absolute()) if folder else None
     path = file.expanduser().resolve()
     inspection = inspect_rows(path, keys, prompting, limit=limit or None, data_folder=data_folder)
-    show(inspection, model)
-    print("\nThe section for params/curate.yaml or a preset:\n")
-    print(inspection.section, end="")
     if html is not None:
         from mathrl.reports.inspection import inspection_page
 
         write_text(html, inspection_page(inspection, file.name))
+    if as_json:
+        print_document(_document(inspection, html))
+        return
+    show(inspection, model)
+    print("\nThe section for params/curate.yaml or a preset:\n")
+    print(inspection.section, end="")
+    if html is not None:
         print(f"\npage: {html}")
+
+
+def _document(inspection: "Inspection", page: Path | None) -> dict[str, Any]:
+    sniffed = inspection.sniffed
+    kept = ["rows", "looked_at", "usable", "bad", "duplicates", "conflicts", "readings", "unread", "languages"]
+    kept += ["prompts", "solutions", "levels", "subjects", "overlaps", "missing_benchmarks", "flawed", "section"]
+    return {
+        "files": inspection.files,
+        "fields": {key: getattr(sniffed.shape, key) for key in KEYS if key in sniffed.reasons},
+        "reasons": sniffed.reasons,
+        "doubts": sniffed.doubts,
+        "flaws": {flaw.rule: flaw.rows for flaw in inspection.flaws},
+        **{name: getattr(inspection, name) for name in kept},
+        "page": page,
+    }
 
 
 def given_keys(fields: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 import typer
 from jinja2 import Environment, StrictUndefined
 
-from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, grouped, joined, with_choices
+from mathrl.cli.options import AllowDirty, AsJson, Choices, Overrides, Presets, as_words, grouped, joined, with_choices
+from mathrl.cli.output import print_document
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -68,6 +69,7 @@ def launch(
     presets: Presets = None,
     overrides: Overrides = None,
     allow_dirty: AllowDirty = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a job file that runs a stage on several machines, with everything before it that is out of date.
 
@@ -117,8 +119,11 @@ def launch(
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, job_file(machines, values))
-    print(f"{file}\nit runs in {prepared.folder}; submit it with:")
-    print(shlex.join(["sbatch", str(file)] if slurm else ["kubectl", "create", "--filename", str(file)]))
+    command = shlex.join(["sbatch", str(file)] if slurm else ["kubectl", "create", "--filename", str(file)])
+    if as_json:
+        print_document({"file": str(file), "folder": str(prepared.folder), "command": command})
+    else:
+        print(f"{file}\nit runs in {prepared.folder}; submit it with:\n{command}")
 
 
 def plan_steps(stage: str, params: Params, *, servers: bool) -> list[LaunchStep]:

@@ -1,10 +1,13 @@
 """`mathrl lineage`: the runs and data behind a registered model, or the models made from a dataset."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
 from mathrl.reports.model_card import default_texts
@@ -15,14 +18,19 @@ from mathrl.tracking.lineage import REMEDY, Back, way_back, way_forward
 def lineage(
     model: Annotated[str | None, typer.Argument(help="Registered model: NAME, NAME:VERSION or NAME@ALIAS.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Path or digest of a dataset: list its models.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Trace a registered model back to its sources, or a dataset forward to every model made from it."""
     if (model is None) == (dataset is None):
         raise UserError("give a registered model NAME[:VERSION|@ALIAS], or --dataset DIGEST_OR_PATH")
     if dataset is not None:
-        _forward(dataset)
+        _forward(dataset, as_json)
+        return
+    back = way_back(connect(), str(model))
+    if as_json:
+        print_document(asdict(back) | {"gaps": back.gaps()})
     else:
-        print(lineage_text(way_back(connect(), str(model))))
+        print(lineage_text(back))
 
 
 def lineage_text(back: Back) -> str:
@@ -48,10 +56,13 @@ def lineage_text(back: Back) -> str:
     return "\n".join(lines)
 
 
-def _forward(dataset: str) -> None:
+def _forward(dataset: str, as_json: bool) -> None:
     path = Path(dataset)
     digest = digest_path(path) if path.exists() else dataset
     steps, models = way_forward(connect(), digest)
+    if as_json:
+        print_document({"digest": digest, "steps": steps, "models": models})
+        return
     print(f"{dataset}, digest {digest}" if path.exists() else f"digest {digest}")
     for depth in sorted({step.depth for step in steps}):
         print("read by" if depth == 1 else "read the outputs of these" if depth == 2 else "read the outputs of those")

@@ -7,12 +7,14 @@ import ast
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+import mathrl as package
+from mathrl.cli.output import is_only_json, only_json, print_error
 from mathrl.core.environment import wait_without_spinning
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.exit_status import EXIT_USER_ERROR
@@ -73,24 +75,44 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mathrl {package.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def mathrl() -> None:
+def mathrl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Train language models to reason about mathematics with reinforcement learning."""
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one line on stderr and exit status 2, and so is a missing package."""
+    """Run the command; a user's mistake is one line on stderr and exit status 2, and so is a missing package.
+
+    With --json the document on stdout is then {"error": the line}.
+    """
     wait_without_spinning()
+    if "--json" in sys.argv[1:]:
+        only_json()
     try:
         app()
     except ModuleNotFoundError as error:
         if (error.name or "mathrl").partition(".")[0] in ("mathrl", "flows", "tasks"):
             raise
-        print(
-            f"error: {error}; without the extra platform only `mathrl grade` works: pip install 'mathrl[platform]'",
-            file=sys.stderr,
-        )
-        raise SystemExit(EXIT_USER_ERROR) from None
+        _fail(f"{error}; without the extra platform only `mathrl grade` works: pip install 'mathrl[platform]'")
     except UserError as error:
-        print(f"error: {without_logins(str(error))}", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR) from None
+        _fail(without_logins(str(error)))
+    except SystemExit as end:
+        if end.code == EXIT_USER_ERROR and is_only_json():
+            print_error("the command line is wrong; stderr says where")
+        raise
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    print_error(message)
+    raise SystemExit(EXIT_USER_ERROR) from None

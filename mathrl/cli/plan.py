@@ -18,7 +18,8 @@ from typer.core import TyperGroup
 
 from mathrl.cli.fit import fit_params, hardware_chosen, named_hardware
 from mathrl.cli.known_lengths import judge_lengths
-from mathrl.cli.options import Overrides, Presets, as_words, joined
+from mathrl.cli.options import AsJson, Overrides, Presets, as_words, joined
+from mathrl.cli.output import print_document
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.compose import load_params
@@ -77,13 +78,14 @@ def plan_run(
     fit: Annotated[
         bool, typer.Option("--fit", help="Derive lengths, rates and what fits, and write them to params/.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the plan of a run, such as data=gsm8k model=FOLDER hardware=1x24GB, unless a subcommand plans something
     else."""
     if context.invoked_subcommand:
         return
     if simulate is not None:
-        show_simulation(simulate)
+        show_simulation(simulate, as_json)
         return
     preset, settings = joined(presets), list(overrides or ())
     if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
@@ -118,11 +120,15 @@ def plan_run(
         )
         if fits:
             verdict += show_time(params, shape, preset, settings)
-    print("\n".join(verdict))
     cut = chain(*judge_lengths(params, STAGES, settings))
-    for line in [*choice_notes(FOLDER, preset, settings), *chain(*judge(params, ("sft", "rl"), settings)), *cut]:
-        print(f"warning: {line}")
-    print(f"\n{details.getvalue()}", end="")
+    noted = [*choice_notes(FOLDER, preset, settings), *chain(*judge(params, ("sft", "rl"), settings)), *cut]
+    if as_json:
+        print_document({"fits": fits, "verdict": verdict, "warnings": noted, "details": details.getvalue()})
+    else:
+        print("\n".join(verdict))
+        for line in noted:
+            print(f"warning: {line}")
+        print(f"\n{details.getvalue()}", end="")
     if not fits:
         raise SystemExit(1)
 

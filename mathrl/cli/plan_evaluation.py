@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.options import AsJson, Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.output import print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
@@ -48,6 +49,7 @@ def evaluate(
     ] = 0.02,
     presets: Presets = None,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show how many problems and responses show a difference with 80% power, or give an interval of a wanted width."""
     overrides = with_choices(choices, overrides)
@@ -63,14 +65,20 @@ def evaluate(
     assert wanted is not None
     trained = Runs(runs, run_spread)
     size = problems or (len(pilots[0].rows) if pilots else None)
-    rows = []
+    rows, plain = [], []
     for samples in SAMPLES:
         needed = problems_needed(figure, wanted, samples, spread, trained, confidence)
+        reached = figure(size, samples, spread, trained, confidence) if size else None
+        plain.append({"samples": samples, "problems": needed, "reached": reached})
         row = {"responses per problem": str(samples), "problems": "no number" if needed is None else f"{needed:,}"}
         row["responses per model"] = "" if needed is None else f"{needed * samples * runs:,}"
-        if size:
-            row[f"with {size:,} problems"] = f"{figure(size, samples, spread, trained, confidence):.3f}"
+        if reached is not None:
+            row[f"with {size:,} problems"] = f"{reached:.3f}"
         rows.append(row)
+    if as_json:
+        shown = {"difference": difference, "width": interval, "runs": runs, "problems": size}
+        print_document(shown | {"confidence": confidence, "spread": spread.account, "plans": plain})
+        return
     what = f"a difference of {wanted:g} with 80% power" if difference else f"an interval of width {wanted:g}"
     print_table(f"Needed for {what}, confidence {confidence:.0%}", rows)
     print_lines([f"spread: {spread.account}"])

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.options import AllowDirty, AsJson, Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.output import print_document
 from mathrl.cli.run import call_flow, run
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
@@ -44,6 +45,7 @@ def recipe(
     jobs: Annotated[
         int, typer.Option(min=1, help="Steps that run at a time, where they do not depend on one another.")
     ] = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Run the steps of a recipe that are out of date; without a name, list the recipes.
 
@@ -54,36 +56,54 @@ def recipe(
     os.chdir(main_checkout())
     preset = joined(presets)
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
-        _print_recipes()
+        _print_recipes(as_json)
     elif name == DEFAULT:
-        run("pipeline", presets, overrides, dry_run=dry_run, allow_dirty=allow_dirty)
+        run("pipeline", None, presets, overrides, dry_run, allow_dirty=allow_dirty, as_json=as_json)
     elif dry_run:
-        print_steps(name, preset, overrides or ())
+        print_steps(name, preset, overrides or (), as_json)
     else:
         load_recipe(name, overrides=tuple(overrides or ()), preset=preset)  # before any server is started
         began = time.time()
         options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty, "jobs": jobs}
-        print_recipe(Path(call_flow("recipe", recipe=name, **options)), name, time.time() - began)
+        folder = Path(call_flow("recipe", recipe=name, **options))
+        print_recipe(folder, name, time.time() - began, as_json)
 
 
-def _print_recipes() -> None:
+def _print_recipes(as_json: bool) -> None:
+    if as_json:
+        recipes = {name: load_recipe(name) for name in recipe_names()}
+        rows = [{"name": n, "description": r.description, "steps": list(r.steps)} for n, r in recipes.items()]
+        print_document({"recipes": rows})
+        return
     for name in recipe_names():
         steps = load_recipe(name)
         print(f"{name:<24} {steps.description}")
         print(f"{'':<24} {' -> '.join(steps.steps)}")
 
 
-def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None:
+def print_steps(name: str, preset: str | None, overrides: Sequence[str], as_json: bool = False) -> None:
     """Each step with its command, and the rates and lengths that it gets."""
     checked = load_recipe(name, overrides=tuple(overrides), preset=preset)
-    print(checked.description)
     groups = [override for override in overrides if is_group(override)]
-    if preset or groups:
+    if not as_json:
+        print(checked.description)
+    if not as_json and (preset or groups):
         print(f"over params/ with {', '.join([*groups, *([f'preset {preset}'] if preset else [])])}")
     refused, cut = _lengths(checked, preset, groups)
     if refused:
         raise UserError("; ".join(refused))
     values = recipe_values(checked, preset=preset, overrides=tuple(groups))
+    noted = [
+        *choice_notes(FOLDER, preset, groups),
+        *recipe_warnings(checked, preset=preset, overrides=tuple(groups)),
+        *cut,
+    ]
+    if as_json:
+        commands = {step: stage["cmd"] for step, stage in graph(name, checked, Path(), preset, groups).items()}
+        settings = {step: values.get(re.sub(r"-s\d+$", "", step), "") for step in commands}
+        steps = [{"name": step, "command": commands[step], "settings": settings[step]} for step in commands]
+        print_document({"recipe": name, "description": checked.description, "steps": steps, "warnings": noted})
+        return
     for step, stage in graph(name, checked, Path(), preset, groups).items():
         print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.')}")
         if line := values.pop(re.sub(r"-s\d+$", "", step), ""):  # the same for every seed
@@ -94,11 +114,7 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str]) -> None
         layers = read_layers(FOLDER, preset, None, split_choices(groups)[0])
         for parameter, files in resolve(step_params(checked, step, layers)).items():
             print(f"{parameter}: {', '.join(map(str, files))}")
-    for line in [
-        *choice_notes(FOLDER, preset, groups),
-        *recipe_warnings(checked, preset=preset, overrides=tuple(groups)),
-        *cut,
-    ]:
+    for line in noted:
         print(f"warning: {line}")
 
 
@@ -114,11 +130,16 @@ def _lengths(checked: Recipe, preset: str | None, groups: Sequence[str]) -> tupl
     return judged.refused, judged.warned
 
 
-def print_recipe(folder: Path, name: str, seconds: float) -> None:
+def print_recipe(folder: Path, name: str, seconds: float, as_json: bool = False) -> None:
     """The tables and verdicts of a recipe that was run; where it makes a claim, the claim's with its conclusion."""
     from mathrl.tasks.report import recipe_summary, summary_rows, verdicts
 
     summary = recipe_summary(folder, name)
+    if as_json:
+        rows = {step: {b: r.to_row() for b, r in results.items()} for step, results in summary.items()}
+        where = str((folder / RECIPES / name).absolute())
+        print_document({"recipe": name, "folder": where, "seconds": seconds, "results": rows})
+        return
     for benchmark, results in summary.get(CLAIM, {}).items():
         evaluated = [pair for step in summary.values() for pair in step[benchmark].models.items()]
         beside = {model: figures for model, figures in evaluated if model not in results.models}

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout
@@ -18,6 +20,7 @@ PIPELINE = ("pipeline", "sft", "rl", "evaluate", "register")
 def report(
     run: Annotated[str, typer.Argument(help="Stage, recipe's step, run under runs/, or MLflow run.")] = "pipeline",
     output: Annotated[Path | None, typer.Option(help="HTML file to write; default: in reports/html.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write one HTML file: verdict, curves, examples before and after, health, lineage, how to reproduce."""
     here, target = Path(run).absolute(), output.absolute() if output else None
@@ -25,6 +28,9 @@ def report(
     material = _material(run, here)
     target = target or Path("reports") / "html" / f"{material.title.replace('/', '-').replace(' ', '-')}.html"
     colour = write_report(material, target, load_params())
+    if as_json:
+        print_document({"file": str(target.absolute()), "health": colour})
+        return
     print(f"{target}  (health {colour}); open it in a browser: {target.absolute().as_uri()}")
 
 

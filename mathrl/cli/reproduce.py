@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json
 from mathrl.core.paths import home, main_checkout
@@ -34,6 +36,7 @@ def reproduce(
     first: Annotated[
         str, typer.Option("--from", help="Fetch what the stages before this one made from the DVC remote.")
     ] = "curate",
+    as_json: AsJson = False,
 ) -> None:
     """Run every stage behind a registered model again in a fresh clone and compare digests; exit 1 if one differs.
 
@@ -61,7 +64,10 @@ def reproduce(
     clone.write_sections(certificate.sections)
     certificate = _again(certificate, clone, place, names.index(first))
     publish(client, certificate, place)
-    print(f"{certificate.verdict}\n{place / PAGE}")
+    if as_json:
+        print_document(certificate.to_row() | {"page": str(place / PAGE)})
+    else:
+        print(f"{certificate.verdict}\n{place / PAGE}")
     if not certificate.same:
         sys.exit(EXIT_DIFFERS)
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, joined, with_choices
+from mathrl.cli.options import AllowDirty, AsJson, Choices, Overrides, Presets, as_words, joined, with_choices
+from mathrl.cli.output import print_document
 from mathrl.cli.own_server import own_server
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
@@ -54,6 +55,7 @@ def run(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="--dry-run: print every parameter.")] = False,
     allow_dirty: AllowDirty = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a stage, or the whole pipeline, with everything before it that is out of date.
 
@@ -78,15 +80,52 @@ def run(
         if refused:
             raise UserError("; ".join(refused))
         doubtful += cut
-        _print_plan(stage, params, None if verbose else (layers, settings), [*layers.notes, *doubtful])
+        if as_json:
+            print_document(_plan_document(stage, params, layers, settings, doubtful))
+        else:
+            _print_plan(stage, params, None if verbose else (layers, settings), [*layers.notes, *doubtful])
         return
     began = time.time()
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
-    folder = _up_to_date_folder(stage, **options) or Path(call_flow(stage, **options))
-    if stage == "pipeline":
+    up_to_date = _up_to_date_folder(stage, **options)
+    folder = up_to_date or Path(call_flow(stage, **options))
+    if as_json:
+        print_document(_run_document(stage, folder, up_to_date is None, time.time() - began))
+    elif stage == "pipeline":
         _print_results(folder, params, time.time() - began)
     elif stage == "mix":
         _print_mixture(folder, params, preset, overrides or ())
+
+
+def _run_document(stage: str, folder: Path, ran: bool, seconds: float) -> dict[str, Any]:
+    results, registered = folder / "reports" / "summary.json", folder / "reports" / "registered.json"
+    whole = stage == "pipeline"
+    return {
+        "target": stage,
+        "folder": str(folder.absolute()),
+        "ran": ran,
+        "seconds": seconds,
+        "results": read_json(results) if whole else None,
+        "registered": read_json(registered) if whole else None,
+    }
+
+
+def _plan_document(
+    stage: str, params: Params, layers: Layers, settings: Sequence[str], doubtful: Sequence[str]
+) -> dict[str, Any]:
+    from mathrl.stages import curate  # scipy, for this alone
+
+    stages = stages_until(stage)
+    rows = differing(params, layers.said_by(settings), sections_read(stages))
+    return {
+        "target": stage,
+        "stages": stages,
+        "composition": layers.composed(),
+        "parameters": [{"key": key, "value": value, "source": source} for key, value, source in rows],
+        "sources": curate.resolve(params),
+        "model": _model(params),
+        "warnings": [*warnings(params), *layers.notes, *doubtful],
+    }
 
 
 def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str], allow_dirty: bool) -> Path | None:

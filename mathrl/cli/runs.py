@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from mathrl.cli.options import AsJson
+from mathrl.cli.output import print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
@@ -20,7 +23,7 @@ from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.tasks import workspace
 from mathrl.tracking.client import connect
-from mathrl.tracking.run_list import list_runs
+from mathrl.tracking.run_list import RunRow, list_runs
 
 SORTS = {"rl": "rl/pass_at_1", "dev": "dev/best"}
 
@@ -32,6 +35,7 @@ def runs(
         Literal["started", "rl", "dev"], typer.Option(help="started: newest first; rl, dev: highest accuracy first.")
     ] = "started",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 30,
+    as_json: AsJson = False,
 ) -> None:
     """List all runs with their figures; remove worktrees, or write the parameters of one into params/ for a commit."""
     root = main_checkout()
@@ -41,28 +45,27 @@ def runs(
         if name not in notes:
             hint = did_you_mean(name, notes)
             raise UserError(f"no run {name!r} under runs/{hint}; runs: {', '.join(notes) or 'none'}")
-    if promote:
-        _promote(root, *notes[promote])
+    diff = _promote(root, *notes[promote]) if promote else ""
     busy = []
     for name in removed:
         if workspace.prune(root, notes[name][0]):
-            print(f"removed {name}")
+            print(f"removed {name}", file=sys.stderr if as_json else sys.stdout)
         else:
             busy.append(name)
     if busy:
         verb, pronoun = ("is", "it") if len(busy) == 1 else ("are", "them")
         raise UserError(f"{', '.join(busy)} {verb} running: cancel {pronoun} first")
-    if not prune and not promote:
+    if as_json:
+        rows = [] if prune or promote else [row.to_row() for row in _sorted_runs(sort)]
+        here = [] if prune or promote else [{"folder": name, **note} for name, (_, note) in notes.items()]
+        print_document({"runs": rows[:limit], "worktrees": here, "removed": removed, "diff": diff})
+    elif not prune and not promote:
         _print_runs(notes, sort, limit)
 
 
 def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, limit: int) -> None:
     """The runs that MLflow has, then the worktrees of which it has none."""
-    for variable, url in answering().items():
-        os.environ.setdefault(variable, url)
-    rows = list(list_runs(connect()))
-    if sort in SORTS:
-        rows.sort(key=lambda row: row.figures.get(SORTS[sort], -1.0), reverse=True)
+    rows = _sorted_runs(sort)
     title = (
         f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}; dev and test (sft, rl) are pass@1, sampled counts tokens"
     )
@@ -75,8 +78,19 @@ def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, 
         print_lines([f"also under runs/: {name} of {created}, {', '.join(map(str, note['overrides']))}"])
 
 
-def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
+def _sorted_runs(sort: str) -> list[RunRow]:
+    for variable, url in answering().items():
+        os.environ.setdefault(variable, url)
+    rows = list(list_runs(connect()))
+    if sort in SORTS:
+        rows.sort(key=lambda row: row.figures.get(SORTS[sort], -1.0), reverse=True)
+    return rows
+
+
+def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> str:
     """Write the parameters that a run changed into the checkout's params/, and print how to commit them.
+
+    Returns what was changed.
 
     Raises:
         UserError: params/ has changed since the run started, so that other results would follow.
@@ -102,3 +116,4 @@ def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> None:
     print(diff.rstrip())
     print(f"to restore its results from DVC's cache: mathrl {verb} {note['run']}")
     print(f'to keep it: git add params dvc.lock && git commit -m "As in {folder.name}"')
+    return diff

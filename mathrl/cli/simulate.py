@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mathrl.cli.output import print_document
 from mathrl.core.errors import UserError
 from mathrl.params.load import FOLDER, read_yaml, validated
 from mathrl.params.messages import did_you_mean
@@ -11,9 +12,13 @@ from mathrl.planning.simulate import simulate
 WIDTHS = (9, 10, 9, 9, 8, 15, 7, 8)
 
 
-def show_simulation(name: str) -> None:
+def show_simulation(name: str, as_json: bool = False) -> None:
     """Print the table of a set-up: a YAML file, or the name of one in params/simulate."""
     setup = load_setup(name)
+    if as_json:
+        rows = {mode: simulate(setup, mode) for mode in MODES}
+        print_document({"description": setup.description, "gpus": setup.gpus, "nodes": setup.nodes, "modes": rows})
+        return
     if setup.description:
         print(setup.description.strip())
     apart = setup.sampler_gpus or setup.gpus // 2

@@ -1,6 +1,5 @@
 """Search for better parameters of RL runs: run a study, show it, compare and promote its winner."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,22 +7,26 @@ from wsgiref.simple_server import make_server
 
 import typer
 
-from mathrl.cli.options import Choices, joined, with_choices
+from mathrl.cli.options import AsJson, Choices, joined, with_choices
+from mathrl.cli.output import print_document
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_table
 from mathrl.cli.ui import HOST, listens
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
 from mathrl.core.paths import main_checkout
 from mathrl.core.request_origin import OwnPages
 from mathrl.sweeps.promote import promote as write_winner
-from mathrl.sweeps.report import cells, row
+from mathrl.sweeps.report import best_first, cells, row
 from mathrl.sweeps.storage import study_folder
 from mathrl.sweeps.study import best, open_study, read_study
 from mathrl.sweeps.worker import sweep_section
 from mathrl.tasks.sweep_workspace import with_study, workspace
 
 sweep = typer.Typer(name="sweep", no_args_is_help=True, help=__doc__)
+
+COMPARISON = "comparison.json"
 
 Study = Annotated[str | None, typer.Option(help="Name of the study; default: sweep.study of params/sweep.yaml.")]
 Overrides = Annotated[
@@ -49,10 +52,17 @@ def run(
     presets: Presets = None,
     overrides: Overrides = None,
     allow_dirty: AllowDirty = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a study, or continue it; params/sweep.yaml has its search space."""
     settings = _settings(study, with_choices(choices, overrides), trials=trials, hours=hours, workers=workers)
-    _call_flow(joined(presets), settings, compare=False, allow_dirty=allow_dirty)
+    folder, storage = _call_flow(joined(presets), settings, compare=False, allow_dirty=allow_dirty)
+    opened = read_study(folder.name, storage)
+    if as_json:
+        print_document(_study_document(opened, folder))
+    else:
+        _print_study(opened, folder.name, folder)
+        print(f"outputs: {folder}")
 
 
 @sweep.command()
@@ -62,28 +72,42 @@ def compare(
     presets: Presets = None,
     overrides: Overrides = None,
     allow_dirty: AllowDirty = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rerun the winner and the present parameters on fresh seeds and compare them on test."""
-    _call_flow(
-        joined(presets), _settings(study, with_choices(choices, overrides)), compare=True, allow_dirty=allow_dirty
-    )
+    settings = _settings(study, with_choices(choices, overrides))
+    folder, _ = _call_flow(joined(presets), settings, compare=True, allow_dirty=allow_dirty)
+    if as_json:
+        print_document(read_json(folder / COMPARISON) | {"folder": str(folder)})
+    else:
+        print(f"outputs: {folder}")
 
 
 @sweep.command()
-def show(study: Study = None) -> None:
+def show(study: Study = None, as_json: AsJson = False) -> None:
     """Print the trials, the best first."""
     opened, name, folder = _existing(study)
-    _print_study(opened, name, folder)
+    if as_json:
+        print_document(_study_document(opened, folder))
+    else:
+        _print_study(opened, name, folder)
 
 
 @sweep.command()
-def promote(study: Study = None) -> None:
+def promote(study: Study = None, as_json: AsJson = False) -> None:
     """Write the winner's parameters into params/ and print the diff, for you to commit."""
     opened, name, folder = _existing(study)
     winner = best(opened.get_trials(deepcopy=False))
     if winner is None:
         raise UserError(f"study {name} has no complete trial yet: mathrl sweep run")
     attributes = opened.user_attrs["mathrl"]
+    if as_json:
+        diff = write_winner(winner.user_attrs["values"], preset=attributes.get("preset") or None)
+        unwritten = attributes["facts"]["sweep.set"]
+        print_document(
+            {"study": name, "trial": winner.number, "dev": winner.value, "diff": diff, "not_written": unwritten}
+        )
+        return
     print(f"trial {winner.number}: dev accuracy {winner.value:.4f}")
     diff = write_winner(winner.user_attrs["values"], preset=attributes.get("preset") or None)
     print(diff or "params/ has these values already; nothing to write")
@@ -110,6 +134,21 @@ def dashboard(
     make_server(HOST, port, OwnPages(wsgi(opened._storage))).serve_forever()
 
 
+def _study_document(opened: Any, folder: Path) -> dict[str, Any]:
+    trials = opened.get_trials(deepcopy=False)
+    keys, winner = list(opened.user_attrs["mathrl"]["present"]), best(trials)
+    fixed = ("trial", "state", "dev", "seconds", "error")
+    rows = best_first(row(trial, keys) for trial in trials)
+    file = folder / COMPARISON
+    return {
+        "study": folder.name,
+        "folder": str(folder),
+        "trials": [{key: each[key] for key in fixed} | {"values": {k: each[k] for k in keys}} for each in rows],
+        "best": winner.number if winner else None,
+        "comparison": read_json(file) if file.exists() else None,
+    }
+
+
 def _print_study(opened: Any, name: str, folder: Any) -> None:
     """The trials as a table, the winner, and what comes next."""
     trials = opened.get_trials(deepcopy=False)
@@ -134,7 +173,8 @@ def _settings(study: str | None, overrides: list[str] | None, **options: float |
     return [*(overrides or []), *(f"sweep.{key}={value}" for key, value in section.items() if value is not None)]
 
 
-def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirty: bool) -> None:
+def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirty: bool) -> tuple[Path, str]:
+    """The study's folder and the kind of its storage."""
     root = main_checkout()
     os.chdir(root)
     named_overrides = with_study(preset, overrides, root)
@@ -143,10 +183,7 @@ def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow
     open_study(section)  # before any server is started
     os.chdir(root)
     options: dict[str, Any] = {"preset": preset, "overrides": overrides, "compare": compare}
-    folder = Path(call_flow("sweep", **options, allow_dirty=allow_dirty))
-    if not compare:
-        _print_study(read_study(folder.name, section.storage), folder.name, folder)
-    print(f"outputs: {folder}")
+    return Path(call_flow("sweep", **options, allow_dirty=allow_dirty)), section.storage
 
 
 def _existing(study: str | None) -> tuple[Any, str, Any]:
@@ -158,8 +195,8 @@ def _existing(study: str | None) -> tuple[Any, str, Any]:
 
 
 def _print_comparison(folder: Any, winner: Any) -> None:
-    file = folder / "comparison.json"
-    comparison = json.loads(file.read_text()) if file.exists() else {}
+    file = folder / COMPARISON
+    comparison = read_json(file) if file.exists() else {}
     if comparison and winner is not None and comparison["winner"] == winner.number:
         print(f"on test: {comparison['verdict']}")
         return

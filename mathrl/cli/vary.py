@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 from statistics import stdev
 
+from mathrl.cli.output import print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison, ModelFigures
@@ -47,7 +48,9 @@ def combinations(varied: Sequence[str]) -> dict[str, list[str]]:
     return named
 
 
-def evaluate_settings(model: Path | str, benchmark: str, settings: Mapping[str, Params], target: Path) -> None:
+def evaluate_settings(
+    model: Path | str, benchmark: str, settings: Mapping[str, Params], target: Path, as_json: bool = False
+) -> None:
     """Evaluate a model with every setting, in folders of `target` by number, and print what they change."""
     results, rows_of = {}, {}
     for number, (name, params) in enumerate(settings.items()):
@@ -59,6 +62,14 @@ def evaluate_settings(model: Path | str, benchmark: str, settings: Mapping[str, 
         name: compare_pair((first, name), (rows_of[first], rows_of[name]), settings[first].evaluate) for name in others
     }
     corrected = dict(zip(tests, holm([test.p_value for test in tests.values()]), strict=True))
+    if as_json:
+        documents = [
+            {"setting": name, "output": f"{target}/{number}", "figures": figures.to_row()}
+            | {"comparison": tests[name].to_row() | {"corrected_p": corrected[name]} if name in tests else None}
+            for number, (name, figures) in enumerate(results.items())
+        ]
+        print_document({"model": str(model), "benchmark": benchmark, "settings": documents})
+        return
     rows = [_row(name, figures, tests.get(name), corrected.get(name)) for name, figures in results.items()]
     print_table(f"pass@1 by setting, {results[first].problems:,} problems", rows, left=("setting",))
     means = [figures.pass_at_1.mean for figures in results.values()]

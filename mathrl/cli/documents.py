@@ -1,0 +1,485 @@
+"""The documents that commands print with --json, a type per command; docs/json.md is written from them.
+
+A field may be added in any release; none is renamed, removed or given another type without a notice in the changelog.
+Shares are from 0 to 1, times in seconds, lengths in tokens, folders absolute where nothing else is said.
+"""
+
+from typing import Annotated, Any, NotRequired, TypedDict
+
+
+class ErrorDocument(TypedDict):
+    """A command that ended with exit status 2."""
+
+    error: Annotated[str, "What is wrong, where, and what to write instead; the line that stderr has too."]
+
+
+class InitDocument(TypedDict):
+    """`mathrl init`"""
+
+    project: Annotated[str, "Folder of the project."]
+    sections: Annotated[dict[str, Any], "The parameters that were chosen, by section."]
+    warning: Annotated[str, "What is wrong with most of the answers; empty: nothing."]
+    next: Annotated[str, "The next command."]
+
+
+class InspectDocument(TypedDict):
+    """`mathrl inspect`"""
+
+    files: Annotated[list[str], "The files that were read."]
+    rows: Annotated[int, "Rows of all files."]
+    looked_at: Annotated[int, "Rows that were looked at."]
+    usable: Annotated[int, "Different good problems of the whole file, as the rows that were looked at let expect."]
+    fields: Annotated[dict[str, str | None], "What was taken for what: {answer_key: gold}."]
+    reasons: Annotated[dict[str, str], "Why, by the same keys."]
+    doubts: Annotated[list[str], "What a person should look at."]
+    bad: Annotated[dict[str, int], "Unusable rows by reason."]
+    duplicates: Annotated[int, "Repeated questions."]
+    conflicts: Annotated[list[list[str]], "Questions with answers that contradict each other: question, answers, rows."]
+    readings: Annotated[dict[str, int], "Answers by what the grader reads them as."]
+    unread: Annotated[list[list[str]], "Answers that the grader cannot compare: row, answer."]
+    languages: Annotated[dict[str, int], "Questions by language."]
+    prompts: Annotated[dict[str, Any], "Lengths of prompts: unit, median, p95, longest, texts."]
+    solutions: Annotated[dict[str, Any] | None, "The same of solutions; null: there are none."]
+    levels: Annotated[dict[str, int], "Questions by level."]
+    subjects: Annotated[dict[str, int], "Questions by subject."]
+    overlaps: Annotated[list[dict[str, Any]], "Per benchmark: its questions, rows equal to one, rows near one."]
+    missing_benchmarks: Annotated[list[str], "Benchmarks whose files are not here."]
+    flaws: Annotated[dict[str, int], "Rows by the rule of curate.quality that they break."]
+    flawed: Annotated[int, "Rows that break a rule."]
+    section: Annotated[str, "The section for params/curate.yaml, as YAML."]
+    page: Annotated[str | None, "The HTML page of --html."]
+
+
+class Finding(TypedDict):
+    """A line of `mathrl doctor`."""
+
+    state: Annotated[str, "ok, missing (exit status 1), other, or absent (optional)."]
+    subject: Annotated[str, "What was looked at."]
+    remedy: Annotated[str, "The command or step that mends it; empty: none is needed."]
+
+
+class DoctorDocument(TypedDict):
+    """`mathrl doctor`"""
+
+    findings: Annotated[list[Finding], "What is installed and what is missing."]
+
+
+class PlanDocument(TypedDict):
+    """`mathrl plan`"""
+
+    fits: Annotated[bool, "Whether every stage fits the hardware; if not, the exit status is 1."]
+    verdict: Annotated[list[str], "Whether each stage fits, the time, and the next command, a sentence each."]
+    warnings: Annotated[list[str], "Doubtful parameters."]
+    details: Annotated[str, "Memory by part and time by stage, as the terminal shows them."]
+
+
+class SimulateDocument(TypedDict):
+    """`mathrl plan --simulate`"""
+
+    description: Annotated[str, "What the set-up is."]
+    gpus: Annotated[int, "GPUs of the set-up."]
+    nodes: Annotated[int, "Nodes of the set-up."]
+    modes: Annotated[dict[str, dict[str, float]], "Per way to share the GPUs: seconds per step by part, staleness."]
+
+
+class EvaluationPlan(TypedDict):
+    """A row of `mathrl plan evaluate`."""
+
+    samples: Annotated[int, "Responses per problem."]
+    problems: Annotated[int | None, "Problems that are enough; null: no number is."]
+    reached: Annotated[float | None, "What the known number of problems shows; null: it is not known."]
+
+
+class PlanEvaluateDocument(TypedDict):
+    """`mathrl plan evaluate`"""
+
+    difference: Annotated[float | None, "The difference that must be shown."]
+    width: Annotated[float | None, "Or the width of one model's interval."]
+    runs: Annotated[int, "Training runs per recipe."]
+    problems: Annotated[int | None, "Problems of the benchmark, where they are known."]
+    confidence: Annotated[float, "Confidence of the intervals."]
+    spread: Annotated[str, "Where the spread was taken from."]
+    plans: Annotated[list[EvaluationPlan], "A row per number of responses."]
+
+
+class RunDocument(TypedDict):
+    """`mathrl run`"""
+
+    target: Annotated[str, "The stage, or pipeline."]
+    folder: Annotated[str, "Folder with params/, models/ and reports/ of the run."]
+    ran: Annotated[bool, "Whether anything had to run."]
+    seconds: Annotated[float, "How long the command took."]
+    results: Annotated[dict[str, Any] | None, "Of pipeline: reports/summary.json."]
+    registered: Annotated[dict[str, Any] | None, "Of pipeline: name, version, alias and digest of the model."]
+
+
+class Parameter(TypedDict):
+    """A value that differs from its default."""
+
+    key: Annotated[str, "Dotted key, rl.steps."]
+    value: Annotated[str, "The value as JSON, cut at 96 characters."]
+    source: Annotated[str, "Who said so: a group, preset, file, --set, or derived."]
+
+
+class DryRunDocument(TypedDict):
+    """`mathrl run --dry-run`"""
+
+    target: Annotated[str, "The stage, or pipeline."]
+    stages: Annotated[list[str], "What would run, if it is out of date."]
+    composition: Annotated[dict[str, Any], "data, model, method, hardware and presets that apply."]
+    parameters: Annotated[list[Parameter], "Values that differ from the defaults."]
+    sources: Annotated[list[str], "Sources and benchmarks, a line each."]
+    model: Annotated[str, "The model that training starts from."]
+    warnings: Annotated[list[str], "Doubtful or idle parameters."]
+
+
+class RecipeDocument(TypedDict):
+    """`mathrl recipe NAME`, `mathrl controls`"""
+
+    recipe: Annotated[str, "Name of the recipe."]
+    folder: Annotated[str, "Folder with the steps' outputs."]
+    seconds: Annotated[float, "How long the command took."]
+    results: Annotated[dict[str, Any], "Figures and comparisons, by evaluating step and benchmark."]
+
+
+class RecipeStep(TypedDict):
+    """A step of a recipe."""
+
+    name: Annotated[str, "Name of the step."]
+    command: Annotated[str, "The stage that it starts."]
+    settings: Annotated[str, "Rates and lengths that it gets."]
+
+
+class RecipeStepsDocument(TypedDict):
+    """`mathrl recipe NAME --dry-run`, `mathrl controls --dry-run`"""
+
+    recipe: Annotated[str, "Name of the recipe."]
+    description: Annotated[str, "What it is for."]
+    steps: Annotated[list[RecipeStep], "The steps in their order."]
+    warnings: Annotated[list[str], "Doubtful parameters."]
+
+
+class ListedRecipe(TypedDict):
+    """A recipe."""
+
+    name: Annotated[str, "Name of the recipe."]
+    description: Annotated[str, "What it is for."]
+    steps: Annotated[list[str], "Names of its steps."]
+
+
+class RecipesDocument(TypedDict):
+    """`mathrl recipe --list`"""
+
+    recipes: Annotated[list[ListedRecipe], "Every recipe of the project."]
+
+
+class Trial(TypedDict):
+    """A trial of a sweep."""
+
+    trial: Annotated[int, "Number; 0 has the present parameters."]
+    state: Annotated[str, "complete, ended early, failed, unfinished or waiting."]
+    dev: Annotated[float | None, "Accuracy on the dev problems; of a trial that ended early that at its end."]
+    seconds: Annotated[float | None, "How long it took."]
+    error: Annotated[str | None, "Why it failed."]
+    values: Annotated[dict[str, Any], "The searched parameters, by dotted key."]
+
+
+class StudyDocument(TypedDict):
+    """`mathrl sweep run`, `mathrl sweep show`"""
+
+    study: Annotated[str, "Name of the study."]
+    folder: Annotated[str, "Folder with its pictures, metrics and logs."]
+    trials: Annotated[list[Trial], "The trials, the best first."]
+    best: Annotated[int | None, "Number of the best complete trial."]
+    comparison: Annotated[dict[str, Any] | None, "As `mathrl sweep compare` last made it."]
+
+
+class SweepCompareDocument(TypedDict):
+    """`mathrl sweep compare`"""
+
+    winner: Annotated[int, "Number of the trial."]
+    seeds: Annotated[list[int], "Fresh seeds."]
+    verdict: Annotated[str, "The verdict on test."]
+    benchmark: Annotated[str, "As of `mathrl compare`, with the next five."]
+    metric: str
+    problems: int
+    models: dict[str, Any]
+    comparison: dict[str, Any]
+    by_level: dict[str, Any]
+    by_subject: dict[str, Any]
+    folder: Annotated[str, "Folder of the study."]
+
+
+class SweepPromoteDocument(TypedDict):
+    """`mathrl sweep promote`"""
+
+    study: Annotated[str, "Name of the study."]
+    trial: Annotated[int, "The winner."]
+    dev: Annotated[float, "Its accuracy on the dev problems."]
+    diff: Annotated[str, "What was changed in params/, for you to commit; empty: nothing."]
+    not_written: Annotated[list[str], "Overrides that every trial had and that were not written."]
+
+
+class FileDocument(TypedDict):
+    """`mathrl graph`, `mathrl launch`"""
+
+    file: Annotated[str, "The file that was written."]
+    folder: NotRequired[Annotated[str, "launch: the folder in which the job works."]]
+    command: Annotated[str, "The command that runs or submits it."]
+
+
+class EvaluateDocument(TypedDict):
+    """`mathrl evaluate`"""
+
+    benchmark: Annotated[str, "Name of the benchmark."]
+    models: Annotated[dict[str, Any], "Figures of the model, and with --tools of the model with the tool."]
+    outputs: Annotated[dict[str, str], "Their folders, from the project's."]
+    probe: Annotated[dict[str, Any] | None, "With --probe: scores, and why one is missing."]
+
+
+class VaryDocument(TypedDict):
+    """`mathrl evaluate --vary`"""
+
+    model: Annotated[str, "The model."]
+    benchmark: Annotated[str, "Name of the benchmark."]
+    settings: Annotated[list[dict[str, Any]], "Per setting: its figures, folder, and comparison with the first."]
+
+
+class CompareDocument(TypedDict):
+    """`mathrl compare`"""
+
+    benchmark: Annotated[str, "Name of the benchmark."]
+    metric: Annotated[str, "What is compared, pass_at_1."]
+    problems: Annotated[int, "Problems that all runs answered."]
+    models: Annotated[dict[str, Any], "Figures of both, by name: runs, mean, low, high, samples, pass_at_K, …"]
+    comparison: Annotated[dict[str, Any], "difference, low, high, p_value, detectable, shown, verdict, …"]
+    by_level: Annotated[dict[str, Any], "The same within each level."]
+    by_subject: Annotated[dict[str, Any], "The same within each subject."]
+
+
+class LooksDocument(TypedDict):
+    """`mathrl compare --looks`"""
+
+    before: Annotated[str, "Name of A."]
+    after: Annotated[str, "Name of B."]
+    problems: Annotated[int, "Problems that were evaluated until it was clear."]
+    difference: Annotated[float, "B - A."]
+    low: Annotated[float, "Lower bound at the look's level."]
+    high: Annotated[float, "Upper bound."]
+    p_value: Annotated[float, "Two-sided."]
+    detectable: Annotated[float, "Smallest difference that is shown with 80 % power."]
+    shown: Annotated[bool, "Whether a difference is shown."]
+    before_runs: int
+    after_runs: int
+    corrected_p: float | None
+    verdict: Annotated[str, "The verdict in a sentence."]
+
+
+class GradeDocument(TypedDict):
+    """`mathrl grade`"""
+
+    rows: Annotated[int, "Graded rows."]
+    correct: Annotated[int, "Correct ones."]
+    output: Annotated[str, "The file with the verdicts."]
+    response_key: Annotated[str, "The field that was read as response."]
+    answer_key: Annotated[str, "The field that was read as true answer."]
+
+
+class AuditDocument(TypedDict):
+    """`mathrl audit`"""
+
+    false_positives: Annotated[dict[str, float] | None, "Rate with its interval: mean, low, high; null: unknown."]
+    false_negatives: Annotated[dict[str, float] | None, "The same."]
+    labelled: Annotated[int, "Labelled verdicts."]
+    unsure: Annotated[int, "Labels unsure."]
+    wrong: Annotated[int, "Verdicts that a person calls wrong."]
+    open: Annotated[int, "Sampled responses without a label."]
+    folder: Annotated[str, "Folder of the audit, with audit.html."]
+    cases: Annotated[int, "Cases that were added to --cases."]
+
+
+class AlignmentDocument(TypedDict):
+    """`mathrl alignment`"""
+
+    gaps: Annotated[list[dict[str, Any]], "Per pair: first, second, largest, mean, tolerance, alignment, limit, fine."]
+    tokens: Annotated[int, "Compared tokens."]
+    responses: Annotated[int, "Sampled responses."]
+    engine: Annotated[str, "What sampled."]
+    dtype: Annotated[str, "In which precision."]
+    architecture: Annotated[str, "A sentence on the model."]
+    fine: Annotated[bool, "Whether no gap is above its limit; if one is, the exit status is 1."]
+
+
+class ListedRun(TypedDict):
+    """A run."""
+
+    name: Annotated[str, "What is different about it."]
+    run: Annotated[str, "Id of its MLflow run."]
+    started: Annotated[float, "Unix seconds."]
+    status: Annotated[str, "RUNNING, FINISHED, FAILED or KILLED."]
+    folder: Annotated[str, "Its folder under runs/; empty: the project's."]
+    health: Annotated[str, "The worst of its stages."]
+    dev: Annotated[float | None, "Best accuracy on the dev problems."]
+    sft: Annotated[float | None, "pass@1 after SFT."]
+    rl: Annotated[float | None, "pass@1 after RL."]
+    rl_low: Annotated[float | None, "Lower bound of its interval."]
+    rl_high: Annotated[float | None, "Upper bound."]
+    sampled_tokens: Annotated[float | None, "Tokens that RL sampled."]
+    minutes: Annotated[float | None, "How long it took."]
+
+
+class RunsDocument(TypedDict):
+    """`mathrl runs`"""
+
+    runs: Annotated[list[ListedRun], "The runs that MLflow has; empty with --prune and --promote."]
+    worktrees: Annotated[list[dict[str, Any]], "The folders under runs/: folder, run, overrides, made, commit."]
+    removed: Annotated[list[str], "With --prune: what was removed."]
+    diff: Annotated[str, "With --promote: what was changed in params/."]
+
+
+class HealthDocument(TypedDict):
+    """`mathrl health`"""
+
+    run: Annotated[str, "Name of the run."]
+    colour: Annotated[str, "green, yellow or red (exit status 1)."]
+    steps: Annotated[int, "Steps that were judged."]
+    findings: Annotated[list[dict[str, Any]], "rule, colour, first, last, evidence, cause, remedy."]
+
+
+class ReportDocument(TypedDict):
+    """`mathrl report`"""
+
+    file: Annotated[str, "The HTML file."]
+    health: Annotated[str, "green, yellow, red or unknown."]
+
+
+class LineageDocument(TypedDict):
+    """`mathrl lineage MODEL`"""
+
+    name: Annotated[str, "Name of the registered model."]
+    version: Annotated[str, "Its version."]
+    digest: Annotated[str, "Digest of its bytes."]
+    tags: Annotated[dict[str, str], "Tags of the version, gate.* among them."]
+    steps: Annotated[list[dict[str, Any]], "The runs behind it: stage, run, commit, params, inputs, outputs, depth."]
+    edges: Annotated[list[list[str]], "maker's run, path, reader's run."]
+    unexplained: Annotated[list[list[str]], "reader's run, path, digest of what no run made."]
+    gaps: Annotated[list[str], "The same in words; empty: the lineage is complete."]
+
+
+class LineageForwardDocument(TypedDict):
+    """`mathrl lineage --dataset`"""
+
+    digest: Annotated[str, "Digest of the dataset."]
+    steps: Annotated[list[dict[str, Any]], "The runs that read it or what others made of it."]
+    models: Annotated[list[dict[str, Any]], "Registered versions: name, version, digest, made (else only measured)."]
+
+
+class SyncDocument(TypedDict):
+    """`mathrl sync`"""
+
+    complete: Annotated[int, "Runs that MLflow has completely."]
+
+
+class SourcesDocument(TypedDict):
+    """`mathrl sources`"""
+
+    sources: Annotated[list[dict[str, Any]], "name, title, hub, splits, released, licence, evaluation."]
+
+
+class DecontaminateDocument(TypedDict):
+    """`mathrl decontaminate`"""
+
+    rows: Annotated[int, "Training rows."]
+    kept: Annotated[int, "Clean rows."]
+    dropped: Annotated[int, "Dropped rows."]
+    hits: Annotated[int, "Rows with a hit, also a weak one."]
+    ngram: Annotated[int, "Length of a shared n-gram, in words."]
+    min_share: Annotated[float, "Share from which a hit is dropped."]
+    evaluation_texts: Annotated[int, "Evaluation texts."]
+    too_short: Annotated[int, "Evaluation texts that are too short for an n-gram."]
+    hits_by_file: Annotated[dict[str, int], "Dropped rows by evaluation file."]
+    output: Annotated[str, "File of the clean rows."]
+    report: Annotated[str, "File of the hits."]
+
+
+class DecideDocument(TypedDict):
+    """`mathrl decide`"""
+
+    undecided: Annotated[int, "Doubtful hits without a decision."]
+    added: Annotated[int, "Decisions that were added."]
+    decisions: Annotated[str, "File of the decisions."]
+
+
+class ExportDocument(TypedDict):
+    """`mathrl export`"""
+
+    rows: Annotated[int, "Rows that were written."]
+    output: Annotated[str, "The file."]
+    format: Annotated[str, "verl or rlinf."]
+
+
+class ReproduceDocument(TypedDict):
+    """`mathrl reproduce`"""
+
+    name: Annotated[str, "Name of the registered model."]
+    version: Annotated[str, "Its version."]
+    digest: Annotated[str, "Digest of its bytes."]
+    commit: Annotated[str, "Commit of the clone."]
+    sections: Annotated[dict[str, Any], "Parameters that every stage ran with."]
+    stages: Annotated[list[dict[str, Any]], "Per stage: expected and found digests, outcome, seconds."]
+    environment: Annotated[dict[str, str], "Python, packages, processor, user."]
+    notes: Annotated[list[str], "What to know of the lineage."]
+    verdict: Annotated[str, "The verdict in a sentence."]
+    same: Annotated[bool, "Whether no output differs; if one does, the exit status is 1."]
+    first_difference: Annotated[str | None, "The first stage that differs."]
+    page: Annotated[str, "The certificate's page."]
+
+
+class PromoteDocument(TypedDict):
+    """`mathrl promote`"""
+
+    promoted: Annotated[bool, "Whether it is champion now; if not, the exit status is 1."]
+    decision: Annotated[str, "The decision with its reasons."]
+
+
+class RollbackDocument(TypedDict):
+    """`mathrl rollback`"""
+
+    decision: Annotated[str, "Which version is champion again."]
+
+
+# By the words of the command; commands that serve until Ctrl-C have none.
+DOCUMENTS: dict[str, tuple[type, ...]] = {
+    "init": (InitDocument,),
+    "inspect": (InspectDocument,),
+    "doctor": (DoctorDocument,),
+    "plan": (PlanDocument, SimulateDocument),
+    "plan evaluate": (PlanEvaluateDocument,),
+    "run": (RunDocument, DryRunDocument),
+    "recipe": (RecipeDocument, RecipeStepsDocument, RecipesDocument),
+    "sweep run": (StudyDocument,),
+    "sweep compare": (SweepCompareDocument,),
+    "sweep show": (StudyDocument,),
+    "sweep promote": (SweepPromoteDocument,),
+    "controls": (RecipeDocument, RecipeStepsDocument),
+    "launch": (FileDocument,),
+    "graph": (FileDocument,),
+    "evaluate": (EvaluateDocument, VaryDocument),
+    "compare": (CompareDocument, LooksDocument),
+    "grade": (GradeDocument,),
+    "audit": (AuditDocument,),
+    "alignment": (AlignmentDocument,),
+    "runs": (RunsDocument,),
+    "health": (HealthDocument,),
+    "report": (ReportDocument,),
+    "lineage": (LineageDocument, LineageForwardDocument),
+    "sync": (SyncDocument,),
+    "sources": (SourcesDocument,),
+    "decontaminate": (DecontaminateDocument,),
+    "decide": (DecideDocument,),
+    "export": (ExportDocument,),
+    "reproduce": (ReproduceDocument,),
+    "promote": (PromoteDocument,),
+    "rollback": (RollbackDocument,),
+}
+SERVERS = ("ui", "serve", "rollouts", "sweep dashboard")

@@ -1,0 +1,55 @@
+"""`--json`: stdout has exactly one JSON document, and all else that a command or its children print goes to stderr."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any, TextIO
+
+
+class _Documents:
+    stream: TextIO | None = None
+    printed = False
+
+
+def only_json() -> None:
+    """From here on stdout is stderr, of children too; the document alone goes to what was stdout."""
+    sys.stdout.flush()
+    _Documents.stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+
+def is_only_json() -> bool:
+    return _Documents.stream is not None
+
+
+def print_document(document: Mapping[str, Any]) -> None:
+    """Print the command's document; numbers that are not finite are null."""
+    _Documents.printed = True
+    text = json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)
+    print(text, file=_Documents.stream or sys.stdout, flush=True)
+
+
+def print_error(message: str) -> None:
+    """The document of a command that failed, unless it has printed its own: {"error": "no stage 'rx'"}."""
+    if is_only_json() and not _Documents.printed:
+        print_document({"error": message})
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it.
+
+    >>> _plain({"a": (1, float("nan"))})
+    {'a': [1, None]}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,0 +1,65 @@
+"""A small project that has run the whole pipeline for real, for what reads runs: the API, --json and the notebooks."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from mathrl.core.paths import main_checkout
+from tests.platform.conftest import Checkout, copy_databases, make_checkout
+
+SMALL = (
+    "run.processes=1", "run.device=cpu", "model.base.hidden_size=32", "model.base.intermediate_size=32",
+    "model.base.layers=1", "model.base.heads=2", "model.precision=float32", "sft.steps=60", "sft.tokens_per_step=256",
+    "curate.sources=[{type: generated, name: chain, generator: chain, counts: {sft: 64, rl: 32, dev: 16, test: 24}, "
+    "options: {steps: [1, 2], notation: bare}}]", "curate.decontaminate=null", "curate.deduplicate.exact=false",
+    "difficulty.max_problems=16", "mix.components=[{source: '*', weight: 1.0}]", "rl.steps=4", "rl.dev.every=2",
+    "rl.prompts_per_step=8", "rl.group_size=4", "rl.min_pass_at_8=0", "rl.keep_rollouts.which=all", "rl.max_tokens=24",
+    "evaluate.samples=4", "evaluate.max_tokens=24", "sweep.study=small",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def small_checkout(
+    tmp_path_factory: pytest.TempPathFactory,
+    empty_prefect: Path,
+    empty_store: Path,
+    warm_python: Callable[[str], Path],
+) -> Checkout:
+    """The project, made by the first of the session's workers; its records name its folder, so it stays where it is."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with FileLock(root / "small-project.lock"):
+        ready = root / "small-project.ready"
+        checkout = Checkout(root / "small-project") if ready.exists() else make_checkout(root / "small-project", ())
+        checkout.env |= {"OMP_NUM_THREADS": "1"}
+        checkout.use_python(warm_python("torch"))
+        if not ready.exists():
+            copy_databases(checkout, empty_prefect, empty_store)
+            checkout.python(
+                "from mathrl.compose import load_params, write_params; "
+                f"write_params(load_params(), load_params(overrides={SMALL!r}))"
+            )
+            checkout.commit_params("a small project")
+            checkout.repro()
+            checkout.mathrl("sync")
+            ready.touch()
+    return checkout
+
+
+@pytest.fixture
+def small_project(small_checkout: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The project as the current folder of this process."""
+    for name in [name for name in os.environ if name.startswith(("MATHRL_", "MLFLOW_", "PREFECT_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(small_checkout.folder)
+    monkeypatch.setenv("PATH", small_checkout.env["PATH"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "executable", small_checkout.executable)
+    main_checkout.cache_clear()
+    yield small_checkout.folder
+    main_checkout.cache_clear()
