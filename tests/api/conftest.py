@@ -25,10 +25,7 @@ SMALL = (
 
 @pytest.fixture(scope="session")
 def small_checkout(
-    tmp_path_factory: pytest.TempPathFactory,
-    empty_prefect: Path,
-    empty_store: Path,
-    warm_python: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path, warm_python: Callable[[str], Path]
 ) -> Checkout:
     """The project, made by the first of the session's workers; its records name its folder, so it stays where it is."""
     base = tmp_path_factory.getbasetemp()
