@@ -1,6 +1,6 @@
 """How wrong may a grader be? RL on the demo's problems with a wrong verifier: `python benchmarks/grader_noise.py`.
 
-Runs the steps of params/recipes/grader-noise.yaml, one seed after the other, with DVC: a finished step is not repeated
+Runs the steps of the recipe grader-noise, one seed after the other, with DVC: a finished step is not repeated
 and an interrupted one resumes, so the command can be stopped and started at any time. It then draws what is finished
 into docs/pictures/grader_noise.png and prints it as a table. `--draw` only draws.
 """

@@ -30,6 +30,7 @@ from mathrl.params.load import read_yaml
 from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import READS, sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable
+from mathrl.recipes.recipe import recipe_files
 from mathrl.tasks.runs import run_recipe, run_stages
 
 PARAMS = main_checkout() / "params"  # the project's in whose folder the flows are deployed or run
@@ -97,7 +98,7 @@ def stage_flow(name: str, description: str) -> Flow[..., str]:
 
 def recipe_flow(name: str, description: str) -> Flow[..., str]:
     """The flow that brings every step of the recipe `name` up to date."""
-    stages = [step["stage"] for step in read_yaml(PARAMS / "recipes" / f"{name}.yaml")["steps"].values()]
+    stages = [step["stage"] for step in read_yaml(recipe_files(PARAMS)[name])["steps"].values()]
     groups = any("model" in READS[stage] for stage in stages)
     return form_flow(name, description, sections_read(stages), partial(run_recipe, name), groups=groups, jobs=JOBS)
 

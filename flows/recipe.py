@@ -1,4 +1,4 @@
-"""Run a recipe of params/recipes: ordered steps that start from models and data of other steps."""
+"""Run a recipe: ordered steps that start from models and data of other steps."""
 
 from typing import Literal
 
@@ -6,10 +6,10 @@ from mathrl.flows.factory import JOBS, PARAMS, form_flow, option
 from mathrl.params.load import read_yaml
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import sections_read
-from mathrl.recipes.recipe import recipe_names
+from mathrl.recipes.recipe import recipe_files
 from mathrl.tasks.runs import run_recipe
 
-RECIPES = {name: read_yaml(PARAMS / "recipes" / f"{name}.yaml")["description"] for name in recipe_names(PARAMS)}
+RECIPES = {name: read_yaml(file)["description"] for name, file in recipe_files(PARAMS).items()}
 # The dropdown, from the folder as it stands when the flows are deployed.
 Recipe = Literal[tuple(RECIPES)]  # type: ignore[valid-type]
 

@@ -27,7 +27,7 @@ from mathrl.params import Params
 from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.schema import TARGETS, stages_until
-from mathrl.recipes.recipe import load_recipe
+from mathrl.recipes.recipe import load_recipe, recipe_files
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def prepare_recipe(name: str, preset: str | None, overrides: Sequence[str], *, a
     with _worktree(root, name, preset, overrides, allow_dirty) as (folder, new):
         params = _override(folder, preset, groups)
         if new:
+            values = read_yaml(recipe_files(folder / "params")[name])
             file = folder / "params" / "recipes" / f"{name}.yaml"
-            values = read_yaml(file)
             write_text(file, dump_yaml(values | {"overrides": [*(values.get("overrides") or []), *settings]}))
     return Workspace(folder, params, preset, tuple(overrides))
 

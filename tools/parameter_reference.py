@@ -55,7 +55,7 @@ def parameter_reference() -> str:
     lines += _parts(used)
     for title, top, where in (
         ("Recipes", Recipe, "`params/recipes/NAME.yaml`, run by `mathrl recipe NAME`."),
-        ("Simulations", Simulation, "`params/simulate/NAME.yaml`, run by `mathrl plan --simulate NAME`."),
+        ("Simulations", Simulation, "`mathrl/planning/simulations/NAME.yaml`, run by `mathrl plan --simulate NAME`."),
     ):
         used = {}
         lines += [f"## {title}", "", where, "", *HEAD, *_rows("", top, None, used), "", *_parts(used)]

@@ -1,6 +1,7 @@
 """`mathrl init`: a project of one's own from a file of problems and a model."""
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -28,6 +29,24 @@ from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import TARGETS
 
 EXPERIMENT = "# What the project is made of; the other files have what it changes besides (docs/experiments.md).\n"
+TEMPLATE = Path(mathrl.__file__).with_name("template")
+# What a project begins with, by its file in the template. Most are links to this repository's own.
+FILES = {
+    "dvc.yaml": "pipeline.yaml",
+    "prefect.yaml": "prefect.yaml",
+    ".dvc/config": "dvc_config",
+    ".dvc/.gitignore": "dvc_gitignore",
+    ".dvc/plots.html": "plots.html",
+    ".dvcignore": "dvcignore",
+    ".gitignore": "gitignore",
+    "data/inputs/curate/.gitignore": "inputs_gitignore",
+    "data/inputs/evaluate/.gitignore": "inputs_gitignore",
+    "data/inputs/pages/.gitignore": "inputs_gitignore",
+    "pyproject.toml": "project.toml",
+    "README.md": "README.md",
+}
+FILLED = ("project.toml", "README.md")
+RESERVED = ("data", "models", "reports", "params", "pipelines", "tests", "runs", "mathrl", "prefect", "mlflow", "dvc")
 HEADINGS = {
     "curate": "Your problems. Each row is trained on or tested on, never both.",
     "model": "The model that training starts from.",
@@ -48,23 +67,37 @@ HEADINGS = {
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder of the new project.")],
-    data: Annotated[Path, typer.Option(help="Your problems: a file, a folder of files, or a quoted pattern.")],
-    model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Your problems: a file, a folder of files, or a quoted pattern.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face model folder or hub id.")] = None,
     test: Annotated[
         Path | None, typer.Option(help="File of test problems; default: a share of the rows is held out.")
     ] = None,
     field: Annotated[
         list[str] | None, typer.Option(help="A field by name instead of a guess, e.g. answer_key=gold; repeatable.")
     ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="The demo instead: a small model of random weights on generated sums.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a project of your own problems and model: look at both, choose the parameters, and say what comes next.
 
-    The project is a git repository with the code and the parameters of every run; nothing is trained yet.
+    The project is a git repository of at most 30 files: parameters, the pipeline, the flows, and Python of your own.
+    Nothing is trained yet.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; name a new folder")
-    checkout = _checkout()
+    if demo:
+        if data or model or test or field:
+            raise UserError("--demo has data and a model of its own: leave --data, --model, --test and --field out")
+        _make_demo(folder, as_json)
+        return
+    if data is None or model is None:
+        raise UserError(
+            "name your problems and a model: mathrl init FOLDER --data rows.jsonl --model MODEL; or --demo for neither"
+        )
     for option, path in (("data", data), ("test", test)):
         if path is not None and not (path.expanduser().exists() or has_magic(str(path))):
             raise UserError(f"--{option} {path}: no such file or folder{near_path(path)}")
@@ -72,9 +105,7 @@ def init(
     model = str(local) if local.is_dir() else model
     sections, advice = _sections(folder, data, model, test, given_keys(field or ()))
     with written_aside(folder.absolute()) as aside:
-        _git("clone", "--quiet", "--origin", "mathrl", str(checkout), str(aside))
-        for file in (aside / "params").glob("*.yaml"):
-            file.unlink()
+        _write_template(aside, folder.name, f"{Path(model).name} on {data.name}")
         write_text(aside / "params" / "experiment.yaml", EXPERIMENT + dump_yaml({"model": model, "method": "grpo"}))
         for name, values in differing(sections, aside / "params").items():
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
@@ -93,6 +124,19 @@ def init(
     if advice:
         print(f"warning: {advice}")
     print(f"next: {next_command}    (curates the problems, then measures the model's pass rates)")
+
+
+def _make_demo(folder: Path, as_json: bool) -> None:
+    """The project of `make demo`: this repository's own composition."""
+    with written_aside(folder.absolute()) as aside:
+        _write_template(aside, folder.name, "the demo, a small model that learns to reason on generated sums")
+        write_text(aside / "params" / "experiment.yaml", (TEMPLATE / "demo.yaml").read_text(encoding="utf-8"))
+        _commit(aside, f"Project {folder.name}: the demo")
+    next_command = f"cd {shlex.quote(str(folder))} && mathrl run pipeline"
+    if as_json:
+        print_document({"project": str(folder.absolute()), "sections": {}, "warning": "", "next": next_command})
+    else:
+        print(f"project: {folder}\nnext: {next_command}    (a few minutes)")
 
 
 def differing(sections: Mapping[str, dict[str, Any]], params: Path) -> dict[str, dict[str, Any]]:
@@ -174,19 +218,21 @@ def _print_choices(sections: Mapping[str, Mapping[str, Any]]) -> None:
     print(f"  RL: {rl['steps']} steps of {step} at lr {rl['optimizer']['lr']:g}")
 
 
-def _checkout() -> Path:
-    """The git checkout that this program comes from.
-
-    Raises:
-        UserError: the package was installed without one.
-    """
-    top = Path(mathrl.__file__).resolve().parents[1]
-    if not (top / ".git").exists():
-        raise UserError(
-            f"mathrl is installed in {top} without its git checkout, from which a project is made: git clone mathrl, "
-            "install it there with `make install`, and run its .venv/bin/mathrl init"
-        )
-    return top
+def _write_template(folder: Path, name: str, what: str) -> None:
+    """The files that every project begins with."""
+    package = re.sub(r"\W+", "_", name.lower()).strip("_") or "project"
+    package = f"project_{package}" if package[0].isdigit() or package in RESERVED else package
+    words = {"@NAME@": re.sub(r"[^\w.-]+", "-", name), "@PACKAGE@": package, "@VERSION@": mathrl.__version__}
+    lock = "constraints-gpu.txt" if gpu_count() else "constraints.txt"
+    own = {"rewards.py": package, "samplers.py": package, "test_own_code.py": "tests"}
+    files = FILES | {"constraints.txt": lock} | {f"{place}/{file}": f"own/{file}.txt" for file, place in own.items()}
+    for target, source in files.items():
+        text = (TEMPLATE / source).read_text(encoding="utf-8")
+        if source in FILLED or source.startswith("own/"):
+            for word, value in (words | {"@WHAT@": what}).items():
+                text = text.replace(word, value)
+        write_text(folder / target, text)
+    write_text(folder / package / "__init__.py", f'"""Python of the project {name}."""\n')
 
 
 def _git(*arguments: str) -> None:
@@ -196,8 +242,9 @@ def _git(*arguments: str) -> None:
 
 
 def _commit(folder: Path, message: str) -> None:
-    """Commit the project's parameters, by the person's own identity where git knows it."""
-    identified = subprocess.run(["git", "-C", str(folder), "config", "user.email"], capture_output=True, check=False)
+    """Make the folder a git repository with one commit, by the person's own identity where git knows it."""
+    identified = subprocess.run(["git", "config", "--global", "user.email"], capture_output=True, check=False)
     identity = [] if identified.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
-    _git("-C", str(folder), "add", "params")
-    _git("-C", str(folder), *identity, "commit", "--quiet", "--all", "--message", message)
+    _git("init", "--quiet", "--initial-branch", "main", str(folder))
+    _git("-C", str(folder), "add", "--all")
+    _git("-C", str(folder), *identity, "commit", "--quiet", "--message", message)

@@ -73,7 +73,7 @@ def plan_run(
     prompt_tokens: Annotated[int | None, typer.Option(help="Typical length of a prompt, not the longest.")] = None,
     response_tokens: Annotated[int | None, typer.Option(help="Typical length of a response, not the longest.")] = None,
     simulate: Annotated[
-        str | None, typer.Option(help="Simulate a cluster instead: a file of params/simulate, by name or path.")
+        str | None, typer.Option(help="Simulate a cluster instead: a set-up by name, or a YAML file.")
     ] = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="Derive lengths, rates and what fits, and write them to params/.")

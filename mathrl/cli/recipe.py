@@ -35,7 +35,9 @@ from mathrl.recipes.recipe import (
 
 
 def recipe(
-    name: Annotated[str | None, typer.Argument(help="Recipe: a file of params/recipes, by its name.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Recipe by name: one of mathrl's, or a file of params/recipes.")
+    ] = None,
     choices: Choices = None,
     presets: Presets = None,
     overrides: Overrides = None,

@@ -21,6 +21,7 @@ from mathrl.core.files import write_text
 from mathrl.core.paths import main_checkout
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
+from mathrl.recipes.recipe import recipe_files
 from mathrl.tasks import workspace
 from mathrl.tracking.client import connect
 from mathrl.tracking.run_list import RunRow, list_runs
@@ -109,9 +110,10 @@ def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> str:
     before, after = (load_params(at / "params").model_dump(mode="json", by_alias=True) for at in (root, folder))
     diff = promote(differences(before, after))
     recipe = Path("params") / "recipes" / f"{note['run']}.yaml"
-    verb = "recipe" if recipe.exists() else "run"
-    if recipe.exists() and (overrides := read_yaml(folder / recipe).get("overrides")):
-        write_text(recipe, edited(recipe.read_text(encoding="utf-8"), {"overrides": overrides}, str(recipe)))
+    verb = "recipe" if note["run"] in (files := recipe_files()) else "run"
+    if (folder / recipe).exists() and (overrides := read_yaml(folder / recipe).get("overrides")):
+        text = files[note["run"]].read_text(encoding="utf-8")
+        write_text(recipe, edited(text, {"overrides": overrides}, str(recipe)))
         diff += f"{recipe}: overrides {', '.join(overrides)}\n"
     print(diff.rstrip())
     print(f"to restore its results from DVC's cache: mathrl {verb} {note['run']}")

@@ -4,16 +4,16 @@ from pathlib import Path
 
 from mathrl.cli.output import print_document
 from mathrl.core.errors import UserError
-from mathrl.params.load import FOLDER, read_yaml, validated
+from mathrl.params.load import read_yaml, validated
 from mathrl.params.messages import did_you_mean
 from mathrl.params.simulate import MODES, Simulation
-from mathrl.planning.simulate import simulate
+from mathrl.planning.simulate import SETUPS, simulate
 
 WIDTHS = (9, 10, 9, 9, 8, 15, 7, 8)
 
 
 def show_simulation(name: str, as_json: bool = False) -> None:
-    """Print the table of a set-up: a YAML file, or the name of one in params/simulate."""
+    """Print the table of a set-up: a YAML file, or the name of one of mathrl/planning/simulations."""
     setup = load_setup(name)
     if as_json:
         rows = {mode: simulate(setup, mode) for mode in MODES}
@@ -46,9 +46,8 @@ def load_setup(name: str) -> Simulation:
     Raises:
         UserError: no such file, or values that do not fit; the message names all of them with their fields.
     """
-    folder = FOLDER / "simulate"
-    names = sorted(file.stem for file in folder.glob("*.yaml"))
-    file = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    names = sorted(file.stem for file in SETUPS.glob("*.yaml"))
+    file = Path(name) if name.endswith((".yaml", ".yml")) else SETUPS / f"{name}.yaml"
     if not file.is_file():
         raise UserError(
             f"no set-up {name!r}{did_you_mean(name, names)}; give a YAML file, or one of {', '.join(names)}"

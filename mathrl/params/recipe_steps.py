@@ -1,4 +1,4 @@
-"""The file of a recipe, params/recipes/<name>.yaml: its steps, each with the models and data that it starts from."""
+"""The file of a recipe: its steps, each with the models and data that it starts from."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Set-ups of `mathrl plan --simulate`: params/simulate/<name>.yaml, or any such file."""
+"""Set-ups of `mathrl plan --simulate`: mathrl/planning/simulations/<name>.yaml, or any such file."""
 
 from typing import Literal
 

@@ -12,10 +12,13 @@ engine is simulated from the end of one response to the end of the next. Three w
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from mathrl.params.simulate import Mode, Simulation
+
+SETUPS = Path(__file__).with_name("simulations")  # YAML files by name
 
 
 @dataclass(frozen=True)

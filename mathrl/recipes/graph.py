@@ -29,9 +29,9 @@ Options = list[tuple[str, str]]
 OWN_CODE = {"reward", "rl"}  # sections that may name a function of the project's own
 LINKED = ("pages",)  # stages of recipes that read files outside the checkout: mathrl/data/inputs.py
 PIPELINE_LINKED = ("curate", "evaluate")  # and of the pipeline
-HEADER = "# Made from params/recipes/{name}.yaml by `mathrl recipe {name}`: change that file, not this one.\n"
+HEADER = "# Made from the recipe {name} by `mathrl recipe {name}`: change its file, not this one.\n"
 PIPELINE_HEADER = """# The pipeline. `dvc repro` runs what is not up to date; the flows start the same command.
-# Made from params/recipes/default.yaml by `make generate`.
+# Made from the recipe `default`, mathrl/recipes/library/default.yaml.
 # The stage code writes a value for the code of each stage to code.yaml; DVC runs it each time, in a fraction of a
 # second. The stage resolve composes the parameters and writes their final values to resolved.yaml. Any other stage
 # depends on its inputs, on its code's value, and on the sections of resolved.yaml that it reads. The plots are pictures

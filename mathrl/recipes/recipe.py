@@ -1,4 +1,6 @@
-"""Recipes: params/recipes/<name>.yaml resolved over params/ and a preset, and checked as a whole."""
+"""Recipes: the files of library/ and a project's params/recipes, resolved over params/ and a preset and checked as a
+whole.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,8 +43,17 @@ PIPELINE_SPLITS = "data/curated"
 CLAIM = "claim"  # the entry of summary.json with the models and tests of a claim
 
 
+LIBRARY = Path(__file__).with_name("library")
+
+
+def recipe_files(folder: Path = FOLDER) -> dict[str, Path]:
+    """The file of each recipe by name: the package's, and over them those of params/ `folder`."""
+    found = {file.stem: file for place in (LIBRARY, folder / "recipes") for file in place.glob("*.yaml")}
+    return dict(sorted(found.items()))
+
+
 def recipe_names(folder: Path = FOLDER) -> list[str]:
-    return sorted(file.stem for file in (folder / "recipes").glob("*.yaml"))
+    return list(recipe_files(folder))
 
 
 def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset: str | None = None) -> Recipe:
@@ -56,10 +67,10 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
         UserError: no such recipe, wrong fields, a reference to an unknown step or to one without such an output,
             a cycle, or invalid parameters; all of them in one message.
     """
-    names = recipe_names(folder)
-    if name not in names:
-        raise UserError(f"no recipe {name!r}{did_you_mean(name, names)}; recipes: {', '.join(names)}")
-    file = folder / "recipes" / f"{name}.yaml"
+    files = recipe_files(folder)
+    if name not in files:
+        raise UserError(f"no recipe {name!r}{did_you_mean(name, files)}; recipes: {', '.join(files)}")
+    file = files[name]
     values = read_yaml(file)
     chosen, settings = split_choices(overrides)
     values["overrides"] = [*(values.get("overrides") or []), *settings]
