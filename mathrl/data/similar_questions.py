@@ -83,7 +83,7 @@ class SimilarQuestions:
             from model2vec import StaticModel  # an extra
         except ModuleNotFoundError as error:
             raise UserError(
-                f"decontamination by embeddings needs {error.name}: pip install -c constraints.txt -e '.[embedding]'"
+                f"decontamination by embeddings needs {error.name}: pip install -c constraints.txt 'mathrl[embedding]'"
             ) from None
         folder = model_folder(self.params.model)
         try:

@@ -12,6 +12,6 @@ def check_installed(engine: str, setting: str) -> None:
     missing = [name for name in PACKAGES.get(engine, ()) if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"{setting} is {engine}, but {' and '.join(missing)} cannot be found: pip install -c constraints.txt -e "
-            f"'.[{engine}]', or set {setting} to mathrl"
+            f"{setting} is {engine}, but {' and '.join(missing)} cannot be found: pip install -c constraints.txt "
+            f"'mathrl[{engine}]', or set {setting} to mathrl"
         )

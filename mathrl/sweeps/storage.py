@@ -113,7 +113,7 @@ def _clear_errors() -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise UserError("psycopg2 is missing: pip install -c constraints.txt -e '.[sweep]'") from None
+        raise UserError("psycopg2 is missing: pip install -c constraints.txt 'mathrl[sweep]'") from None
     except SQLAlchemyError as error:
         kind = type(error).__name__  # not its message, which may hold the URL with its password
         raise UserError(

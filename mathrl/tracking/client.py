@@ -46,7 +46,7 @@ def connect() -> Any:
         return client
     except ModuleNotFoundError as error:  # a database's driver
         raise UserError(
-            f"MLflow at {shown(uri)}: {error.name} is missing: pip install -c constraints.txt -e '.[s3]'; "
+            f"MLflow at {shown(uri)}: {error.name} is missing: pip install -c constraints.txt 'mathrl[s3]'; "
             "the address is postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         ) from None
     except mlflow.exceptions.MlflowException as error:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
+import mathrl
 from mathrl.cli import plan
 from mathrl.cli.doctor import doctor
 from mathrl.cli.init import init
@@ -30,13 +32,13 @@ from mathrl.planning.lengths import LONGEST, response_tokens
 from mathrl.planning.project import suited_prompt
 from mathrl.planning.run_time import Speed, measured_speed, planned_time, speed_of_difficulty, write_speed
 from mathrl.reports.evaluation import evaluate_once
+from mathrl.rewards import RewardInput, build_reward
 from mathrl.stages.rl import DIFFICULTY
 from mathrl.sweeps.space import check_space
 
 ROOT = Path(__file__).parents[2]
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
-checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a project is a clone, and this is no git checkout")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,6 @@ def loaded(project: Path) -> Params:
     return load_params(project / "params")
 
 
-@checkout
 def test_a_project_of_own_rows_and_an_own_model(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,8 +105,54 @@ def test_a_project_of_own_rows_and_an_own_model(
     assert set(check_space(params.sweep, Path("sums/params"))) == {"rl.optimizer.lr", "rl.kl.coef"}
     assert params.model.base.type == "pretrained"
     assert load_model(params.model.base.path, params.model, "cpu").config.model_type == "gpt_neox"
+    files = subprocess.run(["git", "-C", "sums", "ls-files"], capture_output=True, text=True, check=True).stdout.split()
+    assert len(files) <= 30 and {"sums/rewards.py", "tests/test_own_code.py", "constraints.txt"} < {*files}
     with pytest.raises(UserError, match="sums: exists and is not empty"):
         init(Path("sums"), data=folder / "sums.jsonl", model=str(folder / "neox"))
+
+
+def test_the_demo_is_this_repositorys_own_top_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    init(Path("My demo 2"), demo=True)
+    assert "next: cd 'My demo 2' && mathrl run pipeline" in capsys.readouterr().out
+    listed = subprocess.run(["git", "-C", "My demo 2", "ls-files"], capture_output=True, text=True, check=True)
+    files = listed.stdout.splitlines()
+    assert len(files) <= 30
+    others = {file for file in files if file.split("/")[0] in ("my_demo_2", "tests")} | {"pyproject.toml", "README.md"}
+    for file in {*files} - others:
+        assert Path("My demo 2", file).read_bytes() == (ROOT / file).read_bytes(), file
+    assert loaded(Path("My demo 2")) == load_params(ROOT / "params")
+    text = Path("My demo 2", "pyproject.toml").read_text()
+    assert 'code = ["my_demo_2"]' in text and f"mathrl[platform]=={mathrl.__version__}" in text
+    assert "@" not in "".join(Path("My demo 2", file).read_text() for file in others)
+
+
+def test_the_projects_own_code_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    init(Path("mine"), demo=True)
+    project = tmp_path / "mine"
+    tests = [sys.executable, "-m", "pytest", "-q", "--doctest-modules", "mine", "tests"]
+    done = subprocess.run(tests, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(str(project))
+    part = "{type: function, name: short, weight: 0.5, options: {path: mine.rewards.short, longest: 10}}"
+    params = load_params(overrides=[f"reward.parts=[{{type: accuracy}}, {part}]"])
+    (result,) = build_reward(params.reward).score([RewardInput("<answer>36</answer>", ("36",))])
+    assert result.overall == 1.0 + 0.5 * 0.0  # 19 characters are more than 10
+    load_params(overrides=["rl.curriculum={type: user, sampler: {path: mine.samplers.InTurn}}"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({}, "name your problems and a model"), ({"demo": True, "model": "x"}, "--demo has data and a model of its own")],
+)
+def test_what_is_missing_or_too_much_is_said(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        init(tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("longest", LONGEST.values())
@@ -117,7 +164,6 @@ def test_a_response_has_room_for_the_solutions_on_every_device(p95: float, chat:
     assert p95 <= tokens <= max(longest, p95 + 32) and tokens % 32 == 0
 
 
-@checkout
 def test_answers_that_no_response_could_equal_are_said_before_the_next_command(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +178,6 @@ def test_answers_that_no_response_could_equal_are_said_before_the_next_command(
     assert following.startswith("next: cd told && mathrl run mix")
 
 
-@checkout
 def test_a_file_of_test_problems_takes_the_place_of_the_share(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +197,6 @@ def no_tokenizer(folder: Path) -> Path:
     return bare
 
 
-@checkout
 def test_a_model_folder_without_a_tokenizer_is_refused_by_name(
     folder: Path, no_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

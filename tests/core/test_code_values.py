@@ -154,7 +154,7 @@ def test_results_are_kept_until_the_code_changes_again(checkout: Path) -> None:
     loop.write_text(loop.read_text().replace("(steps)", "(steps + 1)"))
     assert keep_results() == ["rl"]
     assert write_code() == [] and read_code(Path("code.yaml")) == before
-    assert keep_results() == ["rl"] and write_code() == []  # again
+    assert keep_results() == [] and write_code() == []  # again
     loop.write_text(loop.read_text().replace("steps + 1)", "steps + 2)"))
     assert write_code() == ["rl"] and read_code(Path("code.yaml")) == code_values()
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
 PARTS = ("mathrl", "flows", "tasks", "params", "dvc.yaml", "prefect.yaml", "pyproject.toml", "constraints.txt",
          "data/inputs/curate/.gitignore", "data/inputs/evaluate/.gitignore", "data/inputs/pages/.gitignore",
-         ".dvcignore", ".gitignore", ".dvc/config", ".dvc/plots.html", ".dvc/.gitignore")  # fmt: skip
+         ".dvcignore", ".gitignore", ".dvc/config", ".dvc/plots.html")  # fmt: skip
 REPLACED = tuple(stage for stage in STAGES if stage != "register")
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -70,7 +70,7 @@ class FastTextModel:
         except ModuleNotFoundError:
             raise UserError(
                 "pages.classifier is fasttext, but fasttext-predict cannot be found: "
-                "pip install -c constraints.txt -e '.[fasttext]'"
+                "pip install -c constraints.txt 'mathrl[fasttext]'"
             ) from None
         try:
             return fasttext.load_model(str(self.file))

@@ -100,7 +100,7 @@ def check_readers(files: Sequence[Path], executor: Executor) -> None:
         if missing:
             what = "pages.executor is ray" if extra == "ray" else "pages.files names web archives"
             raise UserError(
-                f"{what}, but {' and '.join(missing)} cannot be found: pip install -c constraints.txt -e '.[{extra}]'"
+                f"{what}, but {' and '.join(missing)} cannot be found: pip install -c constraints.txt 'mathrl[{extra}]'"
             )
 
 
