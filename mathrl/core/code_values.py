@@ -24,7 +24,6 @@ FILE = "code.yaml"
 HEADER = "# Written by the stage code: what decides the results of each stage's code (docs/platform.md).\n"
 OWN = "own"
 PACKAGE = Path(__file__).parents[1]
-NUMBERS = PACKAGE / "stages" / "results.toml"
 # What every stage imports, and what only shows results. Where one of these changes a figure, the number is raised.
 SHARED = (
     "__init__.py", "core/", "params/", "compose/", "recipes/", "tracking/", "reports/", "stages/command.py",
@@ -36,17 +35,24 @@ RESOLVE = "resolve"
 
 def code_values(project: Path = Path()) -> dict[str, str]:
     """The value of every stage's code, and of the project's own: {"own": "", "curate": "1", "sft": "1", …}."""
-    numbers = tomllib.loads(NUMBERS.read_text(encoding="utf-8"))
+    package = package_of(project)
+    numbers = tomllib.loads((package / "stages" / "results.toml").read_text(encoding="utf-8"))
     values = {stage: str(number) for stage, number in numbers.items()}
-    if (PACKAGE.parent / "pyproject.toml").is_file():  # a checkout, whose code changes without a release
-        files = _Files(PACKAGE.parent, home() / "code-digests.json")
-        values = {stage: f"{number} {_of_stage(stage, files)}" for stage, number in values.items()}
+    if (package.parent / "pyproject.toml").is_file():  # a checkout, whose code changes without a release
+        files = _Files(package.parent, home() / "code-digests.json")
+        values = {stage: f"{number} {_of_stage(stage, package, files)}" for stage, number in values.items()}
         files.keep()
     else:
         from mathrl import __version__
 
         values[RESOLVE] = __version__
     return {OWN: _own(project), **values}
+
+
+def package_of(project: Path) -> Path:
+    """The folder of the mathrl that the project's stages run: its own in a checkout of mathrl, else the installed."""
+    own = project.absolute() / PACKAGE.name
+    return own if (own / "stages").is_dir() else PACKAGE
 
 
 def write_code(project: Path = Path()) -> list[str]:
@@ -176,10 +182,10 @@ class _Files:
             write_json(self.cache, used)
 
 
-def _of_stage(stage: str, files: _Files) -> str:
-    rooms = [PACKAGE / room for room in COMPOSES] if stage == RESOLVE else []
-    starts = [PACKAGE / "stages" / f"{stage}.py", *(file for room in rooms for file in sorted(room.rglob("*.py")))]
-    shared = () if stage == RESOLVE else tuple(f"{PACKAGE.name}/{room}" for room in SHARED)
+def _of_stage(stage: str, package: Path, files: _Files) -> str:
+    rooms = [package / room for room in COMPOSES] if stage == RESOLVE else []
+    starts = [package / "stages" / f"{stage}.py", *(file for room in rooms for file in sorted(room.rglob("*.py")))]
+    shared = () if stage == RESOLVE else tuple(f"{package.name}/{room}" for room in SHARED)
     reached = files.reached(starts, shared)
     folders = {*(file.parent for file in reached if file.name != "__init__.py"), *rooms}
     data = [file.read_bytes() for folder in sorted(folders) for file in sorted(_data_files(folder, folder in rooms))]

@@ -41,7 +41,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "stages" / "results.toml").write_text(NUMBERS)
     (tmp_path / "source" / "pyproject.toml").write_text("")
     monkeypatch.setattr(module, "PACKAGE", package)
-    monkeypatch.setattr(module, "NUMBERS", package / "stages" / "results.toml")
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     project = tmp_path / "project"
     (project / "params").mkdir(parents=True)
