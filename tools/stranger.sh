@@ -45,6 +45,7 @@ expect "what ran" "$(ran ../comment.log)" ""
 
 step "an upgrade that changes the results of RL"
 sed -i 's/^rl = 1$/rl = 2/' "$place/source/mathrl/stages/results.toml"
+sed -i 's/correction=ddof) + eps)/correction=ddof) + eps + 0.01)/' "$place/source/mathrl/algorithms/advantages.py"
 sed -i 's/^version = "\(.*\)"$/version = "\1.post1"/' "$place/source/pyproject.toml"
 "$uv" build --quiet --wheel --out-dir "$place/newer" "$place/source"
 "$uv" pip install --quiet --python "$place/env/bin/python" -c "$root/constraints.txt" "mathrl[platform] @ file://$(ls "$place"/newer/*.whl)"
