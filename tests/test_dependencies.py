@@ -16,9 +16,10 @@ LIBRARY, DEVELOPMENT = ("mathrl", "flows", "tasks"), ("tests", "tools", "benchma
 # Loaded through other packages: DVC's S3 remote, the PostgreSQL driver of SQLAlchemy, MLflow's login, datatrove's
 # executors and readers of web archives.
 PLUGINS = {"dvc-s3", "psycopg2-binary", "flask-wtf", "ray", "warcio", "faust-cchardet", "python-magic", "trafilatura"}
-SANDBOX = {"sympy"}  # for the code of responses, which mathrl/tools runs
+SANDBOX = {"sympy"}  # for the code of responses, which mathrl/tools runs; the verifier reaches it through math-verify
 # Programs of `make lint`, `make docs` and pytest's options, which no file imports.
 PROGRAMS = {"ruff", "mypy", "import-linter", "pytest-xdist", "pytest-timeout", "mkdocs-material"}
+PROGRAMS |= {"mkdocstrings-python", "ipykernel"}  # plug-ins of mkdocs and of nbclient
 # verl and what it stands on: in an environment of their own (docs/engines.md), as in the one of `make parity`.
 VERL = {"verl", "hydra", "omegaconf"}
 # Installed beside the other packages by `make parity` alone.

@@ -1,7 +1,8 @@
 """The pages that are generated while the site is built; mkdocs.yml names this file as its hook.
 
-- README.md, CONTRIBUTING.md and CHANGELOG.md are pages of the site.
-- reference/parameters.md is written from the schema, reference/commands.md from the command line.
+- README.md, CONTRIBUTING.md, CHANGELOG.md, AGENTS.md and llms.txt are pages of the site.
+- reference/parameters.md is written from the schema, reference/commands.md from the command line,
+  reference/json.md from the types of the documents that commands print with --json.
 - A link that leaves docs/ (../params/sweep.yaml) leads to a page of the site that shows that file; a link to
   a folder leads to the README.md in it. So the same link works on the site and beside the files.
 """
@@ -12,13 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from command_reference import command_reference
+from json_reference import json_reference
 from mkdocs.structure.files import File, Files, InclusionLevel
 from parameter_reference import parameter_reference
 
 ROOT = Path(__file__).parents[1]
 CELL = re.compile(r"<t([dh])[^>]*>.*?(?=</t\1>)", re.S)
 NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)|(?<=<th>)[^<]+$")
-TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TOP = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "AGENTS.md": "agents.md",
+    "llms.txt": "llms.md",
+}
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")
 SHOWN = "repository"  # the folder of the site with the files of the repository that pages link to
 
@@ -29,6 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
         **{page: from_top((ROOT / name).read_text(encoding="utf-8"), page) for name, page in TOP.items()},
         "reference/parameters.md": parameter_reference(),
         "reference/commands.md": command_reference(),
+        "reference/json.md": json_reference(),
     }
     pages = dict(generated)
     for file in files.documentation_pages():

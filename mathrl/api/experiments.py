@@ -40,7 +40,7 @@ def load_params(*, preset: str | None = None, overrides: Sequence[str] = ()) -> 
     Raises:
         UserError: a name is unknown, or values do not fit; every error is in the message.
 
-    Example:
+    Examples:
         >>> mathrl.load_params(preset="demo", overrides=["rl.steps=20"]).rl.steps
         20
     """
@@ -62,9 +62,9 @@ def inspect(
     Raises:
         UserError: no such file, no row, or no field that looks like a question or an answer.
 
-    Example:
-        >>> mathrl.inspect("rows.jsonl").section  # doctest: +SKIP
-        'sources:\\n- type: file …'
+    Examples:
+        >>> mathrl.inspect("data/curated/rl.jsonl", fields={"answer_key": "answers"}).rows
+        2048
     """
     from mathrl.cli.inspect import prompting_of
     from mathrl.data.inspection import inspect_rows
@@ -90,9 +90,9 @@ def run(
     Raises:
         UserError: wrong parameters, or a stage that cannot work.
 
-    Example:
-        >>> mathrl.run("pipeline", overrides=["run.seed=1"])["folder"]  # doctest: +SKIP
-        '/home/me/project/runs/pipeline-seed_1-3f'
+    Examples:
+        >>> mathrl.run("pipeline")["registered"]
+        {'alias': 'candidate', 'digest': 'f88f7a11b5a6effc', 'name': 'mathrl-chain', 'version': 1}
     """
     words = ["run", target, "--json", *(["--preset", preset] if preset else []), *["--allow-dirty"] * allow_dirty]
     words += [word for override in overrides for word in ("--set", override)]
@@ -117,8 +117,8 @@ def run_stage(stage: str, out: str | Path | None = None, *, overrides: Sequence[
     Raises:
         UserError: a missing input, wrong parameters, or a stage that failed.
 
-    Example:
-        >>> mathrl.run_stage("base", "mine/base", data=["data/curated/sft.jsonl"])  # doctest: +SKIP
+    Examples:
+        >>> mathrl.run_stage("base", "mine/base", data=["data/curated/sft.jsonl"])
         PosixPath('/home/me/project/mine/base')
     """
     words = [sys.executable, "-m", f"mathrl.stages.{stage}"]
@@ -161,9 +161,9 @@ def train(
     Raises:
         UserError: no model, no problems, or parameters that do not fit them.
 
-    Example:
+    Examples:
         >>> mathrl.train("models/sft", "data/mixture/train.jsonl", "mine/rl", dev="data/curated/dev.jsonl",
-        ...              overrides=["rl.steps=20"])  # doctest: +SKIP
+        ...              overrides=["rl.steps=2"])
         PosixPath('/home/me/project/mine/rl/model')
     """
     run_stage(method, out, overrides=overrides, start=start, data=[_file_of(problems)], dev=_file_of(dev))
@@ -195,8 +195,8 @@ def evaluate(
     Raises:
         UserError: no such model or benchmark, or every prompt is too long.
 
-    Example:
-        >>> str(mathrl.evaluate("models/rl", "test").pass_at_1)  # doctest: +SKIP
+    Examples:
+        >>> str(mathrl.evaluate("models/rl", "test").pass_at_1)
         '0.980 [0.966, 0.989]'
     """
     from mathrl.reports.evaluation import evaluate_once
@@ -221,8 +221,9 @@ def compare(
     """Test whether one model is better than another, as `mathrl compare A B` does, and return its document.
 
     Args:
-        before, after: Models of reports/evaluate by name, responses.jsonl files or folders with one, model folders
-            (evaluated first), recipe's steps; commas join the runs of several seeds.
+        before: A model of reports/evaluate by name, a responses.jsonl or a folder with one, a model folder (evaluated
+            first), or a recipe's step; commas join the runs of several seeds.
+        after: The same.
         benchmark: The benchmark, if the responses cover several.
         metric: `pass_at_1`, `pass_at_K` or `maj_at_K`.
         common: Whether to compare on the problems that all runs answered; else others are an error.
@@ -236,8 +237,8 @@ def compare(
     Raises:
         UserError: a name that means nothing, or evaluations of different problems.
 
-    Example:
-        >>> mathrl.compare("sft", "rl")["comparison"]["verdict"]  # doctest: +SKIP
+    Examples:
+        >>> mathrl.compare("sft", "rl")["comparison"]["verdict"]
         'rl is better than sft: +0.556 [+0.523, +0.589], p < 0.0001, 500 problems'
     """
     from mathrl.reports.find_responses import compare_named
@@ -261,8 +262,8 @@ def health_report(run: str | Path) -> dict[str, Any]:
     Raises:
         UserError: no run of that name has metrics.
 
-    Example:
-        >>> mathrl.health_report("rl")["colour"]  # doctest: +SKIP
+    Examples:
+        >>> mathrl.health_report("rl")["colour"]
         'green'
     """
     from mathrl.health.watch import examine
@@ -289,8 +290,8 @@ def audit(run: str | Path, *, model: str | None = None, size: int = 200, seed: i
     Raises:
         UserError: there are no graded responses.
 
-    Example:
-        >>> mathrl.audit("evaluate", model="rl").write().lines()  # doctest: +SKIP
+    Examples:
+        >>> mathrl.audit("evaluate", model="rl").write().lines()
     """
     from mathrl.reports.audit import find_responses, open_audit
 
@@ -309,8 +310,8 @@ def lineage(model: str) -> Back:
     Raises:
         UserError: no such registered model.
 
-    Example:
-        >>> [step.stage for step in mathrl.lineage("mathrl-chain").steps]  # doctest: +SKIP
+    Examples:
+        >>> [step.stage for step in mathrl.lineage("mathrl-chain").steps]
         ['register', 'evaluate', 'rl', …]
     """
     from mathrl.tracking.client import connect
@@ -337,8 +338,8 @@ def promote(
     Raises:
         UserError: no such version, or it cannot be evaluated.
 
-    Example:
-        >>> mathrl.promote("mathrl-chain")  # doctest: +SKIP
+    Examples:
+        >>> mathrl.promote("mathrl-chain")
         (True, 'mathrl-chain version 3 promoted on test: …')
     """
     from mathrl.registry import promote as gate

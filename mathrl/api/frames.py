@@ -51,8 +51,8 @@ def problems(split: str | Path) -> pd.DataFrame:
     Raises:
         UserError: no such file, or a row that is no problem.
 
-    Example:
-        >>> mathrl.problems("test")[["question", "answers"]].head(1)  # doctest: +SKIP
+    Examples:
+        >>> mathrl.problems("test")[["question", "answers"]].head(1)
                question answers
         0  4*9+4*1*1-2=    [38]
     """
@@ -72,8 +72,8 @@ def runs() -> pd.DataFrame:
     Raises:
         UserError: MLflow does not answer.
 
-    Example:
-        >>> mathrl.runs().sort_values("rl", ascending=False).head()  # doctest: +SKIP
+    Examples:
+        >>> mathrl.runs().sort_values("rl", ascending=False).head()
     """
     from mathrl.tracking.client import connect
     from mathrl.tracking.run_list import list_runs
@@ -94,8 +94,8 @@ def metrics(run: str | Path) -> pd.DataFrame:
     Raises:
         UserError: no run of that name has metrics.
 
-    Example:
-        >>> mathrl.metrics("rl").plot(x="step", y="reward/accuracy")  # doctest: +SKIP
+    Examples:
+        >>> mathrl.metrics("rl").plot(x="step", y="reward/accuracy")
     """
     from mathrl.reports.find_run import find_training_run
 
@@ -115,8 +115,8 @@ def responses(run: str | Path) -> pd.DataFrame:
     Raises:
         UserError: there are no responses of an evaluation.
 
-    Example:
-        >>> mathrl.responses("evaluate").groupby("model")["correct"].mean()  # doctest: +SKIP
+    Examples:
+        >>> mathrl.responses("evaluate").groupby("model")["correct"].mean()
     """
     from mathrl.reports.audit import find_responses
 
@@ -136,8 +136,8 @@ def rollouts(run: str | Path) -> pd.DataFrame:
     Raises:
         UserError: the run kept no rollouts.
 
-    Example:
-        >>> mathrl.rollouts("rl").query("not correct").sort_values("length")  # doctest: +SKIP
+    Examples:
+        >>> mathrl.rollouts("rl").query("not correct").sort_values("length")
     """
     import pyarrow.parquet as pq
 
@@ -162,8 +162,8 @@ def trials(study: str | None = None) -> pd.DataFrame:
     Raises:
         UserError: no such study.
 
-    Example:
-        >>> mathrl.trials("demo").plot.scatter(x="rl.optimizer.lr", y="dev", logx=True)  # doctest: +SKIP
+    Examples:
+        >>> mathrl.trials().plot.scatter(x="rl.optimizer.lr", y="dev", logx=True)
     """
     from mathrl.compose import load_params
     from mathrl.sweeps.report import best_first, row

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson, Overrides, Presets, joined
-from mathrl.cli.output import print_document
+from mathrl.cli.options import Overrides, Presets, joined
+from mathrl.cli.output import AsJson, print_document
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_NO
 from mathrl.core.paths import main_checkout
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def alignment(
     else:
         _print(measured, params.model.precision)
     if not all(gap.fine for gap in measured.gaps):
-        raise SystemExit(1)
+        raise SystemExit(EXIT_NO)
 
 
 def _print(measured: "ThreeForwards", precision: str) -> None:

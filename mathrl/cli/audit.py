@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.evaluation.audit import Label

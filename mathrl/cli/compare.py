@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from mathrl.cli.compare_in_looks import compare_in_looks
-from mathrl.cli.options import AsJson, Overrides, Presets, grouped, joined
-from mathrl.cli.output import print_document
+from mathrl.cli.options import Overrides, Presets, grouped, joined
+from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson, Overrides
+from mathrl.cli.options import Overrides
+from mathrl.cli.output import AsJson
 from mathrl.cli.recipe import print_recipe, print_steps
 from mathrl.cli.run import call_flow
 from mathrl.core.paths import main_checkout

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.data.decisions import Doubt, Verdict, doubtful, read_decisions
 
 KEYS: dict[str, Verdict] = {"k": "keep", "d": "drop"}

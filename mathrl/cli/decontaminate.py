@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from mathrl.cli.options import AsJson, grouped
-from mathrl.cli.output import print_document
+from mathrl.cli.options import grouped
+from mathrl.cli.output import AsJson, print_document
 from mathrl.data.decontaminate_files import Keys, decontaminate_files
 from mathrl.params.data import Decontaminate, Embedding
 

@@ -11,12 +11,12 @@ import typer
 
 import mathrl
 from mathrl.cli.doctor_gpu import Finding, gpu_findings, installed_version
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_NO
 from mathrl.core.gpus import nvidia_smi
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.records import all_records
@@ -53,7 +53,7 @@ def doctor(
     for state, subject, remedy in () if as_json else findings:
         print(f"{state:<7} {subject}" + (f"  ->  {remedy}" if remedy else ""))
     if any(state == "missing" for state, _, _ in findings):
-        raise SystemExit(1)
+        raise SystemExit(EXIT_NO)
 
 
 def _installation() -> list[Finding]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson, Choices, Overrides, Presets, grouped, joined, with_choices
-from mathrl.cli.output import print_document
+from mathrl.cli.options import Choices, Overrides, Presets, grouped, joined, with_choices
+from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.vary import combinations, evaluate_settings
 from mathrl.compose import load_params

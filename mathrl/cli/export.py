@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.core.problems import read_problems
 from mathrl.data import export as rows
 

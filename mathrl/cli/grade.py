@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl, write_jsonl
 from mathrl.grading import grade_batch

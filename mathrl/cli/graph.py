@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.core.paths import main_checkout
 from mathrl.recipes.graph import graph_file, write_recipe_graph
 

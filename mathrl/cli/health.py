@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_NO
 from mathrl.core.paths import main_checkout
 from mathrl.core.run_forecast import forecast_of
 from mathrl.health.watch import examine, judging_rules, sentence
@@ -43,7 +43,7 @@ def health(
         if forecast is not None:
             print(f"forecast from the dev curve up to step {forecast.step}: {forecast.sentence()}")
     if report["colour"] == "red":
-        raise SystemExit(1)
+        raise SystemExit(EXIT_NO)
 
 
 def _names(rows: Sequence[Mapping[str, float]], most: int = 5) -> list[str]:

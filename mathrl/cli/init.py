@@ -13,8 +13,7 @@ import typer
 
 import mathrl
 from mathrl.cli.inspect import given_keys, prompting_of, show, unread_advice
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.compose import load_params
 from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 from jinja2 import Environment, StrictUndefined
 
-from mathrl.cli.options import AllowDirty, AsJson, Choices, Overrides, Presets, as_words, grouped, joined, with_choices
-from mathrl.cli.output import print_document
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, grouped, joined, with_choices
+from mathrl.cli.output import AsJson, print_document
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError

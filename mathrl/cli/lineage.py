@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
 from mathrl.reports.model_card import default_texts

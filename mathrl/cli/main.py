@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import mathrl as package
-from mathrl.cli.output import is_only_json, only_json, print_error
+from mathrl.cli.output import only_json, print_error
 from mathrl.core.environment import wait_without_spinning
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.exit_status import EXIT_USER_ERROR
@@ -107,8 +107,11 @@ def main() -> None:
     except UserError as error:
         _fail(without_logins(str(error)))
     except SystemExit as end:
-        if end.code == EXIT_USER_ERROR and is_only_json():
+        if end.code == EXIT_USER_ERROR:
             print_error("the command line is wrong; stderr says where")
+        raise
+    except Exception as error:
+        print_error(f"an error of mathrl itself: {type(error).__name__}: {without_logins(str(error))}")
         raise
 
 

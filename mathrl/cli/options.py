@@ -31,7 +31,6 @@ AllowDirty = Annotated[
     bool,
     typer.Option("--allow-dirty", help="Run from the last commit even if code or params have uncommitted changes."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to stderr.")]
 
 
 def with_choices(choices: Sequence[str] | None, overrides: Sequence[str] | None) -> list[str]:

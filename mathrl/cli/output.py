@@ -6,7 +6,11 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to stderr.")]
 
 
 class _Documents:

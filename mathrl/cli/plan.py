@@ -18,13 +18,14 @@ from typer.core import TyperGroup
 
 from mathrl.cli.fit import fit_params, hardware_chosen, named_hardware
 from mathrl.cli.known_lengths import judge_lengths
-from mathrl.cli.options import AsJson, Overrides, Presets, as_words, joined
-from mathrl.cli.output import print_document
+from mathrl.cli.options import Overrides, Presets, as_words, joined
+from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.compose import load_params
 from mathrl.compose.load import choice_notes
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_NO
 from mathrl.core.files import read_json
 from mathrl.core.paths import is_group, main_checkout
 from mathrl.core.problems import read_problems
@@ -130,7 +131,7 @@ def plan_run(
             print(f"warning: {line}")
         print(f"\n{details.getvalue()}", end="")
     if not fits:
-        raise SystemExit(1)
+        raise SystemExit(EXIT_NO)
 
 
 def _plan_memory(

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson, Overrides, Presets, joined
-from mathrl.cli.output import print_document
+from mathrl.cli.options import Overrides, Presets, joined
+from mathrl.cli.output import AsJson, print_document
+from mathrl.core.exit_status import EXIT_NO
 from mathrl.core.paths import main_checkout
 from mathrl.registry import promote as gate
 from mathrl.tracking.client import connect
@@ -27,4 +28,4 @@ def promote(
     else:
         print(message)
     if not promoted:
-        raise SystemExit(1)
+        raise SystemExit(EXIT_NO)

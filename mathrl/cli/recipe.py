@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AllowDirty, AsJson, Choices, Overrides, Presets, joined, with_choices
-from mathrl.cli.output import print_document
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.run import call_flow, run
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params

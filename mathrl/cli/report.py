@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, main_checkout

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_NO
 from mathrl.core.files import read_json, write_json
 from mathrl.core.paths import home, main_checkout
 from mathrl.tasks.reproduction import FreshClone
@@ -21,8 +21,6 @@ from mathrl.tracking.lineage import way_back
 
 if TYPE_CHECKING:
     from mathrl.registry.reproduction import Certificate
-
-EXIT_DIFFERS = 1
 
 
 def reproduce(
@@ -69,7 +67,7 @@ def reproduce(
     else:
         print(f"{certificate.verdict}\n{place / PAGE}")
     if not certificate.same:
-        sys.exit(EXIT_DIFFERS)
+        sys.exit(EXIT_NO)
 
 
 def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "Certificate":

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.registry import promote as gate
 from mathrl.tracking.client import connect
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_TERMINATED
 from mathrl.core.paths import main_checkout
 from mathrl.reports.find_rollouts import find_rollouts
 from mathrl.reports.rollout_server import HOST, Library, make_server
@@ -38,7 +39,7 @@ def rollouts(
         raise UserError(f"port {port} cannot be used ({error.strerror}): choose another --port") from None
     address = f"http://{HOST}:{server.server_address[1]}/{name and name + '/'}"
     print(f"{address}   Ctrl-C ends it", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     if browser:
         webbrowser.open(address)
     try:

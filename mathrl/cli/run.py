@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.options import AllowDirty, AsJson, Choices, Overrides, Presets, as_words, joined, with_choices
-from mathrl.cli.output import print_document
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, joined, with_choices
+from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.own_server import own_server
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
@@ -25,6 +25,7 @@ from mathrl.compose.load import Layers, read_layers
 from mathrl.core.code_values import OWN, changed_code, keep_results
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_TERMINATED
 from mathrl.core.files import read_json
 from mathrl.core.imports import without_collections
 from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
@@ -210,7 +211,7 @@ def call_flow(name: str, **options: Any) -> str:
     """Call a flow in this terminal, with the servers of `mathrl ui` if they answer; return its result."""
     os.environ |= {key: value for key, value in QUIET.items() if key not in os.environ}
     os.environ[Variable.CONSOLE] = "1"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the flow ends its child processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that the flow ends its child processes
     _use_servers()
     home().mkdir(parents=True, exist_ok=True)  # Prefect creates its folder, but not the parents
     os.environ.setdefault("PREFECT_HOME", str(home() / "prefect"))

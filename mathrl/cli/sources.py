@@ -1,7 +1,6 @@
 """`mathrl sources`: list the named problem sets."""
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.data.registry import REGISTRY
 
 

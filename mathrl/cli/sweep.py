@@ -7,8 +7,8 @@ from wsgiref.simple_server import make_server
 
 import typer
 
-from mathrl.cli.options import AsJson, Choices, joined, with_choices
-from mathrl.cli.output import print_document
+from mathrl.cli.options import Choices, joined, with_choices
+from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_table
 from mathrl.cli.ui import HOST, listens

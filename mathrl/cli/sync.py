@@ -1,7 +1,6 @@
 """`mathrl sync`: upload to MLflow what it missed."""
 
-from mathrl.cli.options import AsJson
-from mathrl.cli.output import print_document
+from mathrl.cli.output import AsJson, print_document
 from mathrl.tracking import mirror
 
 

@@ -23,6 +23,7 @@ from filelock import FileLock
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_TERMINATED
 from mathrl.core.files import write_json
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
@@ -320,7 +321,7 @@ def _stop_once(number: int, _: object) -> None:
     """The first signal ends the servers; a second one must not interrupt their end."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(143)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(EXIT_TERMINATED)
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

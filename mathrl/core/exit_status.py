@@ -1,5 +1,6 @@
-"""Exit statuses of stages and commands."""
+"""Exit statuses of stages and commands; docs/programs.md has them in a table."""
 
+EXIT_NO = 1  # the command has worked and its answer is no: it does not fit, differs, is red, is refused
 EXIT_USER_ERROR = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped after a checkpoint; started again, the stage resumes
 EXIT_INTERRUPTED = 130  # Ctrl-C

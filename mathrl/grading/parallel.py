@@ -47,8 +47,9 @@ def grade_batch(
     Raises:
         UserError: the two sequences differ in length, or `processes` is below 1.
 
-    >>> [v.correct for v in grade_batch(["#### 4", "#### 5"], ["4", ["4", "5.0"]])]
-    [True, True]
+    Examples:
+        >>> [v.correct for v in grade_batch(["#### 4", "#### 5"], ["4", ["4", "5.0"]])]
+        [True, True]
     """
     if len(responses) != len(truths):
         raise UserError(

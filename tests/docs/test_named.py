@@ -9,9 +9,11 @@ from typing import Any, get_args
 import pytest
 from typer.main import get_command
 
+import mathrl
 from mathrl.cli.main import app
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
+from mathrl.core import exit_status
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_group
 from mathrl.params.load import SECTIONS
@@ -20,7 +22,7 @@ from mathrl.params.section import Section
 from mathrl.recipes.recipe import recipe_names
 
 ROOT = Path(__file__).parents[2]
-TOP = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "mlflow" / "README.md"]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "llms.txt", "mlflow/README.md")]
 PAGES = {
     file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
     for file in (*TOP, *sorted((ROOT / "docs").rglob("*.md")))
@@ -135,6 +137,22 @@ def test_files_and_make_targets_that_are_named_exist(page: str) -> None:
         assert set(re.findall(r"(?:^|&& |; )make ([a-z-]+)", block, re.M)) <= targets, f"{page}: {block}"
     for named in {place for span in SPAN.findall(text) for place in PLACE.findall(span)}:
         assert (ROOT / named).exists() or "NAME" in named, f"{page}: no file {named}"
+
+
+@pytest.mark.parametrize("name", ["AGENTS.md", "llms.txt"])
+def test_a_page_for_programs_is_short_and_its_links_and_python_are_right(name: str) -> None:
+    assert len(PAGES[name].splitlines()) <= 70
+    for link in re.findall(r"\]\(([^)#]+)\)", PAGES[name]):
+        assert (ROOT / link).exists(), link
+    for _, language, code in FENCED.findall(PAGES[name]):
+        if language == "python":
+            assert set(re.findall(r"mathrl\.(\w+)", code)) <= set(mathrl.__all__), code
+
+
+def test_the_table_of_exit_statuses_has_those_of_the_code() -> None:
+    named = {value for name, value in vars(exit_status).items() if name.startswith("EXIT_")}
+    rows = re.findall(r"^\| ([\d, ]+) \|", PAGES["docs/programs.md"], re.M)
+    assert {int(status) for row in rows for status in row.split(",")} == named | {0}
 
 
 def test_the_checks_see_what_is_wrong() -> None:
