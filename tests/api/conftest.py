@@ -18,7 +18,7 @@ SMALL = (
     "curate.sources=[{type: generated, name: chain, generator: chain, counts: {sft: 64, rl: 32, dev: 16, test: 24}, "
     "options: {steps: [1, 2], notation: bare}}]", "curate.decontaminate=null", "curate.deduplicate.exact=false",
     "difficulty.max_problems=16", "mix.components=[{source: '*', weight: 1.0}]", "rl.steps=4", "rl.dev.every=2",
-    "rl.prompts_per_step=8", "rl.group_size=4", "rl.min_pass_at_8=0", "rl.keep_rollouts.which=all", "rl.max_tokens=24",
+    "rl.prompts_per_step=4", "rl.group_size=8", "rl.min_pass_at_8=0", "rl.keep_rollouts.which=all", "rl.max_tokens=24",
     "evaluate.samples=4", "evaluate.max_tokens=24", "sweep.study=small",
     "sweep.space={rl.optimizer.lr: {kind: log, low: 0.001, high: 0.05}}", "sweep.set=[rl.dev.every=1]",
     "sweep.seeds=1", "sweep.workers=1", "sweep.pruner=none", "sweep.trials=2",
