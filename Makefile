@@ -28,7 +28,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help install demo study test test-engines smoke lint docs generate ui engines doctor parity parity-verl verl mutants mutants-wiring faults lock gpu gpu-packages cuda-ranks
+.PHONY: help install demo study test test-engines stranger smoke lint docs generate ui engines doctor parity parity-verl verl mutants mutants-wiring faults lock gpu gpu-packages cuda-ranks
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,9 @@ test: $(VENV)/.developing  ## The test suite; the engines' tests are part of it 
 
 test-engines: $(VENV)/.developing engines  ## The tests with vLLM and DeepSpeed alone; installs both.
 	$(SUITE) -m engines
+
+stranger: $(VENV)/.developing  ## The wheel in an empty environment: two projects to a registered model, an upgrade (20 minutes).
+	@tools/stranger.sh
 
 smoke: $(VENV)/.developing  ## The quick rooms' tests; VENV=.venv-3.13 PYTHON=python3.13 with another Python.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/params tests/algorithms tests/grading \

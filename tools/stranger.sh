@@ -37,6 +37,20 @@ grep -A8 'pass@1' ../first.log
 grep registered ../first.log
 expect "what ran" "$(ran ../first.log)" "curate sft difficulty mix rl evaluate register "
 
+step "a project of own data and an own model"
+cat >../rows.py <<'PYTHON'
+import json, sys
+rows = [json.loads(line) for line in open("data/curated/rl.jsonl", encoding="utf-8")][:400]
+for row in rows:
+    print(json.dumps({"problem": row["question"], "answer": row["answers"][0]}))
+PYTHON
+clean python ../rows.py >../rows.jsonl
+clean mathrl init ../own --data ../rows.jsonl --model models/sft >../init.log
+(cd ../own && expect "files, at most 30" "$(test "$(git ls-files | wc -l)" -le 30 && echo yes)" yes)
+(cd ../own && clean mathrl run pipeline --set prompt.template=plain --set rl.steps=2 --set rl.max_tokens=64 \
+    --set difficulty.max_tokens=64 --set evaluate.max_tokens=64 >../own.log 2>&1) || { tail -30 ../own.log; exit 1; }
+grep registered ../own.log
+
 step "a comment in the installed package, then a plain dvc repro"
 package=$(echo "$place"/env/lib/python*/site-packages/mathrl)
 echo "# A comment." >>"$package/stages/sft.py"
