@@ -2,8 +2,11 @@
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
+
+import mathrl
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,3 +100,11 @@ def defined(module: str) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
+
+
+def test_the_workflow_calls_make_targets_that_exist_and_the_citation_has_the_version() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    called = set(re.findall(r"make ([a-z-]+)", workflow)) | set(re.findall(r"target: ([a-z-]+)", workflow))
+    assert {"lint", "lock", "docs", "test", "smoke", "test-engines", "stranger"} <= called <= targets
+    assert f"\nversion: {mathrl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
