@@ -220,17 +220,17 @@ class StudyDocument(TypedDict):
 class SweepCompareDocument(TypedDict):
     """`mathrl sweep compare`"""
 
-    winner: Annotated[int, "Number of the trial."]
-    seeds: Annotated[list[int], "Fresh seeds."]
+    winner: Annotated[int, "Number of the trial; 0: none was better than the present parameters, and nothing was run."]
     verdict: Annotated[str, "The verdict on test."]
-    benchmark: Annotated[str, "As of `mathrl compare`, with the next five."]
-    metric: str
-    problems: int
-    models: dict[str, Any]
-    comparison: dict[str, Any]
-    by_level: dict[str, Any]
-    by_subject: dict[str, Any]
     folder: Annotated[str, "Folder of the study."]
+    seeds: NotRequired[Annotated[list[int], "Fresh seeds."]]
+    benchmark: NotRequired[Annotated[str, "As of `mathrl compare`, with the next six."]]
+    metric: NotRequired[str]
+    problems: NotRequired[int]
+    models: NotRequired[dict[str, Any]]
+    comparison: NotRequired[dict[str, Any]]
+    by_level: NotRequired[dict[str, Any]]
+    by_subject: NotRequired[dict[str, Any]]
 
 
 class SweepPromoteDocument(TypedDict):

@@ -109,6 +109,8 @@ def main() -> None:
     except SystemExit as end:
         if end.code == EXIT_USER_ERROR:
             print_error("the command line is wrong; stderr says where")
+        elif end.code:
+            print_error(f"the command ended with exit status {end.code}")
         raise
     except Exception as error:
         print_error(f"an error of mathrl itself: {type(error).__name__}: {without_logins(str(error))}")

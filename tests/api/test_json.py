@@ -11,6 +11,7 @@ from typer.main import get_command
 import mathrl
 from mathrl.cli.documents import DOCUMENTS, SERVERS, ErrorDocument
 from mathrl.cli.main import app
+from mathrl.core.exit_status import EXIT_INTERRUPTED
 from mathrl.core.files import write_jsonl
 from mathrl.registry.reproduction import Certificate, StageCheck
 
@@ -84,6 +85,7 @@ def test_every_command_has_a_document_or_serves() -> None:
 TRAINING = '[{"id": "a", "question": "What is 12 plus 7 times 3 minus 4 in all?", "answer": "29"}]'
 # The words after `mathrl`, in an order in which one makes what another reads; {} is a folder for files.
 WORDS = (
+    "init {}/mine --data data/curated/rl.jsonl --field answer_key=answers --model models/sft",
     "inspect data/curated/rl.jsonl --field answer_key=answers",
     "doctor",
     "plan",
@@ -94,6 +96,7 @@ WORDS = (
     "recipe study --dry-run",
     "sweep run --trials 2",
     "sweep show",
+    "sweep compare --set sweep.fresh_seeds=1",
     "sweep promote",
     "controls rl --only thinking --seeds 1 --dry-run",
     "launch rl --slurm --output {}/job --nodes 1 --ranks-per-node 1",
@@ -138,8 +141,8 @@ def test_each_command_prints_one_document(small_checkout: Checkout, tmp_path: Pa
         wrong += [] if right else [f"{text}: {found}"]
         seen.setdefault(name, set()).update(right)
     assert not wrong, "\n\n".join(wrong)
-    # The others make a project, train again or need a second champion: tests of their own.
-    assert set(DOCUMENTS) - set(seen) == {"init", "reproduce", "rollback", "sweep compare"}
+    # These run every stage in a clone, and need an earlier champion.
+    assert set(DOCUMENTS) - set(seen) == {"reproduce", "rollback"}
 
 
 def test_a_certificate_is_its_document() -> None:
@@ -163,6 +166,19 @@ def test_an_error_is_a_document_too(small_checkout: Checkout, words: tuple[str, 
     assert done.returncode == 2 and done.stderr
     document = json.loads(done.stdout)
     assert faults(document, ErrorDocument) == [] and said in document["error"]
+
+
+def test_ctrl_c_ends_a_command_with_130(small_checkout: Checkout) -> None:
+    words = [small_checkout.executable, "-c", "from mathrl.cli import main; main()", "audit", "evaluate", "--json"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(words, cwd=small_checkout.folder, env=small_checkout.env, text=True, **pipes) as command:
+        assert command.stdin is not None and command.stdout is not None and command.stderr is not None
+        while "accepted:" not in command.stderr.readline():  # it asks for a label then
+            pass
+        command.send_signal(signal.SIGINT)
+        printed = command.stdout.read()
+    assert command.returncode == EXIT_INTERRUPTED
+    assert json.loads(printed) == {"error": "the command ended with exit status 130"}
 
 
 def test_the_version(small_checkout: Checkout) -> None:
