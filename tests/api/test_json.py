@@ -1,6 +1,8 @@
 """Every command that prints a result has --json: one document on stdout, of the type that the reference describes."""
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -122,7 +124,7 @@ WORDS = (
 )
 
 
-def test_each_command_prints_one_document(small_checkout: Checkout, tmp_path: Path) -> None:
+def test_each_command_prints_one_document(small_checkout: Checkout, no_champion: None, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "responses.jsonl", [{"response": "\\boxed{12}", "answer": "12"}])
     write_jsonl(tmp_path / "train.jsonl", json.loads(TRAINING))
     write_jsonl(tmp_path / "labels.jsonl", [])
