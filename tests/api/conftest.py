@@ -25,14 +25,28 @@ SMALL = (
 )  # fmt: skip
 
 
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """The session's folder, which its workers share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(autouse=True)
+def one_test_at_a_time(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests of the project are in several files, which workers run beside one another."""
+    if "small_checkout" not in request.fixturenames:
+        yield
+        return
+    with FileLock(shared_folder(tmp_path_factory) / "small-project.use"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def small_checkout(
     tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path, warm_python: Callable[[str], Path]
 ) -> Checkout:
     """The project, made by the first of the session's workers; its records name its folder, so it stays where it is."""
-    base = tmp_path_factory.getbasetemp()
-    root = Path("/tmp/api/keep2")
-    root.mkdir(exist_ok=True)  # HACK
+    root = shared_folder(tmp_path_factory)
     with FileLock(root / "small-project.lock"):
         ready = root / "small-project.ready"
         checkout = Checkout(root / "small-project") if ready.exists() else make_checkout(root / "small-project", ())

@@ -55,10 +55,9 @@ def test_a_public_name_is_documented_and_typed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if "Examples:" in (getattr(mathrl, name).__doc__ or "")])
-def test_an_example_runs(name: str, request: pytest.FixtureRequest) -> None:
+def test_an_example_runs(name: str, small_project: Path, request: pytest.FixtureRequest) -> None:
     if name == "promote":
         request.getfixturevalue("no_champion")
-    request.getfixturevalue("small_project")
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(mathrl, name)) or "")
     assert examples, name
     values: dict[str, Any] = {"mathrl": mathrl, name: getattr(mathrl, name)}
