@@ -205,7 +205,7 @@ def test_a_dry_run_prints_what_differs_and_with_verbose_all(
 def test_the_doctor_names_a_server_that_does_not_answer() -> None:
     well = mathrl("doctor")
     assert re.search(r"ok +(\d+) of the \1 packages that mathrl imports, at their tested versions", well.stdout)
-    assert "git checkout" in well.stdout
+    assert "project " in well.stdout
     ill = mathrl("doctor", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert ill.returncode == 1
     (line,) = [line for line in ill.stdout.splitlines() if "127.0.0.1:9" in line]
