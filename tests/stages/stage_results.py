@@ -1,7 +1,8 @@
 """A small run of every stage in this process, and what it results in: the guard of the numbers in stages/results.toml.
 
-`python -m tests.stages.stage_results --write` writes stage_results.json after a change that is meant to change a result.
-It refuses to where the stage's number has not been raised, since a project that upgrades would keep the old result.
+`python -m tests.stages.stage_results --write` writes stage_results.json after a change that is meant to change a
+result. It refuses to where the stage's number has not been raised, since a project that upgrades would keep the old
+result.
 """
 
 import hashlib
@@ -23,18 +24,24 @@ from mathrl.stages.command import main
 from tests.stages.rl_runs import SETTINGS, as_text, differences, prepare
 
 FILE = Path(__file__).with_name("stage_results.json")
+MODELS = ["--model", "start=start", "--model", "rl=made/rl/model"]
 DATA = ["--data", "first.jsonl", "--data", "second.jsonl"]
 SOURCE = """{type: generated, name: chain, generator: chain, counts: {sft: 30, rl: 12, dev: 6, test: 8},
     options: {steps: [2, 3], largest_number: 9, largest_result: 40, notation: bare}}"""
 SMALL = {
     "curate": [f"curate.sources=[{SOURCE}]"],
-    "base": ["model.base={hidden_size: 32, intermediate_size: 48, layers: 1, heads: 2, kv_heads: 1, alphabet: arithmetic}"],
+    "base": [
+        "model.base={hidden_size: 32, intermediate_size: 48, layers: 1, heads: 2, kv_heads: 1, alphabet: arithmetic}"
+    ],
     "sft": ["sft.steps=3", "sft.tokens_per_step=120", "sft.optimizer={type: adamw, lr: 0.01, warmup_steps: 0}"],
     "difficulty": ["difficulty.samples=8", "difficulty.max_tokens=8"],
     "mix": ["mix.components=[{source: own, weight: 1.0, band: [0.0, 1.0]}]"],
     "rl": [],
     "evaluate": ["evaluate.samples=4", "evaluate.ks=[1, 4]", "evaluate.max_tokens=8", "evaluate.benchmarks=[test]"],
-    "sample": ["sample.samples=6", "sample.per_problem=2", "sample.max_tokens=8", "sample.continuations=2", "reward.steps=line"],
+    "sample": [
+        "sample.samples=6", "sample.per_problem=2", "sample.max_tokens=8",
+        "sample.continuations=2", "reward.steps=line",
+    ],
     "dpo": ["dpo.steps=2", "dpo.pairs_per_step=2", "dpo.optimizer={type: adamw, lr: 0.01, warmup_steps: 0}"],
     "reward_model": ["reward_model.steps=2", "reward_model.batch=2"],
     "process_reward_model": ["reward.steps=line", "reward_model.steps=2", "reward_model.batch=2"],
@@ -47,7 +54,7 @@ OPTIONS: dict[str, list[str]] = {
     "difficulty": ["--start", "start", "--data", "first.jsonl", "--examples", "sft.jsonl"],
     "mix": ["--data", "first.jsonl", "--rates", "made/difficulty/pass_rates.jsonl"],
     "rl": ["--start", "start", *DATA, "--dev", "dev.jsonl", "--examples", "sft.jsonl"],
-    "evaluate": ["--test", "dev.jsonl", "--examples", "sft.jsonl", "--model", "start=start", "--model", "rl=made/rl/model"],
+    "evaluate": ["--test", "dev.jsonl", "--examples", "sft.jsonl", *MODELS],
     "sample": ["--start", "start", *DATA, "--examples", "sft.jsonl"],
     "dpo": ["--start", "start", "--data", "made/sample/pairs.jsonl"],
     "reward_model": ["--start", "start", "--data", "made/sample/pairs.jsonl"],
@@ -112,7 +119,7 @@ def write(found: Mapping[str, Any]) -> None:
     now = numbers()
     for stage in changed(found, golden):
         if golden.get(stage, {}).get("number") == now[stage]:
-            sys.exit(f"{stage} has other results: raise its number in mathrl/stages/results.toml, which is {now[stage]}")
+            sys.exit(f"{stage} has other results: raise its number in mathrl/stages/results.toml ({now[stage]})")
     text = as_text({stage: {"number": now[stage], "results": results} for stage, results in found.items()})
     FILE.write_text(text, encoding="utf-8")
 

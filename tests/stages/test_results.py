@@ -1,4 +1,4 @@
-"""Where a stage's results change, its number in stages/results.toml must: a project that upgrades runs it again by that."""
+"""Where a stage's results change, its number in stages/results.toml must: by it an upgraded project runs it again."""
 
 import json
 from collections.abc import Mapping
