@@ -48,6 +48,7 @@ def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
         Variable.PROGRESS: str(progress),
         "DVC_NO_ANALYTICS": "1",
     }
+    variables.pop(Variable.SWEEP_STORAGE, None)  # a password that no stage needs
     variables.pop("PYTHONPATH", None)  # the workspace's own code comes first, as `python -m` has it
     return variables
 

@@ -1,4 +1,4 @@
-"""Run a study's workers, or its comparison, as one Prefect task, and show what came out."""
+"""Run a study's workers as one Prefect task, or its comparison as a recipe, and show what came out."""
 
 import base64
 import json
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, main_checkout
 from mathrl.params.form import form_overrides
@@ -26,6 +27,7 @@ from mathrl.tasks.concurrency import slot
 from mathrl.tasks.live_progress import LiveProgress
 from mathrl.tasks.repro import environment
 from mathrl.tasks.run_names import name_run
+from mathrl.tasks.runs import run_recipe
 from mathrl.tasks.stage_output import line_handler
 from mathrl.tasks.sweep_workspace import with_study, workspace
 from mathrl.tasks.workspace import Workspace, in_use
@@ -42,7 +44,7 @@ def run_sweep(
     allow_dirty: bool,
 ) -> str:
     """Run the study of params/sweep.yaml with overrides, in the checkout or a preset's worktree; returns the
-    study's folder.
+    study's folder. With `compare` the recipe that compares its winner runs instead.
 
     Raises:
         UserError: wrong parameters, or a study that stopped with an error.
@@ -52,24 +54,51 @@ def run_sweep(
     root = workspace(preset, given, allow_dirty=allow_dirty)
     params = load_params(root / "params", overrides=[text for text in overrides if text.startswith("sweep.")])
     folder = home() / "sweeps" / params.sweep.study
-    env = environment(root, str(flow_run.id or ""))
+    if compare:
+        compare_winner(overrides, root, folder, params.sweep.workers)
+        return str(folder)
+    env = study_environment(root)
     settings = Workspace(root, params, preset, tuple(overrides))
     run_tags = name_run("sweep", params.sweep.study, settings, [])
     show = line_handler(f"sweep {params.sweep.study}", settings)
     with tags(*run_tags), in_use(root), slot(show), mirroring(env, root):
         try:
-            follow("compare" if compare else "run", overrides, root, env, show)
+            follow(overrides, root, env, show)
         finally:
             report(folder)
     return str(folder)
 
 
-@task(cache_policy=NO_CACHE, task_run_name="{verb}")
-def follow(
-    verb: str, overrides: Sequence[str], root: Path, env: Mapping[str, str], show: Callable[[str], None]
-) -> None:
+def study_environment(root: Path) -> dict[str, str]:
+    """That of a stage, with the study's database."""
+    database = {name: os.environ[name] for name in (Variable.SWEEP_STORAGE,) if name in os.environ}
+    return environment(root, str(flow_run.id or "")) | database
+
+
+def compare_winner(overrides: Sequence[str], root: Path, folder: Path, jobs: int) -> None:
+    """The winner of the study in `folder` against the present parameters, as a recipe of the folder `root`."""
+
+    def asked(*words: str) -> str:
+        command = [sys.executable, "-m", "mathrl.sweeps.compare", *words, *overrides]
+        answer = subprocess.run(
+            command, cwd=root, env=study_environment(root), capture_output=True, text=True, check=False
+        )
+        if answer.returncode:
+            raise UserError(answer.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+        return answer.stdout
+
+    found = json.loads(asked("recipe").splitlines()[-1])
+    if found["recipe"]:
+        run_recipe(found["recipe"], jobs=jobs, folder=root.absolute())
+        asked("verdict", found["recipe"], str(found["winner"]))
+    verdict = read_json(folder / "comparison.json")["verdict"]
+    create_markdown_artifact(verdict, key="sweep-comparison", description="Winner and present parameters on test")
+
+
+@task(cache_policy=NO_CACHE, task_run_name="run")
+def follow(overrides: Sequence[str], root: Path, env: Mapping[str, str], show: Callable[[str], None]) -> None:
     """Run the study in one process, which ends with all that it started when this one ends."""
-    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.sweeps.run", verb, *overrides]
+    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.sweeps.run", *overrides]
     child = subprocess.Popen(
         command, cwd=root, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -93,7 +122,7 @@ def follow(
         child.wait()
     if code:
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        raise UserError(f"sweep {verb} stopped: {(errors or lines or ['it printed nothing'])[-1]}")
+        raise UserError(f"the sweep stopped: {(errors or lines or ['it printed nothing'])[-1]}")
 
 
 def report(folder: Path) -> None:
@@ -109,9 +138,6 @@ def report(folder: Path) -> None:
         rows = [cells(trial) for trial in json.loads((folder / "trials.json").read_text())["trials"]]
         about = f"Trials of study {folder.name}, the best first, as a table"
         create_table_artifact(rows, key="sweep-trials", description=about)
-    if (folder / "comparison.json").exists():
-        verdict = json.loads((folder / "comparison.json").read_text())["verdict"]
-        create_markdown_artifact(verdict, key="sweep-comparison", description="Winner and present parameters on test")
 
 
 def cells(row: Mapping[str, Any]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Search for better parameters of RL runs: run a study, show it, compare and promote its winner."""
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 from wsgiref.simple_server import make_server
@@ -9,6 +10,7 @@ import typer
 
 from mathrl.cli.options import Choices, joined, with_choices
 from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.recipe import print_recipe
 from mathrl.cli.run import call_flow
 from mathrl.cli.tables import print_table
 from mathrl.cli.ui import HOST, listens
@@ -56,7 +58,7 @@ def run(
 ) -> None:
     """Run a study, or continue it; params/sweep.yaml has its search space."""
     settings = _settings(study, with_choices(choices, overrides), trials=trials, hours=hours, workers=workers)
-    folder, storage = _call_flow(joined(presets), settings, compare=False, allow_dirty=allow_dirty)
+    folder, storage, _ = _call_flow(joined(presets), settings, compare=False, allow_dirty=allow_dirty)
     opened = read_study(folder.name, storage)
     if as_json:
         print_document(_study_document(opened, folder))
@@ -76,11 +78,16 @@ def compare(
 ) -> None:
     """Rerun the winner and the present parameters on fresh seeds and compare them on test."""
     settings = _settings(study, with_choices(choices, overrides))
-    folder, _ = _call_flow(joined(presets), settings, compare=True, allow_dirty=allow_dirty)
+    began = time.time()
+    folder, _, place = _call_flow(joined(presets), settings, compare=True, allow_dirty=allow_dirty)
+    found = read_json(folder / COMPARISON)
     if as_json:
-        print_document(read_json(folder / COMPARISON) | {"folder": str(folder)})
-    else:
-        print(f"outputs: {folder}")
+        print_document(found | {"folder": str(folder)})
+        return
+    if "recipe" in found:
+        print_recipe(place, found["recipe"], time.time() - began)
+    print(f"on test: {found['verdict']}")
+    print(f"outputs: {folder}")
 
 
 @sweep.command()
@@ -173,17 +180,19 @@ def _settings(study: str | None, overrides: list[str] | None, **options: float |
     return [*(overrides or []), *(f"sweep.{key}={value}" for key, value in section.items() if value is not None)]
 
 
-def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirty: bool) -> tuple[Path, str]:
-    """The study's folder and the kind of its storage."""
+def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow_dirty: bool) -> tuple[Path, str, Path]:
+    """The study's folder, the kind of its storage, and the checkout or worktree that it runs in."""
     root = main_checkout()
     os.chdir(root)
     named_overrides = with_study(preset, overrides, root)
-    os.chdir(workspace(preset, overrides, allow_dirty=allow_dirty))
+    place = workspace(preset, overrides, allow_dirty=allow_dirty).absolute()
+    os.chdir(place)
     section = sweep_section(named_overrides)
     open_study(section)  # before any server is started
     os.chdir(root)
     options: dict[str, Any] = {"preset": preset, "overrides": overrides, "compare": compare}
-    return Path(call_flow("sweep", **options, allow_dirty=allow_dirty)), section.storage
+    folder = Path(call_flow("sweep", **options, allow_dirty=allow_dirty))
+    return folder, section.storage, place
 
 
 def _existing(study: str | None) -> tuple[Any, str, Any]:

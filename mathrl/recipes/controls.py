@@ -25,12 +25,11 @@ from typing import Any
 from mathrl.compose import load_params
 from mathrl.compose.changes import differences
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_json, read_jsonl, write_text
+from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS
 from mathrl.core.statistics import sum_in_order
 from mathrl.params.advantage import Distillation, Process
-from mathrl.params.load import dump_yaml
 from mathrl.params.recipe_steps import (
     DEFAULT,
     Claim,
@@ -45,7 +44,7 @@ from mathrl.params.recipe_steps import (
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 from mathrl.params.train import Rl, Sft
-from mathrl.recipes.recipe import load_recipe, step_overrides
+from mathrl.recipes.recipe import load_recipe, step_overrides, write_recipe
 
 CONTROLS = ("random", "form", "majority", "inverted", "more_sft", "worked", "thinking")
 OWN_MODELS = "controls-pipeline"  # the recipe on the models of the pipeline that is in its folder
@@ -112,10 +111,7 @@ def write_control_recipe(
     else:
         controlled = find_controlled(run, overrides, checkout)
     recipe = control_recipe(controlled, seeds, tuple(only))
-    text = HEADER.format(run=run) + dump_yaml(_written(recipe))
-    file = folder / "params" / "recipes" / f"{name}.yaml"
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
-        write_text(file, text)
+    write_recipe(recipe, folder / "params" / "recipes" / f"{name}.yaml", HEADER.format(run=run))
     return name, folder
 
 
@@ -336,12 +332,3 @@ def _ancestors(recipe: Recipe, step: str) -> Recipe:
     visit(step)
     steps = {name: kept_step for name, kept_step in recipe.steps.items() if name in needed}
     return recipe.model_copy(update={"steps": steps, "claim": None})
-
-
-def _written(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as its file has it, without what is a default."""
-    values = recipe.model_dump(mode="json", exclude_defaults=True)
-    values["steps"] = {
-        name: {"stage": step.stage, **values["steps"].get(name, {})} for name, step in recipe.steps.items()
-    }
-    return values

@@ -11,11 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
+from mathrl.core.files import write_text
 from mathrl.params.advantage import Distillation, Gae, Process
 from mathrl.params.data import Curate
 from mathrl.params.final_values import judge, trained_values
 from mathrl.params.ignored import warnings
-from mathrl.params.load import FOLDER, parse_yaml, read_yaml
+from mathrl.params.load import FOLDER, dump_yaml, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
     DEFAULT,
@@ -92,6 +93,17 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
     if errors:
         raise UserError("; ".join(f"{file}: {line}" for line in dict.fromkeys(errors)))
     return recipe.model_copy(update={"steps": _ordered(recipe, file)})
+
+
+def write_recipe(recipe: Recipe, file: Path, header: str) -> None:
+    """Write a recipe that a command made into its file, without what is a default, if the file is another."""
+    values = recipe.model_dump(mode="json", exclude_defaults=True)
+    values["steps"] = {
+        name: {"stage": step.stage, **values["steps"].get(name, {})} for name, step in recipe.steps.items()
+    }
+    text = header + dump_yaml(values)
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        write_text(file, text)
 
 
 def _resolved(recipe: Recipe, layers: Layers) -> Recipe:

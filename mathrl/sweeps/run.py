@@ -1,4 +1,4 @@
-"""Run or resume a study on this machine: `python -m mathrl.sweeps.run run|compare [override …]`.
+"""Run or resume a study on this machine: `python -m mathrl.sweeps.run [override …]`.
 
 Started again after any end, or on another machine beside this one, it continues the same study.
 """
@@ -20,10 +20,8 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.progress import progress
 from mathrl.core.records import METRICS
-from mathrl.sweeps.compare import compare as compare_winner
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.study import OpenStudy, open_study
-from mathrl.sweeps.trial import Interrupted
 from mathrl.sweeps.worker import sweep_section
 
 POLL_SECONDS = 1.0
@@ -94,29 +92,14 @@ def mirrored() -> Iterator[None]:
         yield
 
 
-def compare(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: False) -> None:
-    """Compare the winner with the present parameters on fresh seeds and test; prints the verdict.
-
-    Raises:
-        UserError: nothing to compare, or a run that failed.
-    """
-    opened = open_study(sweep_section(overrides))
-    with mirrored():
-        print(compare_winner(opened, stop_requested)["verdict"], flush=True)
-
-
-def main(verb: str, overrides: Sequence[str]) -> None:
+def main(overrides: Sequence[str]) -> None:
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: signals.append(number))
-    function = {"run": run, "compare": compare}[verb]
-    try:
-        exit_on_user_error(lambda: function(overrides, lambda: bool(signals)))
-    except Interrupted:
-        print("stopped; start it again to resume", file=sys.stderr)
+    exit_on_user_error(lambda: run(overrides, lambda: bool(signals)))
     if signals:
         sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

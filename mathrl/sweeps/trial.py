@@ -43,30 +43,26 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One run of a stage in the study's folder: its label, and the arguments of its command.
-
-    `trial` is the record of the trial that it belongs to, empty for runs of the comparison.
-    """
+    """One RL run in the study's folder: its label, the arguments of its command, and the record of its trial."""
 
     folder: Path
     label: str
-    stage: str
     arguments: tuple[str, ...]
-    trial: str = ""
+    trial: str
 
     @property
     def out(self) -> Path:
         return self.folder / self.label
 
 
-def rl_run(opened: OpenStudy, label: str, values: dict[str, Any], seed: int, trial: str = "") -> TrialRun:
+def rl_run(opened: OpenStudy, label: str, values: dict[str, Any], seed: int, trial: str) -> TrialRun:
     sweep = opened.sweep
     arguments = ["--start", sweep.start, "--dev", sweep.dev, "--examples", sweep.examples]
     for file in sweep.data:
         arguments += ["--data", file]
     for override in (*overrides(sweep, values), f"run.seed={seed}"):
         arguments += ["--set", override]
-    return TrialRun(opened.folder, label, "rl", tuple(arguments), trial)
+    return TrialRun(opened.folder, label, tuple(arguments), trial)
 
 
 def run_trial(opened: OpenStudy, claimed: ClaimedTrial, stop_requested: Callable[[], bool]) -> str:
@@ -188,12 +184,10 @@ def execute(
     run: TrialRun,
     opened: OpenStudy,
     stop_requested: Callable[[], bool],
-    prune: Callable[[Curve], bool] = lambda curve: False,
-    check: Callable[[], None] = lambda: None,
-    *,
-    keep: bool = False,
+    prune: Callable[[Curve], bool],
+    check: Callable[[], None],
 ) -> Curve | None:
-    """Run a stage to its end, or resume it; returns its dev curve, or None if `prune` ended it early.
+    """Run RL to its end, or resume it; returns its dev curve, or None if `prune` ended it early.
 
     A run that was finished before a worker died is not run again, and a trainer that outlives its worker is waited
     for. `check` is called every CHECK_SECONDS, and at the end.
@@ -222,13 +216,12 @@ def execute(
         if record is None:
             raise RunFailed(f"{run.out} has no finished record")
         curve = dev_curve(record.metrics_file)
-        if run.stage == "rl":
-            if not curve:
-                raise RunFailed("no dev evaluation; are there dev problems?")
-            if prune(curve):
-                clear(run, keep=False)
-                return None
-        clear(run, keep=keep or opened.sweep.keep_models)
+        if not curve:
+            raise RunFailed("no dev evaluation; are there dev problems?")
+        if prune(curve):
+            clear(run, keep=False)
+            return None
+        clear(run, keep=opened.sweep.keep_models)
         return curve
     raise RunFailed(f"stopped or killed {ATTEMPTS} times, not by the sweep; did memory run out?")
 
@@ -241,10 +234,10 @@ def _attempt(
     prune: Callable[[Curve], bool],
     check: Callable[[], None],
 ) -> int | None:
-    """Run the stage once, while its processes hold `lock`; its exit status, or None if `prune` ended it."""
+    """Run it once, while its processes hold `lock`; its exit status, or None if `prune` ended it."""
     run.out.mkdir(parents=True, exist_ok=True)
     began = checked = time.time()
-    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", f"mathrl.stages.{run.stage}"]
+    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.stages.rl"]
     with lock, (run.out / "log.txt").open("ab") as log:
         child = subprocess.Popen(
             [*command, str(run.out), *run.arguments],

@@ -88,7 +88,7 @@ class Place:
         return said
 
     def sweep(self, study: str, *overrides: str, ok: bool = True, **env: str) -> str:
-        return self.run("mathrl.sweeps.run", "run", f"sweep.study={study}", *overrides, ok=ok, **env)
+        return self.run("mathrl.sweeps.run", f"sweep.study={study}", *overrides, ok=ok, **env)
 
     def record(self, name: str) -> dict[str, Any]:
         (file,) = (self.home / "records").glob(f"{name}-*/run.json")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -22,8 +23,11 @@ from typer.testing import CliRunner
 from mathrl.cli.main import app
 from mathrl.cli.sweep import _print_study
 from mathrl.compose import load_params
+from mathrl.core.errors import UserError
 from mathrl.core.processes import is_alive
-from mathrl.sweeps.compare import compare, evaluation_digest
+from mathrl.params.load import parse_yaml
+from mathrl.recipes.graph import graph_file, write_recipe_graph
+from mathrl.sweeps.compare import comparison_recipe, write_comparison_recipe, write_verdict
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.run import _steps_done
 from mathrl.sweeps.space import distribution
@@ -48,7 +52,7 @@ COMPARED = [
     "rl.checkpoint_every=3",
     "rl.dev.every=2",
 ]
-SWEEP = (sys.executable, "-m", "mathrl.sweeps.run", "run")
+SWEEP = (sys.executable, "-m", "mathrl.sweeps.run")
 
 
 def wait(until: Callable[[], Any], seconds: float = 240.0) -> Any:
@@ -117,7 +121,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     assert read_study(STUDY).trials[0].state == TrialState.RUNNING
 
     # Started again, with two workers; one is killed while the other still works, which takes over its trial.
-    again = place.begin([place.python, "-m", "mathrl.sweeps.run", "run", *words, "sweep.workers=2"])
+    again = place.begin([place.python, "-m", "mathrl.sweeps.run", *words, "sweep.workers=2"])
     other = opened.folder / "t0003-s0"
     wait(lambda: sum(len(steps_of(run)) for run in runs) > before or steps_of(other))
     wait(lambda: is_alive(read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]))  # the trial has a worker again
@@ -181,20 +185,27 @@ def test_mlflow_has_one_run_a_trial_under_the_studys(
     assert found[f"{STUDY}/t0000"].data.metrics["final/dev/accuracy"] == read_study(STUDY).trials[0].value
 
 
-def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
+def test_the_winner_is_compared_on_test_by_a_recipe_and_promoted(place: Place) -> None:
     if not (place.home / "sweeps" / STUDY).exists():
         pytest.skip("the study of the test above")
-    opened = read_study(STUDY)
+    opened = open_study(sweep_section(COMPARED))
     folder = place.home / "sweeps" / STUDY
-    said = place.run("mathrl.sweeps.run", "compare", *COMPARED)
-    found = json.loads((folder / "comparison.json").read_text())
-    assert found["winner"] == 1 and found["seeds"] == [1000] and found["problems"] == 16
-    assert found["verdict"] in said and list(found["models"]) == ["present parameters", "winner"]
+    name, winner = write_comparison_recipe(opened)
+    assert (name, winner) == (f"sweep-{STUDY}", 1)
+    recipe = write_recipe_graph(name, Path())
+    assert list(recipe.steps) == ["present", "test_present", "winner", "test_winner"] and recipe.seeds == (1000,)
+    for stage in parse_yaml(Path(graph_file(name)).read_text(), name)["stages"].values():  # as `dvc repro` runs them
+        place.run(*shlex.split(stage["cmd"])[2:])
+    found = write_verdict(opened, name, winner)
+    assert found == json.loads((folder / "comparison.json").read_text())
+    assert found["winner"] == 1 and found["recipe"] == name and found["problems"] == 16
+    assert list(found["models"]) == ["present parameters", "winner"]
     tests = {json.loads(line)["id"] for line in Path("data/splits/test.jsonl").read_text().splitlines()}
-    for number in (0, 1):
-        (file,) = folder.glob(f"t{number:04d}-test-s1000-*/report/responses.jsonl")
+    for side, values in (("present", opened.present), ("winner", TOLD)):
+        file = Path("pipelines/recipes", name, f"test_{side}", "report", "responses.jsonl")
         assert {json.loads(line)["problem_id"] for line in file.read_text().splitlines()} == tests
-        assert not (folder / f"t{number:04d}-fresh-s1000" / "model").exists()
+        record = place.record(f"{name}-{side}")
+        assert record["params"]["rl"]["optimizer"]["lr"] == values["rl.optimizer.lr"]
 
     run = CliRunner().invoke
     shown = run(app, ["sweep", "show", "--study", STUDY]).output
@@ -209,31 +220,18 @@ def test_the_winner_is_compared_on_test_and_promoted(place: Place) -> None:
     rl = load_params().rl
     assert (rl.optimizer.lr, rl.kl.coef) == (0.02, 0.05)
     # A promoted winner does not change what trial 0 was: the study goes on.
-    assert open_study(sweep_section(COMPARED)).present == opened.user_attrs["mathrl"]["present"]
+    assert open_study(sweep_section(COMPARED)).present == opened.present
 
 
-def test_a_comparison_is_measured_anew_where_the_measure_has_changed(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = place.home / "sweeps" / STUDY
-    if not (folder / "comparison.json").exists():
-        pytest.skip("the comparison of the test above")
-    monkeypatch.setenv("MATHRL_MIRROR", "none")
-    before = {file: file.stat().st_mtime_ns for file in folder.glob("*-test-*/report/responses.jsonl")}
-    evaluate = Path("params/evaluate.yaml")
-    written = evaluate.read_text() if evaluate.exists() else ""
-    evaluate.write_text(written + "examples: 7\n")
-    found = compare(open_study(sweep_section(COMPARED)))
-    assert found["problems"] == 16
-    assert before == {f: f.stat().st_mtime_ns for f in folder.glob("*-test-*/report/responses.jsonl")}
-
-    # Other test problems, and nothing left of the models: they are trained again.
+def test_a_comparison_takes_the_splits_of_one_folder_and_evaluates_each_side_with_its_values(place: Place) -> None:
+    space = "{rl.optimizer.lr: null, rl.kl.coef: null, prompt.instruction: {kind: choice, values: [a, b]}}"
+    opened = open_study(sweep_section(["sweep.study=asked", f"sweep.space={space}", "prompt.instruction=a"]))
+    steps = comparison_recipe(opened, 1, {"prompt.instruction": "b"}).steps
+    assert "prompt.instruction=a" in steps["test_present"].set and "prompt.instruction=b" in steps["test_winner"].set
     Path("fewer.jsonl").write_text("".join(Path("data/splits/test.jsonl").read_text().splitlines(True)[:9]))
-    found = compare(open_study(sweep_section([*COMPARED, "sweep.test=fewer.jsonl"])))
-    assert found["problems"] == 9
-    evaluate.write_text(evaluate.read_text() + "top_p: 0.9\n")
-    opened = open_study(sweep_section(COMPARED))
-    assert evaluation_digest(opened) not in {file.parts[-3].split("-")[-1] for file in before}
+    opened = open_study(sweep_section(["sweep.study=asked2", "sweep.test=fewer.jsonl"]))
+    with pytest.raises(UserError, match=r"sweep\.dev is data/splits/dev\.jsonl: the comparison takes"):
+        comparison_recipe(opened, 1, {})
 
 
 def test_values_that_do_not_go_together_fail_their_trial_alone(

@@ -205,7 +205,8 @@ def test_a_trainer_that_outlives_its_worker_and_its_guard_is_waited_for(inputs: 
         return len(asked) == 3
 
     with pytest.raises(Interrupted):
-        execute(TrialRun(opened.folder, "t0000-s0", "rl", ()), opened, stop_requested)
+        run = TrialRun(opened.folder, "t0000-s0", (), "")
+        execute(run, opened, stop_requested, lambda curve: False, lambda: None)
     os.kill(trainer, signal.SIGKILL)
     while (free := locked_file(opened.folder / "locks" / "t0000-s0")) is None:
         time.sleep(0.01)
