@@ -84,8 +84,7 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
         labelled = label(chosen, counts, settings.continuations) if continued is not None else None
     if sampled is not None:
         _write(run, groups, labelled, out)
-        for file in data:
-            run.dataset("sample", file)
+        run.datasets("sample", data)
 
 
 def _write(run: StageRun, groups: Groups, labelled: list[Row] | None, out: Path) -> None:

@@ -117,6 +117,11 @@ class StageRun:
         dataset = {"path": str(path), "digest": digest or digest_path(path)}
         self._record(datasets={**self.record.datasets, name: dataset})
 
+    def datasets(self, name: str, files: Sequence[Path]) -> None:
+        """Inputs of one kind; several are told apart by their places: mixture/easy/train, mixture/hard/train."""
+        for file in files:
+            self.dataset(name if len(files) == 1 else "/".join([name, *file.parts[-2:-1], file.stem]), file)
+
     def measured(self, models: Mapping[str, Path], dataset: str) -> None:
         """The summary's figures LABEL/… are of these model folders, on the dataset of this name."""
         folders = {label: str(path) for label, path in models.items()}

@@ -78,8 +78,7 @@ def write_report(
             findings = examine(rows, health.watch.health, health.watch.rl).report()
             write_json(folder / "health.json", findings)
             run.health(findings)
-    for name, files in datasets.items():
-        for file in files:
-            run.dataset(name, file)
+    for name, data in datasets.items():
+        run.datasets(name, data)
     if summary:
         run.summary(summary)

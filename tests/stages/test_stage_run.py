@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.stages.stage_run import _locked, resume_key
+from mathrl.core.records import RunRecord
+from mathrl.stages.stage_run import StageRun, _locked, resume_key
 
 ROOT = Path(__file__).parents[2]
 CONTENDER = """
@@ -82,3 +84,19 @@ def test_only_the_number_of_ranks_may_differ_in_a_run_that_resumes() -> None:
         return resume_key("rl", {"run": {"seed": 0, "processes": 2} | run, "rl": {"lr": 1.0}}, {"file": "digest"})
 
     assert key() == key(processes=64) != key(seed=1)
+
+
+def test_every_file_of_the_data_is_recorded(tmp_path: Path) -> None:
+    """Of two mixtures the record had the last alone."""
+    files = [tmp_path / place / "train.jsonl" for place in ("easy", "hard")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"{file}\n")
+    run = StageRun("rl", load_params(ROOT / "params"), tmp_path / "state", RunRecord(tmp_path / "record"))
+    run.datasets("dev", files[:1])
+    run.datasets("mixture", files)
+    assert {name: each["path"] for name, each in run.record.datasets.items()} == {
+        "dev": str(files[0]),
+        "mixture/easy/train": str(files[0]),
+        "mixture/hard/train": str(files[1]),
+    }
