@@ -16,7 +16,7 @@ from typing import Any, cast
 from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
 from mathrl.compose.groups import Layer
 from mathrl.compose.names import hardware_of
-from mathrl.compose.settings import Derived, fresh_rates, with_values, written_keys
+from mathrl.compose.settings import Derived, fresh_rates, registered_name, with_values, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.models.shapes import known_model
@@ -84,13 +84,15 @@ class Layers:
 
     def _following(self, params: Params, values: Mapping[str, Any], stages: Sequence[str] = ()) -> list[Derived]:
         base, written = params.model.base, set(written_keys(values))
+        name = list(registered_name(params, written))
         if not isinstance(base, PretrainedModel):
-            return list(fresh_rates(params, written))
+            return [*fresh_rates(params, written), *name]
         from mathrl.compose.derived import derive  # the memory plan, which random weights do not need
         from mathrl.compose.fitting import FITTED
 
         hardware = hardware_of(self.groups.get("hardware", ""))
-        return derive(params, written, hardware, known_model(base), None, stages or FITTED, refuse=bool(stages))
+        found = derive(params, written, hardware, known_model(base), None, stages or FITTED, refuse=bool(stages))
+        return [*found, *name]
 
     def value(self, key: str, overrides: Iterable[str] = ()) -> Any:
         """The parameter `section.key` with the overrides, as it is written; its default where it is written nowhere.

@@ -1,5 +1,6 @@
 """The parameters that are derived, by the schema's names, and how values are put into parameters."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from mathrl.core.errors import UserError
 from mathrl.params.advantage import Gae
 from mathrl.params.final_values import FRESH, RATES, SAMPLING
 from mathrl.params.optimizer import MUON_TIMES
+from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
 
 
@@ -41,6 +43,7 @@ TRAINED = {
     "dpo": _trained("dpo", "tokens_per_microbatch"),
     "reward_model": _trained("reward_model", "tokens_per_microbatch"),
 }
+NAME = "register.name"
 PROCESSES = "run.processes"
 BACKEND = "training.backend"
 STAGE, OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS = (
@@ -66,8 +69,13 @@ class Derived:
 def with_values(params: Params, values: Mapping[str, Any]) -> Params:
     """The parameters with other values of dotted keys, which are taken as they are."""
     for key, value in values.items():
-        params = _set(params, key.split("."), value)
+        params = _set(params, _names(key), value)
     return params
+
+
+def _names(key: str) -> list[str]:
+    first, *rest = key.split(".")
+    return [f"{first}_" if first == "register" else first, *rest]  # `register` is a method of pydantic's models
 
 
 def _set(section: Any, names: list[str], value: Any) -> Any:
@@ -82,7 +90,7 @@ def value_at(params: Params, key: str) -> Any:
         UserError: a section on the way is null, or of a type without it.
     """
     value: Any = params
-    for name in key.split("."):
+    for name in _names(key):
         if not hasattr(value, name):
             raise UserError(f"{key}: nothing has it here")
         value = getattr(value, name)
@@ -114,6 +122,20 @@ def fresh_rates(params: Params, written: Collection[str]) -> Iterator[Derived]:
                 f"random weights, Muon: {MUON_TIMES:g} x AdamW's {rate:g}",
             )
         yield Derived(keys.lr, rate, reason, FRESH)
+
+
+def registered_name(params: Params, written: Collection[str]) -> Iterator[Derived]:
+    """The name under which the model is registered, where nobody wrote one: what it is and what it learned from.
+
+    Example: qwen2.5-0.5b-gsm8k; mathrl-chain of random weights.
+    """
+    if NAME in written:
+        return
+    base = params.model.base
+    model = base.path.rstrip("/").rpartition("/")[2].lower() if isinstance(base, PretrainedModel) else "mathrl"
+    learned = [source.name for source in params.curate.sources if source.fills("rl")]
+    name = re.sub(r"[/:@'\"]+", "-", "-".join(dict.fromkeys([model, *learned])))
+    yield Derived(NAME, name, "the model and the problems that it learns from", "")
 
 
 def left_open(values: Mapping[str, Any], written: Collection[str]) -> dict[str, Any]:

@@ -44,12 +44,17 @@ class RowSource(Section):
     limit: int | None = Field(None, ge=1, description="Maximum number of rows (seeded choice).")
     licence: str | None = Field(None, description="Licence, for the curation report.")
 
+    split: SplitName = Field(description="Split that the rows go to.")
+
+    def fills(self, split: SplitName) -> bool:
+        """Whether the split gets rows of this source."""
+        return self.split == split
+
 
 class FileSource(RowSource):
     """Rows from local files: jsonl, ndjson, json, csv, tsv, parquet, arrow; text files also as .gz, .zst, .bz2, .xz."""
 
     type: Literal["file"] = "file"
-    split: SplitName = Field(description="Split that the rows go to.")
     path: str = Field(min_length=1, description="A file, a folder of files, or a pattern such as shards/*.parquet.")
 
 
@@ -57,7 +62,6 @@ class HubSource(RowSource):
     """A Hugging Face data set, by hub id or by its name in the registry; local copies are used first."""
 
     type: Literal["hub"] = "hub"
-    split: SplitName = Field(description="Split that the rows go to.")
     id: str = Field(min_length=1, description="Hub id, or a registry name: gsm8k, math, dapo_17k, …")
     subset: str | None = Field(None, description="Configuration (subset) of the data set on the hub.")
     hub_split: str = Field("train", description="Split of the data set on the hub.")
@@ -151,8 +155,7 @@ class Curate(Section):
 
     def fills(self, split: SplitName) -> bool:
         """Whether the split gets rows: from a source of its own, or as a share of the rl rows."""
-        own = (s.counts.get(split, 0) if isinstance(s, GeneratedSource) else s.split == split for s in self.sources)
-        return any(own) or bool(getattr(self, f"{split}_share", 0.0))
+        return any(source.fills(split) for source in self.sources) or bool(getattr(self, f"{split}_share", 0.0))
 
     @model_validator(mode="after")
     def _unique_names(self) -> "Curate":

@@ -28,6 +28,10 @@ class GeneratedSource(Section):
     counts: dict[SplitName, Annotated[int, Field(ge=0)]] = Field(description="Number of problems per split.")
     options: Options
 
+    def fills(self, split: SplitName) -> bool:
+        """Whether the split gets problems of this source."""
+        return self.counts.get(split, 0) > 0
+
 
 class ChainOptions(Options):
     """Level: number of operations. Every intermediate result is between 0 and largest_result."""

@@ -68,4 +68,22 @@ def test_a_bare_optimizer_of_random_weights_has_a_rate_for_them(section: str, op
 
 def test_rates_alone_follow_for_the_toy() -> None:
     demo = read_layers(DEMO)
-    assert [each.key for each in demo.derived()] == ["dpo.optimizer.lr", "reward_model.optimizer.lr"]
+    assert [each.key for each in demo.derived()] == ["dpo.optimizer.lr", "reward_model.optimizer.lr", "register.name"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "name"),
+    [
+        ([], "mathrl-chain"),
+        (["data=gsm8k"], "mathrl-gsm8k"),
+        (["data=gsm8k+math", "model=Qwen/Qwen2.5-1.5B-Instruct"], "qwen2.5-1.5b-instruct-gsm8k-math"),
+        (["preset=gsm8k", "model=models/Mine"], "mine-gsm8k"),
+        (["preset=gsm8k-ppo-24gb"], "qwen2.5-0.5b-gsm8k-ppo"),
+    ],
+)
+def test_a_model_is_registered_by_what_it_is_and_learned_from(choices: list[str], name: str) -> None:
+    """Over the demo's composition, whose model is mathrl-chain."""
+    preset = next((word.removeprefix("preset=") for word in choices if word.startswith("preset=")), None)
+    groups = [word for word in choices if not word.startswith("preset=")]
+    assert load_params(DEMO, preset=preset, overrides=groups).register_.name == name
+    assert load_params(DEMO, preset=preset, overrides=[*groups, "register.name=mine"]).register_.name == "mine"
