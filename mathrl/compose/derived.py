@@ -25,6 +25,7 @@ from mathrl.compose.settings import (
     SLEEP,
     TRAINED,
     Derived,
+    lengths_as_rl,
     value_at,
     with_values,
 )
@@ -118,27 +119,21 @@ def _lengths(
             f"{tokens.prompts_p95:,.0f}"
         )
         yield Derived(PROMPT, prompt, reason, DATA)
-    response, reason, source = _response(params, written, tokens, hardware)
-    over = positions is not None and response > positions - prompt and RESPONSES["rl"] not in written
-    if positions is not None and over:
+    if RESPONSES["rl"] in written:
+        yield from lengths_as_rl(params, written)
+        return
+    response, reason, source = _response(params, tokens, hardware)
+    if positions is not None and response > positions - prompt:
         response, source = positions - prompt, source or (model.source if model else "")
         reason = f"{reason or 'by default more'}; the model has {positions:,} positions, a prompt takes {prompt:,}"
     if reason:
-        for stage, key in RESPONSES.items():
-            if stage == "rl" or RESPONSES["rl"] not in written:
-                yield Derived(key, response, reason, source)
-            else:
-                yield Derived(key, response, f"as {RESPONSES['rl']}, which is written", "")
+        yield from (Derived(key, response, reason, source) for key in RESPONSES.values())
 
 
-def _response(
-    params: Params, written: Collection[str], tokens: DataTokens | None, hardware: Hardware | None
-) -> tuple[int, str, str]:
+def _response(params: Params, tokens: DataTokens | None, hardware: Hardware | None) -> tuple[int, str, str]:
     """Maximum tokens of a response, why, and where that is from; no reason: nothing is known."""
     assert isinstance(params.model.base, PretrainedModel)
     name, kwargs = params.model.base.path.rstrip("/").rsplit("/", 1)[-1], params.prompt.chat_template_kwargs
-    if RESPONSES["rl"] in written:
-        return params.rl.max_tokens, "written", ""
     thinks = THINKS.search(name) is not None and kwargs.get("enable_thinking") is not False
     if tokens is None and not thinks:
         return params.rl.max_tokens, "", ""
@@ -239,11 +234,6 @@ def _longest(params: Params) -> int:
 
 def _size(memory: float) -> str:
     return f"{memory / 1e9:.1f} GB"
-
-
-def derived_params(params: Params, derived: Collection[Derived]) -> Params:
-    """The parameters with the derived values."""
-    return with_values(params, {each.key: each.value for each in derived})
 
 
 def changes(params: Params, derived: Collection[Derived]) -> dict[str, Any]:

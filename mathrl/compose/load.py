@@ -16,7 +16,7 @@ from typing import Any, cast
 from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
 from mathrl.compose.groups import Layer
 from mathrl.compose.names import hardware_of
-from mathrl.compose.settings import Derived, fresh_rates, registered_name, with_values, written_keys
+from mathrl.compose.settings import Derived, fresh_rates, lengths_as_rl, registered_name, with_values, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.models.shapes import known_model
@@ -86,7 +86,7 @@ class Layers:
         base, written = params.model.base, set(written_keys(values))
         name = list(registered_name(params, written))
         if not isinstance(base, PretrainedModel):
-            return [*fresh_rates(params, written), *name]
+            return [*lengths_as_rl(params, written), *fresh_rates(params, written), *name]
         from mathrl.compose.derived import derive  # the memory plan, which random weights do not need
         from mathrl.compose.fitting import FITTED
 

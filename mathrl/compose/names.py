@@ -18,7 +18,6 @@ from mathrl.params.schema import SECTIONS
 CHAT = re.compile(r"instruct|chat|(^|[-_])it($|[-_])", re.IGNORECASE)
 BOXED_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 MEMORY = re.compile(r"^(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)\s*(GB|GiB)$", re.IGNORECASE)
-LAPTOP = "laptop"
 LOOKED_AT = 500  # rows from which the fields of a file are guessed
 DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)(\.(gz|zst|bz2|xz))?$", re.IGNORECASE)
 LENGTHS = ("prompt.max_tokens", *(f"{section}.max_tokens" for section in SAMPLED))

@@ -110,6 +110,14 @@ def written_keys(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield f"{above}{name}"
 
 
+def lengths_as_rl(params: Params, written: Collection[str]) -> Iterator[Derived]:
+    """The length of all responses that nobody wrote one of, where somebody wrote that of RL's."""
+    if RESPONSES["rl"] in written:
+        for key in RESPONSES.values():
+            if key not in written:
+                yield Derived(key, params.rl.max_tokens, f"as {RESPONSES['rl']}, which is written", "")
+
+
 def fresh_rates(params: Params, written: Collection[str]) -> Iterator[Derived]:
     """The learning rates that nobody wrote, of random weights: no default of a pretrained model."""
     for path, keys in TRAINED.items():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mathrl.compose import load_params
-from mathrl.compose.derived import DataTokens, changes, derive, derived_params
+from mathrl.compose.derived import DataTokens, changes, derive
 from mathrl.compose.fitting import SHARES, fitted, planned_stages
 from mathrl.compose.settings import (
     BACKEND,
@@ -156,7 +156,7 @@ def test_a_length_that_is_written_is_that_of_all_responses() -> None:
 
 def settled(given: Params, found: dict[str, Derived]) -> Params:
     """The parameters with the derived values, as the schema takes them."""
-    after = derived_params(given, found.values())
+    after = with_values(given, {key: each.value for key, each in found.items()})
     return validate(after.model_dump(mode="json", by_alias=True), dict.fromkeys(SECTIONS, "the test"))
 
 

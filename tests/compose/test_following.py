@@ -66,9 +66,13 @@ def test_a_bare_optimizer_of_random_weights_has_a_rate_for_them(section: str, op
         assert value_at(typed, f"{section}.optimizer.lr") == 0.5
 
 
-def test_rates_alone_follow_for_the_toy() -> None:
-    demo = read_layers(DEMO)
-    assert [each.key for each in demo.derived()] == ["dpo.optimizer.lr", "reward_model.optimizer.lr", "register.name"]
+def test_rates_lengths_and_a_name_follow_for_the_toy() -> None:
+    """Its responses are as long as RL's, of which its data have a length."""
+    lengths = [f"{stage}.max_tokens" for stage in ("difficulty", "sample", "evaluate")]
+    rates = ["dpo.optimizer.lr", "reward_model.optimizer.lr"]
+    assert [each.key for each in read_layers(DEMO).derived()] == [*lengths, *rates, "register.name"]
+    longer = read_layers(DEMO).params(["rl.max_tokens=100", "sample.max_tokens=90"])
+    assert (longer.difficulty.max_tokens, longer.sample.max_tokens, longer.evaluate.max_tokens) == (100, 90, 100)
 
 
 @pytest.mark.parametrize(
