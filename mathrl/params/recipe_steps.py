@@ -1,7 +1,7 @@
 """The file of a recipe: its steps, each with the models and data that it starts from."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -233,6 +233,15 @@ def single_evaluations(name: str, step: Any) -> Iterator[tuple[str, Any, Names]]
             single = step.model_copy(update={"models": (model,), "benchmarks": ()})
             words = re.sub(r"[^\w-]+", "_", f"{name}-{benchmark}-{short(model)}")  # as DVC takes names of stages
             yield words, single, (f"evaluate.benchmarks=[{benchmark}]",)
+
+
+def seed_label(step: str, seeds: Sequence[int], seed: int | None) -> str:
+    """The name of a step for one seed: of several the name says which.
+
+    >>> seed_label("rl", (0, 1), 1), seed_label("rl", (7,), 7)
+    ('rl-s1', 'rl')
+    """
+    return step if seed is None or len(seeds) < 2 else f"{step}-s{seed}"
 
 
 def is_path(name: str) -> bool:

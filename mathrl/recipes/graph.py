@@ -19,7 +19,7 @@ from mathrl.core.code_values import FILE as CODE_FILE
 from mathrl.core.code_values import OWN, RESOLVE
 from mathrl.core.code_values import STAGE as CODE
 from mathrl.core.files import write_text
-from mathrl.params.recipe_steps import DEFAULT, Recipe, is_path, short, single_evaluations
+from mathrl.params.recipe_steps import DEFAULT, Recipe, is_path, seed_label, short, single_evaluations
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
 from mathrl.recipes.recipe import load_recipe, step_overrides, summary_models
@@ -175,10 +175,10 @@ class _Paths:
 
     def __init__(self, name: str, recipe: Recipe, seed: int | None, once: set[str]) -> None:
         self.name, self.recipe, self.once = name, recipe, once
-        self.suffix = "" if seed is None or len(recipe.seeds) < 2 else f"-s{seed}"
+        self.seed = seed
 
     def label(self, step: str) -> str:
-        return step + ("" if step in self.once else self.suffix)
+        return step if step in self.once else seed_label(step, self.recipe.seeds, self.seed)
 
     def folder(self, step: str) -> str:
         if _is_pipelines(self.name, step, step):

@@ -15,35 +15,36 @@ from mathrl.core.files import write_json
 from mathrl.core.paths import RECIPES
 from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import common_problems, read_run
-from mathrl.params.recipe_steps import EvaluateStep, Recipe, RlStep, is_path
-from mathrl.params.sweep import Sweep
-from mathrl.recipes.recipe import write_recipe
+from mathrl.params.load import FOLDER
+from mathrl.params.recipe_steps import EvaluateStep, Recipe, RlStep, seed_label
+from mathrl.recipes.recipe import load_recipe, write_recipe
 from mathrl.sweeps.space import override, trial_params
 from mathrl.sweeps.study import OpenStudy, best, open_study
 from mathrl.sweeps.worker import sweep_section
 
 FRESH = 1000  # distance of the first fresh seed from run.seed: no trial has used it
-SIDES = {"present": "present parameters", "winner": "winner"}
+SIDES = ("present", "winner")
 HEADER = "# Made by `mathrl sweep compare`, which writes it anew: to change it, copy it under another name.\n"
 
 
-def write_comparison_recipe(opened: OpenStudy, checkout: Path = Path()) -> tuple[str, int]:
+def write_comparison_recipe(opened: OpenStudy) -> tuple[str, int]:
     """Write the recipe that trains both into params/recipes; returns its name and the number of the best trial.
 
     Where that is trial 0, which has the present parameters, there is no recipe (""), and comparison.json says so.
 
     Raises:
-        UserError: no complete trial, or files that no recipe can take up.
+        UserError: no complete trial, or files that are not the splits of one folder.
     """
     winner = best(opened.study.get_trials(deepcopy=False))
     if winner is None:
         raise UserError(f"study {opened.sweep.study} has no complete trial yet: mathrl sweep run")
     if winner.number == 0:
-        _write(opened, {"winner": 0, "verdict": "no trial was better on dev than the present parameters"})
+        out = {"winner": 0, "verdict": "no trial was better on dev than the present parameters"}
+        write_json(opened.folder / "comparison.json", out)
         return "", 0
     name = f"sweep-{opened.sweep.study}"
     recipe = comparison_recipe(opened, winner.number, winner.user_attrs["values"])
-    write_recipe(recipe, checkout / "params" / "recipes" / f"{name}.yaml", HEADER)
+    write_recipe(recipe, FOLDER / "recipes" / f"{name}.yaml", HEADER)
     return name, winner.number
 
 
@@ -51,14 +52,19 @@ def comparison_recipe(opened: OpenStudy, number: int, values: dict[str, Any]) ->
     """Steps of RL with the present values and with those of trial `number`, and an evaluation of each, which has the
     values of its side too: a space may vary what is sampled with."""
     sweep = opened.sweep
-    first = trial_params(sweep, opened.present).run.seed + FRESH
-    data, curated = tuple(map(_path, sweep.data)), _splits(sweep)
+    curated = Path(sweep.test).parent
+    splits = [str(curated / f"{split}.jsonl") for split in ("dev", "sft", "test")]
+    if [sweep.dev, sweep.examples, sweep.test] != splits:
+        raise UserError(f"sweep.dev, examples and test must be splits of one folder to compare on: {', '.join(splits)}")
     steps: dict[str, Any] = {}
-    for side, own in (("present", opened.present), ("winner", values)):
+    for side, own in zip(SIDES, (opened.present, values), strict=True):
         settings = tuple(override(key, value) for key, value in own.items())
-        steps[side] = RlStep(stage="rl", start=_path(sweep.start), data=data, curated=curated, set=settings)
-        measured = (*settings, "evaluate.benchmarks=[test]")
-        steps[f"test_{side}"] = EvaluateStep(stage="evaluate", models=(side,), curated=curated, set=measured)
+        shared = {"curated": str(curated), "set": settings}
+        steps[side] = RlStep(stage="rl", start=sweep.start, data=sweep.data, **shared)
+        steps[f"test_{side}"] = EvaluateStep(
+            stage="evaluate", models=(side,), **shared | {"set": (*settings, "evaluate.benchmarks=[test]")}
+        )
+    first = trial_params(sweep, opened.present).run.seed + FRESH
     return Recipe(
         description=f"Trial {number} of study {sweep.study} and the present parameters, on fresh seeds",
         seeds=tuple(range(first, first + sweep.fresh_seeds)),
@@ -67,42 +73,19 @@ def comparison_recipe(opened: OpenStudy, number: int, values: dict[str, Any]) ->
     )
 
 
-def write_verdict(opened: OpenStudy, recipe: str, winner: int, checkout: Path = Path()) -> dict[str, Any]:
+def write_verdict(opened: OpenStudy, name: str, winner: int) -> dict[str, Any]:
     """The paired test of the two sides from what the recipe left, into comparison.json of the study's folder."""
-    sides = [sorted((checkout / RECIPES / recipe).glob(f"test_{side}*/report/responses.jsonl")) for side in SIDES]
-    runs = common_problems([read_run(file, None, "test") for files in sides for file in files], allow_missing=False)
-    half, settings = len(sides[0]), trial_params(opened.sweep, opened.present).evaluate
-    comparison = compare_sides(runs[:half], runs[half:], (SIDES["present"], SIDES["winner"]), "pass_at_1", settings)
+    seeds = load_recipe(name).seeds
+    places = [seed_label(f"test_{side}", seeds, seed) for side in SIDES for seed in seeds]
+    files = [RECIPES / name / place / "report" / "responses.jsonl" for place in places]
+    runs = common_problems([read_run(file, None, "test") for file in files], allow_missing=False)
+    sides, settings = ("present parameters", "winner"), trial_params(opened.sweep, opened.present).evaluate
+    comparison = compare_sides(runs[: len(seeds)], runs[len(seeds) :], sides, "pass_at_1", settings)
     test = comparison["comparison"]
     verdict = test["verdict"] if test["shown"] else f"a tie: {test['verdict']}"
-    return _write(opened, {"winner": winner, "recipe": recipe, "verdict": verdict, **comparison})
-
-
-def _write(opened: OpenStudy, out: dict[str, Any]) -> dict[str, Any]:
+    out = {"winner": winner, "recipe": name, "seeds": list(seeds), "verdict": verdict, **comparison}
     write_json(opened.folder / "comparison.json", out)
     return out
-
-
-def _path(name: str) -> str:
-    """As a recipe takes what is no step."""
-    return name if is_path(name) else f"./{name}"
-
-
-def _splits(sweep: Sweep) -> str:
-    """The folder of the splits.
-
-    Raises:
-        UserError: dev, examples and test are not the splits of one folder.
-    """
-    folder = Path(sweep.test).parent
-    for field, name in (("dev", "dev"), ("examples", "sft"), ("test", "test")):
-        if Path(getattr(sweep, field)) != folder / f"{name}.jsonl":
-            raise UserError(
-                f"sweep.{field} is {getattr(sweep, field)}: the comparison takes the splits of one folder, "
-                f"{folder}/dev.jsonl, sft.jsonl and test.jsonl; put it there and set "
-                f"sweep.{field}={folder}/{name}.jsonl"
-            )
-    return _path(str(folder))
 
 
 def main(words: Sequence[str]) -> None:

@@ -230,7 +230,7 @@ def test_a_comparison_takes_the_splits_of_one_folder_and_evaluates_each_side_wit
     assert "prompt.instruction=a" in steps["test_present"].set and "prompt.instruction=b" in steps["test_winner"].set
     Path("fewer.jsonl").write_text("".join(Path("data/splits/test.jsonl").read_text().splitlines(True)[:9]))
     opened = open_study(sweep_section(["sweep.study=asked2", "sweep.test=fewer.jsonl"]))
-    with pytest.raises(UserError, match=r"sweep\.dev is data/splits/dev\.jsonl: the comparison takes"):
+    with pytest.raises(UserError, match=r"splits of one folder to compare on: dev\.jsonl"):
         comparison_recipe(opened, 1, {})
 
 
