@@ -15,7 +15,7 @@ from mathrl.params.final_values import SAMPLING, TIMES, TRAINED, judge, usual_ra
 from mathrl.params.recipe_steps import POLICIES, Recipe, is_path, references
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, Params
-from mathrl.recipes.recipe import curate_of, load_recipe, recipe_names, step_params
+from mathrl.recipes.recipe import curate_of, load_recipe, recipe_files, recipe_names, step_params
 from tests.compose.test_random import ANSWERS
 
 PARAMS = Path(__file__).parents[2] / "params"
@@ -80,7 +80,7 @@ def test_each_step_gets_what_suits_model_and_data_or_the_recipe_is_refused_with_
 
 def is_a_reason(text: str, recipe: str) -> bool:
     """Lines that name the step and what is wrong with it, and say what to write."""
-    lines = text.split(f"{PARAMS}/recipes/{recipe}.yaml: ")[1:]
+    lines = text.split(f"{recipe_files(PARAMS)[recipe]}: ")[1:]
     advice = ("set ", "write ", "name ", "expected ", "choose ")
     return bool(lines) and all(line.startswith("steps.") and any(word in line for word in advice) for line in lines)
 
