@@ -17,7 +17,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -207,7 +207,8 @@ class Sample:
         begun = time.monotonic()
         reach = warm.reach_kept(Path("reach.json"), not_traced=NOT_TRACED)
         self.say(f"{len(reach.seconds)} tests; which lines they run was known after {time.monotonic() - begun:.0f} s")
-        self.control(warm, reach)
+        rl = "mathrl/trainers/rl.py"
+        self.control(warm, reach, reach.halves(reach.tests(rl, (1, 1 << 20)))[0])
         tests = {change.name: reach.tests(change.file, change.lines) for change in self.changes}
         quick = [(change, reach.halves(tests[change.name])[0]) for change in self.changes]
         end = begun + 60 * self.minutes
@@ -218,19 +219,17 @@ class Sample:
             for change in self.changes
             if self.alive(change)
         ]
+        self.control(warm, reach, sorted({test for change, _ in left for test in starting(change.file, warm.items)}))
         for outcome in warm.outcomes(left, reach, LOG, self.processes, end):
             self.take(outcome)
         self.report()
 
-    def control(self, warm: Warm, reach: Reach) -> None:
-        """No test may notice a change that changes nothing."""
+    def control(self, warm: Warm, reach: Reach, tests: Sequence[str]) -> None:
+        """None of the tests may notice a change that changes nothing."""
         file = "mathrl/trainers/rl.py"
         change = Change("nothing", file, (1, 1 << 20), Path(file).read_text(encoding="utf-8"))
-        beginnings = {each.file for each in self.changes}
-        started = {test for each in beginnings for test in starting(each, warm.items)}
-        tests = [*reach.halves(reach.tests(file, change.lines))[0], *sorted(started)]
         (outcome,) = warm.outcomes([(change, tests)], reach, LOG, 1, time.monotonic() + 1)
-        if outcome.fate != "unnoticed":
+        if tests and outcome.fate != "unnoticed":
             sys.exit(f"{outcome.by} fails without a change, in a fork: trials.log")
         self.say(f"{outcome.tests} tests pass without a change in {outcome.seconds:.0f} s")
 
@@ -239,8 +238,11 @@ class Sample:
         if self.fates.get(change.name) not in ALIVE:
             return False
         taken, put = difference(change)
+        if not taken and not put:  # two equal arguments that were swapped
+            self.fates[change.name] = "unmade"
+            return False
         known = equivalents(EQUIVALENT.read_text(encoding="utf-8"))
-        if (change.name.split()[0], taken[0], put[0] if put else "") in known:
+        if (change.name.split()[0], taken[0] if taken else "", put[0] if put else "") in known:
             self.fates[change.name] = "equivalent"
         return self.fates[change.name] != "equivalent"
 
