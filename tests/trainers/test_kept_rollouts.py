@@ -137,6 +137,7 @@ def test_a_share_is_of_the_problems_and_the_same_at_every_step(small: Any, tmp_p
     # 400 draws of 0.25: a standard deviation of 9.
     assert chosen(0, 0.25) == chosen(0, 0.25) and abs(len(chosen(0, 0.25)) - 100) < 45
     assert chosen(0, 0.25) != chosen(1, 0.25) and chosen(0, 0.25) < chosen(0, 0.5)
+    assert sorted(chosen(0, 0.02))[:3] == [69, 94, 95], "the same with every version"
     params = PARAMS.model_copy(update={"keep_rollouts": KeepRollouts(which="odd")})
     train(small, params, tmp_path)
     rows = read_responses(rollout_files(tmp_path / "rollouts")).to_pylist()

@@ -203,6 +203,16 @@ def test_responses_go_where_they_most_raise_the_chance() -> None:
     assert pools(4).sample_counts([0, 2, 1], 6) == [6, 6, 6]
 
 
+@pytest.mark.parametrize(("rates", "counts"), [((1.0, 0.995), [4, 2]), ((0.0, 0.005), [4, 2]), ((0.995, 0.9), [2, 4])])
+def test_no_problem_is_held_for_certain(rates: tuple[float, ...], counts: list[int]) -> None:
+    """Rates that are nearer to 0 or 1 than 0.01 are alike, and the first gets the part that is left."""
+    chosen = [problem.with_(pass_rate=rate) for problem, rate in zip(problems(2), rates, strict=True)]
+    params = PoolCurriculum(pools=Pools(predict=False), adaptive=AdaptiveSamples(least=2, most=4, min_gain=0.0))
+    order = make_order(params, chosen, range(2), 0, seed=1)
+    assert order.sample_counts([0, 1], 3) == counts
+    assert order.metrics()["curriculum/samples_per_prompt"] == 3
+
+
 SIZES = {"steps": 6, "prompts_per_step": 4, "group_size": 8, "max_tokens": 8}
 SETTINGS: dict[str, Any] = {**SIZES, "optimizer": {"lr": 5e-3}}
 ADAPTIVE = PoolCurriculum(
