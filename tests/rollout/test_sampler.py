@@ -1,4 +1,6 @@
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from mathrl.core.types import Completion, Problem
 from mathrl.models.base import character_tokenizer
@@ -6,7 +8,9 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.engine import Sampling
+from mathrl.rollout.sample_problems import sample_problems
 from mathrl.rollout.sampler import Sampler
+from tests.rollout.no_engine import NO_ENGINE
 
 TOKENIZER = character_tokenizer(FreshModel())
 
@@ -56,3 +60,22 @@ def test_a_response_prefix_is_given_to_the_model_and_graded_with_the_response() 
     assert engine.seen == ["7+5=<answer>"]
     assert groups[0] is not None and groups[0][0].correct
     assert groups[0][0].completion.tokens.tolist() == [5, 6]
+
+
+def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) -> None:
+    _, sampler = small.policy()
+
+    def sample(state: Path | None, **changes: Any) -> Any:
+        given = {"problems": small.PROBLEMS[:3], "sampling": Sampling(2, 1.0, 6), "seed": 0, "name": "x", **changes}
+        return sample_problems(sampler, reward=small.CountsOnes(), state=state, **given)
+
+    first = sample(tmp_path)
+    others: list[dict[str, Any]] = [
+        {"seed": 1}, {"name": "y"}, {"problems": small.PROBLEMS[1:4]},
+        *({"sampling": sampling} for sampling in (Sampling(3, 1.0, 6), Sampling(2, 0.5, 6), Sampling(2, 1.0, 5))),
+    ]  # fmt: skip
+    for changes in others:
+        assert sample(tmp_path, **changes) == sample(None, **changes) != first, changes
+    assert len(list(tmp_path.iterdir())) == 1 + len(others)
+    sampler.engine = NO_ENGINE  # nothing is sampled again
+    assert sample(tmp_path) == first

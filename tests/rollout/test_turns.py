@@ -1,6 +1,7 @@
 """Responses in turns: every turn is a plain call of the engine; limits hold; how long a tool takes changes nothing."""
 
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from mathrl.rollout.engine import Sampling
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.rollout.turns import TurnSampler, wave_seed
 from mathrl.tools.tool import Session, ToolOutput
+from mathrl.trainers.sampler_thread import SamplerThread
 from tests.rollout.calculator import Calculator, CalculatorSession, Equations
 
 TOKENIZER = character_tokenizer(FreshModel(alphabet="arithmetic", marks=()))
@@ -163,6 +165,15 @@ def test_a_turn_goes_on_from_what_was_computed_and_gives_what_a_reread_gives(
         assert one.logprobs.tolist() == pytest.approx(other.logprobs.tolist(), rel=0, abs=2e-6)
 
 
+@pytest.mark.parametrize("room", [1, 2])
+def test_what_ends_with_its_last_token_calls_nothing(engine: TorchEngine, room: int) -> None:
+    tool = Calculator()
+    sampler = turn_sampler(engine, tool, max_calls=3)
+    responses = [each for group in sampler.generate(PROMPTS, replace(SAMPLING, max_tokens=room), 3) for each in group]
+    assert any(len(each.tokens) == room and each.text.endswith("=") for each in responses)
+    assert tool.runs == sum(len(each.calls) for each in responses) and sampler.room_to_keep == 16
+
+
 class Nines(Equations):
     """Stops at every other character, and only what has a nine is a call."""
 
@@ -238,6 +249,24 @@ def test_calls_run_at_once_and_their_order_changes_nothing(engine: TorchEngine) 
     callers = sum(bool(completion.calls) for group in expected for completion in group)
     assert callers > 5
     assert turn_sampler(engine, Meeting(callers)).generate(PROMPTS, SAMPLING, 5) == expected
+
+
+def test_an_error_elsewhere_ends_the_thread_that_waits_for_calls(engine: TorchEngine) -> None:
+    never = Meeting(1000)  # so many calls are not made
+    sampler = turn_sampler(engine, never)
+    thread = SamplerThread(
+        torch.device("cpu"), lambda: True, lambda: sampler.generate(PROMPTS, SAMPLING, 5), lambda _: None
+    )
+    with pytest.raises(RuntimeError, match="of the update"), thread:
+        while not never.barrier.n_waiting:
+            time.sleep(0.01)
+        raise RuntimeError("of the update")
+    assert thread._running is not None
+    try:
+        with pytest.raises(SystemExit):
+            thread._running.result(30)
+    finally:
+        never.barrier.abort()
 
 
 def test_no_more_sessions_than_the_tool_has(engine: TorchEngine) -> None:

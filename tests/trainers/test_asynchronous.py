@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from mathrl.params.train import Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.rl import train_rl
+from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.small import short_rl
 
 AHEAD = short_rl(steps=5, checkpoint_every=2, asynchronous=Asynchronous(pace="fixed"))
@@ -168,6 +171,36 @@ class Broken(CopyEngine):
 def test_an_error_of_the_thread_that_samples_ends_the_run(small: Any, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="of the sampler"):
         run(small, AHEAD, tmp_path, kind=Broken)
+
+
+class Alone(CopyEngine):
+    """Samples for one at a time."""
+
+    made: "Alone"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.lock, Alone.made = threading.Lock(), self
+
+    def generate(self, *arguments: Any, **more: Any) -> Any:
+        assert self.lock.acquire(blocking=False), "two sample at once"
+        try:
+            time.sleep(0.02)
+            return super().generate(*arguments, **more)
+        finally:
+            self.lock.release()
+
+
+def test_nothing_is_sampled_while_a_judge_samples(small: Any, tmp_path: Path) -> None:
+    judged = []
+
+    def judge(groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        judged.append(Alone.made.generate([[5]], Sampling(1, 1.0, 2), 0))
+        return groups
+
+    params = small.changed(AHEAD, asynchronous={"pace": "free", "staleness": 2})
+    run(small, params, tmp_path, kind=Alone, helpers=Helpers(judge=judge))
+    assert len(judged) >= params.steps
 
 
 class Forgetful(CopyEngine):
