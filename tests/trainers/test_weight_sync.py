@@ -21,7 +21,7 @@ from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl
-from mathrl.trainers.weight_sync import is_sensitive
+from mathrl.trainers.weight_sync import PROMPTS, TOKENS, WeightSync, is_sensitive
 
 SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, ema=None, dev={"samples": 1},
                  loss={"skip_zero_variance": False}, optimizer=AdamW(lr=1e-6, warmup_steps=0))  # fmt: skip
@@ -126,6 +126,14 @@ def test_a_shared_engine_follows_each_sync_and_sleeps_until_the_next(small: Any,
     synced = [["sync", f"version {number}", "probe"] for number in range(1, 5)]
     steps = [each for after in synced[1:] for each in ("generate", "sleep", *after)]
     assert engines[0].happened == [*synced[0], *steps, "sleep"]
+
+
+def test_the_canary_has_the_longest_prompts(small: Any) -> None:
+    engine = small.policy()[1].engine
+    prompts = [(5,) * length for length in (3, 9, 1, *range(10, 10 + PROMPTS), 2)]
+    sync = WeightSync(engine, None, None, prompts, 0.5, TOKENS - 1)  # type: ignore[arg-type]
+    assert [len(prompt) for prompt in sync.prompts] == list(range(9 + PROMPTS, 9, -1))
+    assert (sync.sampling.temperature, sync.sampling.max_tokens) == (0.5, TOKENS - 1)
 
 
 def test_a_certain_token_tells_nothing() -> None:
