@@ -93,10 +93,11 @@ class Response:
 class TurnSampler:
     """Samples responses that call a tool, with any engine."""
 
+    room_to_keep: int  # of how many more responses keys may be kept
+
     def __init__(self, engine: RolloutEngine, tokenizer: Any, tool: Tool, params: Turns) -> None:
         """Raises UserError: the format needs tool messages, and the tokenizer's chat template has none."""
         self.engine, self.tokenizer, self.tool, self.params = engine, tokenizer, tool, params
-        self.room_to_keep = 0  # of how many more responses keys may be kept
         self.waited = 0.0  # seconds of the last `generate` in which calls ran and nothing was sampled
         self.format = make_format(params.format, tokenizer)
 

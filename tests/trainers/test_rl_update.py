@@ -238,6 +238,12 @@ def test_progress_is_told_by_steps_under_the_sections_name(
     assert told["figures"] == pytest.approx({shown: row[figure] for shown, figure in figures.items()})
 
 
+def test_activations_are_recomputed_where_it_is_asked_for(small: Any, tmp_path: Path) -> None:
+    models = [CASES[name](tmp_path / name)[0] for name in ("SFT", "SFT by adapters, recomputed activations")]
+    models += [small.run(small.short_rl(steps=1, gradient_checkpointing=asked))[2] for asked in (False, True)]
+    assert [model.is_gradient_checkpointing for model in models] == [False, True, False, True]
+
+
 def test_the_disagreement_over_ranks_is_of_what_was_judged() -> None:
     """One of one judged differs at rank 0; rank 1 graded as much and judged nothing."""
     counters = {"verifier/graded": 4.0, "verifier/second_graded": 1.0, "verifier/disagreement": 1.0}
