@@ -24,7 +24,7 @@ from mathrl.stages.rl import summary_of
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
 from tests.trainers.small import changed
-from tests.trainers.supervised_traces import CASES
+from tests.trainers.supervised_traces import CASES, sft
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -239,7 +239,7 @@ def test_progress_is_told_by_steps_under_the_sections_name(
 
 
 def test_activations_are_recomputed_where_it_is_asked_for(small: Any, tmp_path: Path) -> None:
-    models = [CASES[name](tmp_path / name)[0] for name in ("SFT", "SFT by adapters, recomputed activations")]
+    models = [sft(tmp_path / str(asked), gradient_checkpointing=asked)[0] for asked in (False, True)]
     models += [small.run(small.short_rl(steps=1, gradient_checkpointing=asked))[2] for asked in (False, True)]
     assert [model.is_gradient_checkpointing for model in models] == [False, True, False, True]
 
