@@ -59,7 +59,7 @@ class PoolOrder:
         shares = np.array([weights.hard, weights.medium, weights.easy])
         places: list[int] = []
         while len(places) < count and any(queues):
-            there = np.array([bool(queue) for queue in queues], dtype=np.float64)
+            there = np.array([bool(queue) for queue in queues])
             chance = shares * there if (shares * there).any() else there
             places.append(queues[int(random.choice(len(POOLS), p=chance / chance.sum()))].pop())
         if len(places) < count:

@@ -242,7 +242,7 @@ class Sample:
             self.fates[change.name] = "unmade"
             return False
         known = equivalents(EQUIVALENT.read_text(encoding="utf-8"))
-        if (change.name.split()[0], taken[0] if taken else "", put[0] if put else "") in known:
+        if (f"mathrl.{change.name.split()[0]}", taken[0] if taken else "", put[0] if put else "") in known:
             self.fates[change.name] = "equivalent"
         return self.fates[change.name] != "equivalent"
 

@@ -263,6 +263,7 @@ def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(small:
     assert rows[-1]["skipped_updates"] == 10
     _, _, model = small.run(params.model_copy(update={"steps": 10}), reward=small.CountsOnes(broken=True))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not model.training
 
 
 def test_minibatches_are_a_partition_and_one_keeps_the_order() -> None:
