@@ -7,7 +7,7 @@ most MINUTES, and prints each when it is through and, of those that no test noti
 its 95 % interval. Which tests run which lines is measured first, and kept in reach.json for the next time.
 
 Beside what mutmut changes, a statement is left out, a condition negated, two arguments are swapped. Texts of messages,
-asserts, times, `strict` and `encoding` stay as they are.
+asserts, times, `strict`, `encoding` and `device` stay as they are.
 """
 
 import ast
@@ -114,8 +114,8 @@ def skipped(self: Any, node: cst.CSTNode) -> bool:
 
 
 def of_no_effect(argument: cst.Arg) -> bool:
-    """An argument that asserts (`strict`) or says the default of every machine (`encoding`)."""
-    return argument.keyword is not None and argument.keyword.value in ("strict", "encoding")
+    """An argument that asserts (`strict`), says the default of every machine (`encoding`) or of a CPU (`device`)."""
+    return argument.keyword is not None and argument.keyword.value in ("strict", "encoding", "device")
 
 
 def leaves_out_no_effect(old: cst.CSTNode, new: cst.CSTNode) -> bool:
