@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.preemption import GRACE_SECONDS, SAVE_SECONDS, Stopped, StopRequest
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.packing import Group
@@ -124,6 +126,23 @@ def test_a_signal_at_any_moment_of_a_step_ends_the_run_after_it(
     assert all(torch.equal(ours, other) for ours, other in zip(resumed, whole, strict=True))
     expected = small.without_timings(tmp_path / "whole" / "metrics.jsonl")
     assert small.without_timings(tmp_path / "cut" / "metrics.jsonl") == expected
+
+
+def test_a_checkpoint_is_late_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 1000.0
+    monkeypatch.setattr("mathrl.learners.preemption.time", SimpleNamespace(monotonic=lambda: clock))
+    stop = StopRequest(Ranks(torch.device("cpu"), Training(checkpoint_minutes=2)))
+    saved = []
+    for seconds, due in ((100, False), (19, False), (1, False), (1, False), (60, True), (100, False), (30, False)):
+        clock += seconds
+        saved.append(stop.boundary(due))
+    late = [False, False, True, False, True, False, True]
+    assert saved == [(save, False) for save in late]
+    never = StopRequest(Ranks(torch.device("cpu"), Training(checkpoint_minutes=None)))
+    clock += 1e6
+    assert never.boundary(False) == (False, False)
+    never.requested = True
+    assert never.boundary(False) == (True, True)
 
 
 @pytest.mark.parametrize("name", ["rl", "sft", "dpo"])

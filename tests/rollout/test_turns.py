@@ -252,14 +252,21 @@ def test_calls_run_at_once_and_their_order_changes_nothing(engine: TorchEngine) 
 
 
 def test_an_error_elsewhere_ends_the_thread_that_waits_for_calls(engine: TorchEngine) -> None:
-    never = Meeting(1000)  # so many calls are not made
-    sampler = turn_sampler(engine, never)
+    never, sampled = Meeting(1000), threading.Event()  # so many calls are not made
+    sampler, generate = turn_sampler(engine, never), engine.generate
+
+    def first_turns(*given: Any, **named: Any) -> Any:
+        found = generate(*given, **named)
+        sampled.set()
+        return found
+
+    engine.generate = first_turns  # type: ignore[method-assign]
     thread = SamplerThread(
         torch.device("cpu"), lambda: True, lambda: sampler.generate(PROMPTS, SAMPLING, 5), lambda _: None
     )
     with pytest.raises(RuntimeError, match="of the update"), thread:
-        while not never.barrier.n_waiting:
-            time.sleep(0.01)
+        assert sampled.wait(60)
+        time.sleep(0.2)  # until it waits
         raise RuntimeError("of the update")
     assert thread._running is not None
     try:

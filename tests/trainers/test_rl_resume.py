@@ -97,6 +97,15 @@ def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
         assert torch.equal(ours, other)
 
 
+def test_checkpoints_are_of_every_so_many_steps_and_of_the_last(small: Any, tmp_path: Path) -> None:
+    kept = []
+    for steps in (4, 5):
+        state = tmp_path / str(steps)
+        small.run(Rl(**{**COMMON, "steps": steps, "checkpoint_every": 2, "dev": {"every": 0}}), state)
+        kept.append(sorted(file.stem for file in (state / "checkpoints").glob("*.json")))
+    assert kept == [["step-00000002", "step-00000004"], ["step-00000004", "step-00000005"]]
+
+
 @pytest.mark.filterwarnings("ignore:.*trains padded:UserWarning")
 def test_a_hybrid_model_trains_and_resumes_to_the_same_bits(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
