@@ -131,6 +131,18 @@ def test_nucleus_keeps_the_fewest_that_reach_top_p() -> None:
     kept = nucleus(torch.tensor([[0.5, 0.3, 0.15, 0.05]]), 0.6)
     assert kept.tolist()[0] == pytest.approx([0.625, 0.375, 0, 0])
     assert nucleus(torch.tensor([[0.5, 0.3, 0.2]]), 0.5).tolist()[0] == [1, 0, 0]
+    logits = torch.tensor([[0.15, 0.5, 0.05, 0.3]]).log().expand(3, 4)
+    tokens, logprobs = sample_token(logits, torch.tensor([0.01, 0.6, 0.99]), 1.0, 0.6)
+    assert tokens.tolist() == [1, 1, 3]
+    assert logprobs.exp().tolist() == pytest.approx([0.625, 0.625, 0.375])
+
+
+def test_responses_are_of_the_nucleus(network: Callable[..., Any]) -> None:
+    engine = TorchEngine(network(alphabet="arithmetic"), TOKENIZER, Rollout())
+    (greedy,), (nearly,) = (
+        engine.generate(PROMPTS[:1], Sampling(1, *how), seed=1) for how in ((0.0, 12), (1.0, 12, 1e-6))
+    )
+    assert nearly[0].tokens.tolist() == greedy[0].tokens.tolist() and set(nearly[0].logprobs.tolist()) == {0.0}
 
 
 def test_a_models_own_sampling_settings_change_nothing_but_the_end(network: Callable[..., Any]) -> None:
