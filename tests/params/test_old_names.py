@@ -68,7 +68,7 @@ def test_every_name_of_the_old_schema_is_valid_or_in_the_table() -> None:
         ("rl.critic={lr: 0.1, warmup_steps: 2}", GAE, "rl.advantage.critic.optimizer.lr", 0.1),
         ("rl.critic.lr=0.1", GAE, "rl.advantage.critic.optimizer.lr", 0.1),
         ("rl.critic.optimizer={beta2: 0.9}", GAE, "rl.advantage.critic.optimizer.beta2", 0.9),
-        ("rl.critic={}", GAE, "rl.advantage.critic.optimizer.lr", 1e-5),
+        ("rl.critic={}", GAE, "rl.advantage.critic.optimizer.lr", 1e-3),  # of random weights
         ("rl.policy_loss=geo_mean", [], "rl.loss.type", "gmpo"),
         ("rl.policy_loss=gspo", ["rl.aggregation=sequence_mean"], "rl.loss.aggregation", "sequence_mean"),
         ("rl.clip_low=0.1", ["rl.policy_loss=dppo_tv"], "rl.loss.low", 0.1),
@@ -177,6 +177,7 @@ def test_recipes_and_search_spaces_may_have_old_names(tmp_path: Path) -> None:
         "set_fresh": ["rl.lr={times: 2}"],
         "steps": {"rl": {"stage": "rl", "start": "base", "set": ["rl.kl_coef=0.1", "rl.kl_coef={times: 0.5}"]}},
     }
+    (folder / "recipes").mkdir(exist_ok=True)
     (folder / "recipes" / "mine.yaml").write_text(dump_yaml(recipe))
     rl = step_params(load_recipe("mine", folder), "rl", read_layers(folder)).rl
     assert (rl.optimizer.type, rl.optimizer.lr, rl.advantage.type, rl.kl_coef) == ("adamw", 4e-4, "rloo", 0.05)

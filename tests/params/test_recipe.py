@@ -20,6 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 def write(folder: Path, *steps: str, more: str = "") -> None:
     lines = "".join(f"  {step}\n" for step in steps)
+    (folder / "recipes").mkdir(exist_ok=True)
     (folder / "recipes" / "mine.yaml").write_text(f"description: mine\n{more}\nsteps:\n{lines}")
 
 

@@ -17,7 +17,7 @@ from mathrl.params.load import parse_yaml
 from mathrl.params.recipe_steps import DEFAULT, PIPELINE_OUTPUTS, STEP_STAGES
 from mathrl.params.schema import READS
 from mathrl.recipes.graph import graph, graph_files
-from mathrl.recipes.recipe import load_recipe, recipe_names
+from mathrl.recipes.recipe import load_recipe, recipe_files, recipe_names
 from mathrl.stages.command import parse, wire
 from mathrl.tasks.mlflow_links import artifact_key
 
@@ -97,6 +97,7 @@ def test_a_value_with_a_dollar_and_a_brace_reaches_its_step(tmp_path: Path) -> N
     from dvc.repo import Repo  # seconds
 
     shutil.copytree(ROOT / "params", tmp_path / "params")
+    (tmp_path / "params" / "recipes").mkdir()
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
     asked = "prompt.instruction='Write ${x}$, not $y; it''s \\boxed{}.'"
     (tmp_path / "params" / "recipes" / "mine.yaml").write_text(
@@ -112,7 +113,8 @@ def test_a_value_with_a_dollar_and_a_brace_reaches_its_step(tmp_path: Path) -> N
 def write(checkout: Checkout, name: str, *overrides: str, more: str = "") -> None:
     """The recipe, with more steps, over tiny settings, with its graph."""
     folder = checkout.folder
-    text = (ROOT / "params" / "recipes" / f"{name}.yaml").read_text()
+    text = recipe_files(ROOT / "params")[name].read_text()
+    (folder / "params" / "recipes").mkdir(exist_ok=True)
     every = json.dumps([*TINY, *overrides])
     (folder / "params" / "recipes" / f"{name}.yaml").write_text(f"{text}{more}overrides: {every}\n")
     checkout.python(
