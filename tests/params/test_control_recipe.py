@@ -27,7 +27,7 @@ from mathrl.recipes.controls import (
     write_control_recipe,
 )
 from mathrl.recipes.graph import graph
-from mathrl.recipes.recipe import load_recipe, step_overrides
+from mathrl.recipes.recipe import load_recipe, recipe_files, step_overrides
 from mathrl.rewards import RewardInput, build_reward
 from mathrl.rewards.noise import noisy_verdict
 from mathrl.stages import command
@@ -182,7 +182,7 @@ def test_a_recipe_run_with_overrides_is_named_by_its_folder(checkout: Path) -> N
     shutil.copytree(checkout / "params", folder / "params")
     write_json(folder / WORKTREE_NOTE, {"overrides": ["rl.steps=30"], "made": 0.0, "commit": "", "run": "sft-rl"})
     file = folder / "params/recipes/sft-rl.yaml"
-    write_text(file, dump_yaml(read_yaml(file) | {"overrides": ["rl.steps=30"]}))
+    write_text(file, dump_yaml(read_yaml(recipe_files()["sft-rl"]) | {"overrides": ["rl.steps=30"]}))
     for section, change in (("rl", {"kl": {"coef": 0.5}}), ("curate", {"on_bad_row": "reject"})):
         file = folder / f"params/{section}.yaml"
         write_text(file, dump_yaml((read_yaml(file) if file.exists() else {}) | change))
@@ -232,7 +232,7 @@ def test_what_cannot_be_controlled_is_refused_with_what_to_give(checkout: Path) 
 )
 def test_a_claim_names_evaluations_and_models_that_exist(checkout: Path, claim: str, said: str) -> None:
     file = checkout / "params/recipes/sft-rl.yaml"
-    file.write_text(file.read_text() + f"claim: {claim}\n")
+    write_text(file, recipe_files()["sft-rl"].read_text() + f"claim: {claim}\n")
     with pytest.raises(UserError) as caught:
         load_recipe("sft-rl")
     assert said in str(caught.value)
