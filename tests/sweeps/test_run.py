@@ -31,6 +31,7 @@ from mathrl.sweeps.compare import comparison_recipe, write_comparison_recipe, wr
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.run import _steps_done
 from mathrl.sweeps.space import distribution
+from mathrl.sweeps.storage import study_lock
 from mathrl.sweeps.study import open_study, read_study
 from mathrl.sweeps.trial import run_trial
 from mathrl.sweeps.trial_claim import HOLDER, claim, fenced
@@ -277,8 +278,9 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
 
     below = [child.pid for child in psutil.Process(far.pid).children(recursive=True)]
     assert len(below) >= 2, "the guard and the trainer"
-    for pid in (far.pid, *below):
-        os.kill(pid, signal.SIGSTOP)
+    with study_lock(opened.sweep):  # it does not fall asleep while it holds the study
+        for pid in (far.pid, *below):
+            os.kill(pid, signal.SIGSTOP)
     (opened.folder / "locks" / "0000").unlink()  # as a file server frees the locks of a machine that is silent
     claimed = claim(opened)
     assert claimed is not None
