@@ -60,7 +60,7 @@ def small_checkout(
             )
             checkout.commit_params("a small project")
             checkout.repro()
-            checkout.run(checkout.executable, "-m", "mathrl.sweeps.run", "run")
+            checkout.run(checkout.executable, "-m", "mathrl.sweeps.run")
             checkout.mathrl("sync")
             ready.touch()
     return checkout

@@ -24,6 +24,7 @@ from mathrl.models.base import make_base
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.run import FreshModel, Model
+from mathrl.recipes.recipe import recipe_files
 from mathrl.stages.stage_run import run_stage
 from mathrl.tasks.reproduction import FreshClone
 from mathrl.tasks.workspace import prepare, prepare_recipe
@@ -63,7 +64,7 @@ def test_a_recipes_dry_run_has_the_presets_values(capsys: pytest.CaptureFixture[
 
 
 def test_the_command_in_the_header_of_rl_from_base_works(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "params" / "recipes" / "rl-from-base.yaml").read_text("utf-8")
+    text = recipe_files()["rl-from-base"].read_text("utf-8")
     (command,) = [line.removeprefix("#").split() for line in text.splitlines() if "mathrl recipe rl-from-base" in line]
     settings = [word for before, word in pairwise(command) if before == "--set"]
     print_steps(command[2], command[command.index("--preset") + 1], settings)
@@ -107,7 +108,8 @@ def test_the_stage_takes_what_was_typed_for_its_run_alone(
     # The overrides of a step's command are the recipe's too: what was typed stands in the recipe's file.
     assert "rl.optimizer.lr is 0.003" in stage(tmp_path, capsys, "deepseek-r1/rl_1", settings)
     file = tmp_path / "params" / "recipes" / "deepseek-r1.yaml"
-    file.write_text(dump_yaml(read_yaml(file) | {"overrides": ["rl.optimizer.lr=0.003"]}))
+    file.parent.mkdir()
+    file.write_text(dump_yaml(read_yaml(recipe_files()["deepseek-r1"]) | {"overrides": ["rl.optimizer.lr=0.003"]}))
     assert "it starts" in stage(tmp_path, capsys, "deepseek-r1/rl_1", settings)
 
 

@@ -108,8 +108,10 @@ class Checkout:
 
     def replace_param(self, file: str, old: str, new: str) -> None:
         path = self.folder / "params" / file
-        text = path.read_text()
+        packaged = self.folder / "mathrl" / "recipes" / "library" / path.name
+        text = (path if path.exists() else packaged).read_text()
         assert old in text, f"{file} has no {old!r}"
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text.replace(old, new))
 
     def set_param(self, key: str, value: Any) -> None:

@@ -104,6 +104,7 @@ def test_a_step_of_a_recipe_is_refused_before_the_first_one_runs(project: Checko
             "grade_school": {"stage": "evaluate", "models": ["base", "rl"], "set": ["evaluate.benchmarks=[gsm8k]"]},
         },
     }
+    (project.folder / "params" / "recipes").mkdir()
     (project.folder / "params" / "recipes" / "graded.yaml").write_text(json.dumps(recipe))
     project.git("add", ".")
     project.git("commit", "-qm", "a recipe")
