@@ -166,7 +166,7 @@ def _servers() -> list[Finding]:
     servers = answering()
     for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
         url = servers.get(variable)
-        findings.append(("ok", f"{name} server at {url}", "") if url else ("absent", f"{name} server", "make ui"))
+        findings.append(("ok", f"{name} server at {url}", "") if url else ("absent", f"{name} server", "mathrl ui"))
     if not shutil.which("chromium"):
         findings.append(("absent", "chromium (only the browser tests need it)", "apt-get install chromium"))
     findings.append(("ok", f"state and records in {home()}", ""))

@@ -78,7 +78,7 @@ def run(
     chosen, settings = split_choices(overrides or ())
     layers = read_layers(FOLDER, preset, None, chosen)
     layers.derived(settings, stages)  # refuses what does not fit the hardware
-    _report_code(stages, keep and not dry_run)
+    _report_code(stages, keep, dry_run)
     if dry_run:
         from mathrl.cli.known_lengths import judge_lengths  # the formats of rows, for a dry run alone
 
@@ -103,9 +103,10 @@ def run(
         _print_mixture(folder, params, preset, overrides or ())
 
 
-def _report_code(stages: Sequence[str], keep: bool) -> None:
+def _report_code(stages: Sequence[str], keep: bool, dry_run: bool) -> None:
     """Say whose results the code has changed, such as that of a new release, before they are made again."""
-    changed = [stage for stage in (keep_results() if keep else changed_code()) if stage in (*stages, OWN)]
+    found = keep_results() if keep and not dry_run else changed_code()
+    changed = [stage for stage in found if stage in (*stages, OWN)]
     if not changed:
         return
     names = ", ".join("the project's own" if stage == OWN else stage for stage in changed)
@@ -350,7 +351,7 @@ def _print_results(folder: Path, params: Params, seconds: float) -> None:
             f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
             f"tracking: {shown(tracking_uri())}",
-            "to look at it: make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
+            "to look at it: mathrl ui, in a checkout make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
             "one page about the run, with curves and examples: mathrl report",
             f"took {seconds:.0f} s",
         )

@@ -21,7 +21,7 @@ from mathrl.core.paths import home, own_packages
 
 STAGE = "code"  # the stage that writes the file; no stage of the pipeline that a person starts
 FILE = "code.yaml"
-HEADER = "# Written by the stage code: what decides the results of each stage's code (docs/platform.md).\n"
+HEADER = "# Written by the stage code: what decides the results of each stage's code (docs/projects.md).\n"
 OWN = "own"
 PACKAGE = Path(__file__).parents[1]
 # What every stage imports, and what only shows results. Where one of these changes a figure, the number is raised.
@@ -31,6 +31,7 @@ SHARED = (
 )  # fmt: skip
 COMPOSES = ("compose", "params", "planning")  # what the stage `resolve` runs
 RESOLVE = "resolve"
+NAMED = re.compile(r"\bmathrl(?:\.\w+)+")
 
 
 def code_values(project: Path = Path()) -> dict[str, str]:
@@ -120,7 +121,7 @@ class _Files:
         self.kept: dict[str, Any] = {}
         self.known: dict[Path, tuple[str, str, dict[str, list[str]]]] = {}
         self.modules: dict[Path, Path | None] = {}
-        self.imported: dict[Path, list[tuple[str, Path]]] = {}
+        self.imported: dict[Path, list[tuple[str, Path | None]]] = {}
         with suppress(OSError, ValueError):
             self.kept = json.loads(cache.read_text(encoding="utf-8")) if cache else {}
 
@@ -150,29 +151,34 @@ class _Files:
             if file in reached or file.relative_to(self.root).as_posix().startswith(left_out):
                 continue
             reached.add(file)
-            waiting += [other for _, other in self.imports(file)]
+            waiting += [other for _, other in self.imports(file) if other]
         return reached
 
-    def imports(self, file: Path) -> list[tuple[str, Path]]:
-        """What a file imports from below the root: the names, each with the file that it is from."""
+    def imports(self, file: Path) -> list[tuple[str, Path | None]]:
+        """What a file imports: the names, each with the file below the root that it is from.
+
+        Example: [("train", Path(…/loop.py)), ("numpy.floor", None)].
+        """
         if file not in self.imported:
             self.imported[file] = []
             for module, names in self.facts(file)[1].items():
                 top = module.partition(".")[0]
-                if top and not self.module(top, file):
-                    continue  # another package
+                own = not top or self.module(top, file)
                 for name in names:
                     # A name of a package may be a module of it.
-                    target = self.module(f"{module}.{name}", file) or self.module(module, file)
-                    self.imported[file] += [(name, target)] if target else []
+                    first = name.partition(" as ")[0]
+                    target = (self.module(f"{module}.{first}", file) or self.module(module, file)) if own else None
+                    self.imported[file].append((name if own else f"{module}.{name}", target))
         return self.imported[file]
 
     def digest(self, reached: Iterable[Path]) -> str:
         """Of files by what they hold, and what they import of one another, wherever they lie."""
         reached, parts = set(reached), []
         for file in reached:
-            imported = self.imports(file)
-            names = sorted(f"{name} {self.facts(target)[0]}" for name, target in imported if target in reached)
+            names = sorted(
+                f"{name} {self.facts(target)[0] if target in reached and target else ''}"
+                for name, target in self.imports(file)
+            )
             parts.append(_digest(self.facts(file)[0], *names))
         return _digest(*sorted(parts))
 
@@ -222,14 +228,26 @@ def _module_of(path: str, files: _Files) -> Path | None:
 
 def _facts(file: Path) -> tuple[str, dict[str, list[str]]]:
     tree, imports = ast.parse(file.read_text(encoding="utf-8")), dict[str, list[str]]()
+    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}  # type: ignore[attr-defined]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            imports.setdefault(module, []).extend(alias.name for alias in node.names)
+            imports.setdefault(module, []).extend(_bound(alias) for alias in node.names)
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                imports.setdefault(alias.name, []).append("")
+                imports.setdefault(alias.name, []).append(_bound(alias).removeprefix(alias.name))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            for named in NAMED.findall(node.value):  # a program that is started by the name of its module
+                imports.setdefault(named, []).append("")
     return _digest("".join(_dump(tree))), imports
+
+
+def _bound(alias: ast.alias) -> str:
+    """
+    >>> _bound(ast.alias("floor")), _bound(ast.alias("numpy", "np"))
+    ('floor', 'numpy as np')
+    """
+    return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
 
 
 def _dump(value: Any) -> Iterator[str]:

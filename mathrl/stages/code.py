@@ -9,7 +9,7 @@ from mathrl.core.errors import exit_on_user_error
 
 def main() -> None:
     if changed := write_code():
-        print(f"the code has changed of: {', '.join(changed)}")
+        print(f"changed code: {', '.join(changed)}")
 
 
 if __name__ == "__main__":

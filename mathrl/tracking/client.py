@@ -87,7 +87,7 @@ def check_answers(uri: str) -> None:
         socket.create_connection((parts.hostname or "", port), timeout=5).close()
     except OSError as error:
         raise UserError(
-            f"MLflow at {shown(uri)} does not answer ({error.strerror or error}): start it with `make ui`, "
+            f"MLflow at {shown(uri)} does not answer ({error.strerror or error}): start it with `mathrl ui`, "
             "or unset MLFLOW_TRACKING_URI to track into a local file"
         ) from None
 

@@ -209,4 +209,4 @@ def test_the_doctor_names_a_server_that_does_not_answer() -> None:
     ill = mathrl("doctor", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert ill.returncode == 1
     (line,) = [line for line in ill.stdout.splitlines() if "127.0.0.1:9" in line]
-    assert line.startswith("missing") and "make ui" in line
+    assert line.startswith("missing") and "mathrl ui" in line

@@ -11,7 +11,11 @@ from mathrl.core import code_values as module
 from mathrl.core.code_values import code_values, keep_results, read_code, write_code
 
 CODE = {
-    "stages/rl.py": "from mathrl.trainers.loop import train\n\n\ndef work(run):\n    return train(run, 2)\n",
+    "stages/rl.py": (
+        "from math import floor\n\nfrom mathrl.trainers.loop import train\n\nPROGRAM = \"mathrl.grading.child\"\n\n\n"
+        "def work(run):\n    return train(run, floor(2.5))\n"
+    ),
+    "grading/child.py": "LIMIT = 1\n",
     "stages/sft.py": "from mathrl.models.load import load\n\n\ndef work(run):\n    return load(run)\n",
     "stages/resolve.py": "from mathrl.compose.load import read\n",
     "compose/load.py": "def read():\n    return 1\n",
@@ -80,6 +84,9 @@ def test_what_changes_no_result_changes_no_value(name: str, edit: Callable[[str]
     [
         ("trainers/loop.py", lambda text: text.replace("range(steps)", "range(steps + 1)"), {"rl"}),
         ("stages/rl.py", lambda text: text.replace("2", "3"), {"rl"}),
+        ("stages/rl.py", lambda text: text.replace("from math import floor", "from numpy import floor"), {"rl"}),
+        ("stages/rl.py", lambda text: text.replace("import floor", "import ceil as floor"), {"rl"}),
+        ("grading/child.py", lambda text: text.replace("1", "2"), {"rl"}),  # a process that the stage starts
         ("models/load.py", lambda text: text.replace(">3", ">4"), {"rl", "sft"}),
         ("models/names.yaml", lambda text: text.replace("1", "2"), {"rl", "sft"}),
         ("params/schema.py", lambda text: text.replace("3", "4"), {"resolve"}),

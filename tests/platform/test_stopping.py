@@ -147,7 +147,7 @@ def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later
     assert 1 <= output.count("does not answer") <= 2, "once a stage that runs"
     assert (unsignalled.folder / "data" / "mixture").is_dir()
     refused = unsignalled.mathrl("sync", ok=False, MLFLOW_TRACKING_URI=nobody)
-    assert refused.returncode == 2 and "start it with `make ui`" in refused.stderr
+    assert refused.returncode == 2 and "start it with `mathrl ui`" in refused.stderr
     unsignalled.mathrl("sync")
     after = {run["id"]: run for run in unsignalled.mlflow_runs()}
     new = [after[run]["tags"].get("dvc.stage", "parent") for run in after.keys() - before]

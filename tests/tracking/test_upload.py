@@ -28,7 +28,7 @@ def test_a_password_is_never_shown() -> None:
     with pytest.raises(UserError) as caught:
         check_answers("http://me:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)
-    assert "make ui" in str(caught.value)
+    assert "mathrl ui" in str(caught.value)
 
 
 def test_a_password_is_taken_out_of_what_libraries_say() -> None:
