@@ -24,7 +24,7 @@ from mathrl.stages.command import main
 from tests.stages.rl_runs import SETTINGS, as_text, differences, prepare
 
 FILE = Path(__file__).with_name("stage_results.json")
-MODELS = ["--model", "start=start", "--model", "rl=made/rl/model"]
+MODELS = ["--model", "start=start", "--model", "reference=reference"]
 DATA = ["--data", "first.jsonl", "--data", "second.jsonl"]
 SOURCE = """{type: generated, name: chain, generator: chain, counts: {sft: 30, rl: 12, dev: 6, test: 8},
     options: {steps: [2, 3], largest_number: 9, largest_result: 40, notation: bare}}"""
@@ -50,7 +50,7 @@ SMALL = {
 OPTIONS: dict[str, list[str]] = {
     "curate": [],
     "base": [],
-    "sft": ["--start", "start", "--data", "made/curate/splits/sft.jsonl", "--dev", "made/curate/splits/dev.jsonl"],
+    "sft": ["--start", "start", "--data", "sft.jsonl", "--dev", "dev.jsonl"],
     "difficulty": ["--start", "start", "--data", "first.jsonl", "--examples", "sft.jsonl"],
     "mix": ["--data", "first.jsonl", "--rates", "made/difficulty/pass_rates.jsonl"],
     "rl": ["--start", "start", *DATA, "--dev", "dev.jsonl", "--examples", "sft.jsonl"],
