@@ -39,6 +39,16 @@ print(json.dumps({"python": platform.python_version(), "torch": torch.__version_
     "host": platform.node(), "processor": models[0] if models else platform.processor(),
     "threads": str(torch.get_num_threads()), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}))
 """
+# {} where the commit is from before the code was a value.
+CODE = """
+import json
+from contextlib import suppress
+codes = {}
+with suppress(ImportError):
+    from mathrl.core.code_values import code_values, stage_code
+    codes = {stage: stage_code(stage) for stage in code_values()}
+print(json.dumps(codes))
+"""
 KEPT = (Variable.DATA, Variable.JUDGE_KEY, Variable.SERVE_KEY)  # of mathrl's variables: what a person sets for data
 
 
@@ -139,6 +149,11 @@ class FreshClone:
     def digests(self, paths: Sequence[str]) -> dict[str, str]:
         """The digests of the outputs that are there."""
         return {path: digest_path(self.folder / path) for path in paths if (self.folder / path).exists()}
+
+    def codes(self) -> dict[str, dict[str, str]]:
+        """What decides the results of each stage's code in the clone (core.code_values)."""
+        found: dict[str, dict[str, str]] = json.loads(self._output(self._call("-c", CODE)))
+        return found
 
     def environment(self) -> dict[str, str]:
         """Nothing of the caller's runs: its own home, no tracking server, the clone's code first."""

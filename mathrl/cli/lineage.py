@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.output import AsJson, print_document
+from mathrl.core.code_values import code_text
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
 from mathrl.reports.model_card import default_texts
@@ -42,6 +43,7 @@ def lineage_text(back: Back) -> str:
     for step in sorted(back.steps, key=lambda step: step.depth):
         dirty = ", uncommitted changes" if step.dirty else ""
         lines += ["", f"{step.stage}  run {step.run}  commit {step.commit[:12] or 'unknown'}{dirty}"]
+        lines += [f"  {code_text(step.code)}"]
         lines += [f"  made  {path}  {digest}" for path, digest in step.outputs.items()]
         lines += [f"  read  {path}  {digest}" for path, digest in step.inputs.items()]
         lines += [f"  source {name}  {digest}" for name, digest in step.sources.items()]

@@ -76,11 +76,17 @@ def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "
 
     file = place / JSON
     before = {row["stage"]: read_check(row) for row in read_json(file)["stages"]} if file.exists() else {}
-    for number, check in enumerate(certificate.stages):
+    codes = clone.codes()
+    checks = [replace(check, code_again=codes.get(check.stage, {})) for check in certificate.stages]
+    certificate.stages[:] = checks
+    for number, check in enumerate(checks):
+        if number >= first and check.code_change():
+            print(f"warning: {check.stage}: {check.code_change()}", file=sys.stderr)
+    for number, check in enumerate(checks):
         done, paths = before.get(check.stage), list(check.expected)
         there = clone.digests(paths)
         if done is not None and done.outcome == "same" and done.found == there and done.fetched == (number < first):
-            check = done  # by an earlier start of this command
+            check = replace(done, code_again=check.code_again)  # by an earlier start of this command
         elif number < first:
             if there != check.expected:
                 clone.pull([path for other in certificate.stages[:first] for path in _outermost(other.expected)])

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,24 @@ def code_values(project: Path = Path()) -> dict[str, str]:
 
         values[RESOLVE] = __version__
     return {OWN: _own(project), **values}
+
+
+def stage_code(stage: str, project: Path = Path()) -> dict[str, str]:
+    """What a run's record says of the code that made its results: {"mathrl": "0.1.0", "value": "3", "own": ""}."""
+    from mathrl import __version__
+
+    values = code_values(project)
+    return {"mathrl": __version__, "value": values.get(stage, ""), OWN: values[OWN]}
+
+
+def code_text(code: Mapping[str, str]) -> str:
+    """Such code in words.
+
+    >>> code_text({"mathrl": "0.1.0", "value": "3", "own": "9be1"})
+    'mathrl 0.1.0, code 3, own code 9be1'
+    """
+    own = f", own code {code[OWN]}" if code.get(OWN) else ""
+    return f"mathrl {code['mathrl']}, code {code['value']}{own}" if code else "code unknown"
 
 
 def package_of(project: Path) -> Path:

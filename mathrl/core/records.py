@@ -53,6 +53,8 @@ class RunRecord:
     inputs; `pipeline` that of `pipeline_params`, which a stage's MLflow run has in common with those beside it;
     `changed` has the pipeline's parameters that differ from those of the commit with the preset, {"rl.steps": 200};
     `composition` has the groups and presets that its parameters are made of, {"data": "gsm8k", "presets": ["long"]};
+    `code` is what decided the results beside parameters and inputs, {"mathrl": "0.1.0", "value": "3", "own": ""}
+    (core.code_values);
     `preset` and `groups` were chosen for this run, ["data=gsm8k"];
     `resolved` has what the stage chose where a parameter leaves it open, such as {"rollout.engine": "vllm"};
     `inputs` and `outputs` map paths to content digests; `started` and `ended` are Unix seconds; `trial` is the
@@ -71,6 +73,7 @@ class RunRecord:
     host: str = ""
     workspace: str = ""
     git: dict[str, Any] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     resolved: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)

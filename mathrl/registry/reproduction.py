@@ -8,6 +8,7 @@ from typing import Any
 
 from mlflow.exceptions import MlflowException
 
+from mathrl.core.code_values import code_text
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.schema import READS, STAGES
@@ -25,6 +26,7 @@ class StageCheck:
     Example:
         StageCheck("sft", "4f2c…", "a4cec49…", expected={"models/sft": "9be1…"}, found={"models/sft": "9be1…"})
 
+    `code` is what decided the results, and `code_again` when it was run again (core.code_values); {} where unknown.
     `found` is empty before the stage was run again; `fetched` says that its outputs came from the DVC remote instead.
     """
 
@@ -36,6 +38,20 @@ class StageCheck:
     found: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     fetched: bool = False
+    code: Mapping[str, str] = field(default_factory=dict)
+    code_again: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def same_code(self) -> bool | None:
+        """Whether code of the same value was run again; None where that is not known."""
+        then, now = ({k: v for k, v in code.items() if v and k != "mathrl"} for code in (self.code, self.code_again))
+        return then == now if then and now else None
+
+    def code_change(self) -> str:
+        """What differs in the code, in words; "" where nothing does, or it is not known."""
+        if self.same_code is not False:
+            return ""
+        return f"its code is not the same: {code_text(self.code)} then, {code_text(self.code_again)} now"
 
     @property
     def differing(self) -> list[str]:
@@ -83,7 +99,8 @@ class Certificate:
         first, model = self.first_difference, f"{self.name} version {self.version}"
         if first is not None:
             files = ", ".join(first.differing)
-            return f"{model} was not reproduced: {first.stage} is the first stage that differs, in {files}"
+            changed = f"; {first.code_change()}" if first.code_change() else ""
+            return f"{model} was not reproduced: {first.stage} is the first stage that differs, in {files}{changed}"
         if not self.complete:
             return f"{model}: the reproduction is not finished"
         again = [check.stage for check in self.stages if not check.fetched]
@@ -95,7 +112,10 @@ class Certificate:
 
     def to_row(self) -> dict[str, Any]:
         first = self.first_difference
-        derived = [asdict(check) | {"outcome": check.outcome, "differing": check.differing} for check in self.stages]
+        derived = [
+            asdict(check) | {"outcome": check.outcome, "differing": check.differing, "same_code": check.same_code}
+            for check in self.stages
+        ]
         return asdict(self) | {
             "stages": derived,
             "verdict": self.verdict,
@@ -126,7 +146,7 @@ def plan_reproduction(back: Back) -> Certificate:
     commit = back.tags.get("git.commit") or stages[-1].commit
     notes = [f"{step.stage} ran with uncommitted changes" for step in stages if step.dirty]
     notes += [f"{step.stage} ran at commit {step.commit[:12]}" for step in stages if step.commit != commit]
-    checks = [StageCheck(s.stage, s.run, s.commit, dict(s.outputs), dict(s.sources)) for s in stages]
+    checks = [StageCheck(s.stage, s.run, s.commit, dict(s.outputs), dict(s.sources), code=dict(s.code)) for s in stages]
     return Certificate(back.name, back.version, back.digest, commit, _sections(stages, title), checks, {}, notes)
 
 

@@ -238,7 +238,9 @@ def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]],
         outputs = {p: d for p, d in maker.outputs.items() if "/" not in p or p.count("/") == 1 or p in material.outputs}
         read = {p: d for p, d in maker.inputs.items() if not p.startswith(GIVEN)}
         sources = {p: d for p, d in maker.inputs.items() if p.startswith(GIVEN)}
-        steps[key] = Step(key, maker.name, maker.commit, maker.dirty, maker.params, read, outputs, sources)
+        steps[key] = Step(
+            key, maker.name, maker.commit, maker.dirty, maker.params, read, outputs, sources, code=maker.code
+        )
         ahead += [(path, digest, key) for path, digest in read.items()]
     counted = f"{len(steps)} stages on this machine"
     if missing:
@@ -263,4 +265,7 @@ def commands(material: Material, steps: Sequence[Step]) -> str:
     lines = [f"git checkout {commit}" if commit else "# the commit is not known on this machine"]
     if any(step.dirty for step in steps):
         lines.append("# there were uncommitted changes, which are not in that commit")
-    return "\n".join([*lines, "make install", " ".join(words)])
+    version = next((f"=={step.code['mathrl']}" for step in steps if step.code), "")
+    checkout = (material.root / "mathrl" / "stages").is_dir()
+    lines.append("make install" if checkout else f"pip install 'mathrl[platform]{version}'")
+    return "\n".join([*lines, " ".join(words)])

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from mathrl.compose import load_params
 from mathrl.compose.changes import changed_since_commit
 from mathrl.compose.load import read_layers
+from mathrl.core.code_values import stage_code
 from mathrl.core.environment import Variable, rank, wait_without_spinning
 from mathrl.core.errors import UserError, exit_on_user_error, without_logins
 from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
@@ -298,6 +299,7 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "workspace": str(Path.cwd()),
         "git": code_version(),
+        "code": stage_code(stage.name),
         "pipeline": digest([stage.recipe, pipeline] if stage.recipe else pipeline),
         "pipeline_params": pipeline,
         "changed": changed_since_commit(pipeline, workspace_preset(), groups=workspace_groups()),

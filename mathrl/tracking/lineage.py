@@ -10,13 +10,13 @@ made an input has the same digest under `….output.<path>` (`names.link`). Exam
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.tracking.batches import LONGEST_PARAM
 from mathrl.tracking.client import experiments
-from mathrl.tracking.names import linked, links, queries, unescape
+from mathrl.tracking.names import CODE, linked, links, queries, tags_under, unescape
 
 PAGE = 1000
 REMEDY = (
@@ -31,7 +31,8 @@ class Step:
     """One run of a stage.
 
     `depth` is its distance from the start of the walk; `sources` are digests of files that no stage made
-    (curate's inputs); `workspace` is the folder in which it ran.
+    (curate's inputs); `workspace` is the folder in which it ran, `code` what decided
+    its results beside parameters and inputs (core.code_values); {} of runs from before it was recorded.
     """
 
     run: str
@@ -44,6 +45,7 @@ class Step:
     sources: Mapping[str, str]
     workspace: str = ""
     depth: int = 0
+    code: Mapping[str, str] = field(default_factory=dict)
 
     def section(self, name: str) -> dict[str, Any]:
         """The parameters of one section that it ran with, parsed from MLflow's flat texts.
@@ -297,4 +299,5 @@ def _step(run: Any) -> Step:
         outputs,
         {name: digest for name, digest in (named | read).items() if digest not in made and name not in inputs},
         tags.get("mathrl.workspace", ""),
+        code=tags_under(tags, CODE),
     )

@@ -13,6 +13,7 @@ from mathrl.core.hashing import digest
 
 LONGEST = 230  # MLflow takes 250 characters; a prefix such as `name.` may come before it
 HIDDEN = "mlflow.mathrl."
+CODE = "code."  # before the parts of a record's code: code.mathrl, code.value, code.own
 REFUSED = re.compile(r"[^/\w.\- ]")
 ESCAPED = re.compile(r":(10[0-9a-f]{4}|[0-9a-f]{0,5}):")
 

@@ -31,7 +31,7 @@ from mathrl.core.run_name import chosen_words, run_name
 from mathrl.tracking.batches import MlflowBatches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments
 from mathrl.tracking.models import log_model, model_paths
-from mathrl.tracking.names import escape, link, links, queries
+from mathrl.tracking.names import CODE, escape, link, links, queries
 from mathrl.tracking.parent import BEST, log_parent_params, parent_params, refresh_parent
 from mathrl.tracking.views import NOTE, keep_views
 
@@ -341,6 +341,7 @@ def _origin(record: RunRecord) -> dict[str, str]:
         "mlflow.user": getpass.getuser(),
         "mlflow.source.name": f"mathrl.stages.{record.stage}",
     }
+    tags |= {f"{CODE}{name}": text for name, text in record.code.items() if text}
     optional = {"prefect.flow_run_id": record.prefect_flow_run, "mathrl.study": record.sweep}
     return tags | {name: text for name, text in optional.items() if text}
 

@@ -85,6 +85,9 @@ def test_it_fetches_goes_on_after_a_failure_and_names_the_first_difference(
     row = certificate(tmp_path / "here")
     assert differs.returncode == 1 and row["first_difference"] == "rl" and not row["same"]
     assert "rl is the first stage that differs, in models/rl" in differs.stdout
+    assert "; its code is not the same: mathrl 0.1.0, code 1 " in differs.stdout
+    assert [stage["same_code"] for stage in row["stages"]] == [*[True] * 4, False, True]
+    assert differs.stderr.count("its code is not the same") == 1, "said of rl before it is run"
     assert [stage["outcome"] for stage in row["stages"]] == [*["same"] * 4, "differs", "not run"]
     assert row["stages"][:4] == before[:4], "what was done was not done again"
 
@@ -144,4 +147,15 @@ def test_verdicts() -> None:
     fetched = verdict(same, same, fetched=True)
     fetched.stages[1] = verdict(same, same).stages[1]
     assert "rl were run again and no output differs; the outputs of sft came from the DVC remote" in fetched.verdict
+    code = {"mathrl": "0.1.0", "value": "1"}
+    for again, said in (
+        (code | {"mathrl": "0.2.0", "own": ""}, "in b"),
+        (code | {"value": "2"}, "in b; its code is not the same: mathrl 0.1.0, code 1 then, mathrl 0.1.0, code 2 now"),
+        (
+            code | {"own": "77"},
+            "in b; its code is not the same: mathrl 0.1.0, code 1 then, mathrl 0.1.0, code 1, own code 77 now",
+        ),
+        ({}, "in b"),
+    ):
+        assert verdict(same, other, code=code, code_again=again).verdict.endswith(said)
     assert verdict(lacking, {}).complete and not verdict(lacking, {}).same
