@@ -54,6 +54,7 @@ class Store:
                 pipeline=f"p{lr}",
                 pipeline_params={"rl": {"lr": lr}},
                 git={"commit": "c0ffee" * 6},
+                code={"mathrl": "0.1.0", "value": f"{lr}", "own": ""} if stage == "rl" else {},
                 inputs={path: self.digest(path) for path in reads},
                 outputs={path: self.digest(path) for path in outputs - {"reports"}},
                 datasets=SOURCES if stage == "curate" else {},
@@ -137,7 +138,12 @@ def test_an_input_that_nobody_made_is_said(store: Store) -> None:
     assert back.unexplained == [(sft, "data/other.jsonl", "dead")]
     assert "not complete" in lineage_text(back) and "data/other.jsonl (dead)" in lineage_text(back)
     store.client.delete_tag(sft, "mlflow.mathrl.input.data/other.jsonl")
-    assert "complete: 7 runs" in lineage_text(way_back(store.client, "chain"))
+    back = way_back(store.client, "chain")
+    assert "complete: 7 runs" in lineage_text(back)
+    assert {step.stage: dict(step.code) for step in back.steps if step.code} == {
+        "rl": {"mathrl": "0.1.0", "value": "0.2"}
+    }
+    assert "\n  mathrl 0.1.0, code 0.2\n" in lineage_text(back) and "\n  code unknown\n" in lineage_text(back)
 
 
 def test_forward_tells_what_a_model_was_made_from_and_what_it_was_measured_with(store: Store) -> None:
