@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import mathrl
 
 ROOT = Path(__file__).parents[1]
@@ -107,4 +109,24 @@ def test_the_workflow_calls_make_targets_that_exist_and_the_citation_has_the_ver
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     called = set(re.findall(r"run: make ([a-z-]+)", workflow)) | set(re.findall(r"target: ([a-z-]+)", workflow))
     assert {"lint", "lock", "docs", "test", "smoke", "test-engines", "stranger"} <= called <= targets
-    assert f"\nversion: {mathrl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    last = load_tool("release_notes").RELEASE.search((ROOT / "CHANGELOG.md").read_text())
+    assert last is not None and f"\nversion: {'.'.join(last.groups())}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_unreleased_changes_become_those_of_the_release() -> None:
+    notes, text = load_tool("release_notes"), (ROOT / "CHANGELOG.md").read_text()
+    released = notes.released
+    new = released(text, "7.0.0", "2030-01-02")
+    lines = "## [7.0.0] - 2030-01-02\n"
+    assert new.replace(lines, "").split() == text.split() and f"{notes.HEADING}\n\n{lines}\n### Added" in new
+    for version, of in (("0.0.9", text), ("8.0.0", released(text, "7.0.0", "2030-01-02"))):
+        with pytest.raises(ValueError, match=r"is not above it|no changes under"):
+            released(of, version, "2030-01-03")
+
+
+def test_an_old_public_name_works_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mathrl, "_RENAMED", {"mark": ("grade", "0.2.0")})
+    with pytest.warns(DeprecationWarning, match="mathrl.mark is called mathrl.grade since 0.2.0"):
+        assert mathrl.mark is mathrl.grade
+    overdue = load_tool("release_notes").overdue
+    assert overdue(mathrl._RENAMED, "0.3.0") == [] and overdue(mathrl._RENAMED, "0.4.0") == ["mark"]
