@@ -50,8 +50,9 @@ IMPORTED: dict[Libraries, tuple[list[str], str]] = {
     "usual": (MODULES, FIRST_USE),
     "scipy": (MODULES + SCIPY_MODULES, FIRST_USE + SCIPY_FIRST_USE),
 }
+PROGRAM = "mathrl.tools.inside.zygote"  # by its module's name it counts in the code's value
 INSIDE = Path(__file__).parent / "inside"
-OWN_CODE = "/packages/mathrl/tools/inside"  # where the sandbox has its copy
+OWN_CODE = f"/packages/{PROGRAM.rpartition('.')[0].replace('.', '/')}"  # where the sandbox has its copy
 # The user that sessions run as where the trainer runs as root: a number that no account has.
 UNPRIVILEGED = 65533
 LIBRARY = re.compile(r"(?:=>)?\s+(/\S+) \(0x")
@@ -122,7 +123,7 @@ class Launch:
             *inside,
             *("--remount-ro", "/", "--seccomp", str(base), "--chdir", "/"),
             *(f"/python/bin/{_interpreter().name}", "-sP"),
-            *(f"{OWN_CODE}/zygote.py", json.dumps(request)),
+            *(f"/packages/{PROGRAM.replace('.', '/')}.py", json.dumps(request)),
         ]
 
     def close(self) -> None:

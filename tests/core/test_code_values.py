@@ -175,3 +175,12 @@ def test_the_values_of_this_checkout_are_the_same_from_what_is_kept(
     assert found[0] == found[1]
     assert all(re.fullmatch(r"\d+ [0-9a-f]{16}", value) for stage, value in found[0].items() if stage != "own")
     assert len(set(found[0].values())) == len(found[0])
+
+
+def test_what_runs_in_the_sandbox_counts_for_the_stages_that_sample() -> None:
+    files = module._Files(module.PACKAGE.parent)
+    for stage in ("rl", "evaluate"):
+        reached = files.reached([module.PACKAGE / "stages" / f"{stage}.py"])
+        assert set((module.PACKAGE / "tools" / "inside").glob("*.py")) <= reached | {
+            module.PACKAGE / "tools" / "inside" / "__init__.py"
+        }
