@@ -144,7 +144,7 @@ def shown(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", "\\n")
 
 
 def page(name: str) -> str:
@@ -172,7 +172,7 @@ def page(name: str) -> str:
         *[line for note in entry.get("notes", ()) for line in (note.replace("{preset}", entry["preset"]), "")],
         "## Every value beside the document's",
         "",
-        "A star marks what differs.",
+        "A star marks what differs; a number before the place is that of the source below.",
         "",
         "| parameter | document | here | place in the document |",
         "|---|---|---|---|",
@@ -180,18 +180,25 @@ def page(name: str) -> str:
     for key, row in entry["values"].items():
         value = value_at(values, key)
         written = shown(value["type"] if isinstance(value, Mapping) and isinstance(expected(row), str) else value)
-        mark = " *" if "why" in row else ""
-        lines.append(f"| `{key}` | {_cell(shown(row['document']))} | {_cell(written)}{mark} | {_cell(row['where'])} |")
-    for row in entry.get("beside", ()):
-        mark = " *" if "why" in row else ""
-        cells = (row["what"], shown(row["document"]), f"{row['here']}{mark}", row["where"])
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        lines.append(_line(entry, f"`{key}`", row, written))
+    lines += [_line(entry, row["what"], row, row["here"]) for row in entry.get("beside", ())]
+    lines += ["", "## Sources", ""]
+    lines += [f"{number}. {_cell(source)}" for number, source in enumerate(entry["sources"].values(), start=1)]
     lines += ["", "## What differs and why", ""]
     lines += [f"- `{key}`: {row['why']}." for key, row in entry["values"].items() if "why" in row]
     lines += [f"- {row['what']}: {row['why']}." for row in entry.get("beside", ()) if "why" in row]
     lines += ["", "## Set here, not stated in the document", "", "| parameter | here |", "|---|---|"]
     lines += [f"| `{key}` | {_cell(_short(value))} |" for key, value in chosen(entry).items()]
     return "\n".join(lines) + "\n"
+
+
+def _line(entry: Entry, what: str, row: Entry, here: str) -> str:
+    """A row of the table; a star marks what differs, a number the source where the entry has several."""
+    names = list(entry["sources"])
+    number = f"{names.index(row.get('from', names[0])) + 1}: " if len(names) > 1 else ""
+    mark = " *" if "why" in row else ""
+    cells = (what, _cell(shown(row["document"])), f"{_cell(here)}{mark}", f"{number}{_cell(row['where'])}")
+    return f"| {' | '.join(cells)} |"
 
 
 def _short(value: Any) -> str:

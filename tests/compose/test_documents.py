@@ -1,6 +1,7 @@
 """Each value of a preset or recipe that reproduces a document is the document's, or differs for a given reason."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.test_house import ROOT, load_tool
 
 tool = load_tool("document_pages")
 DOCUMENTS = tool.documents()
+CITED = re.compile(r" at (v[\d.]+ \()?[\da-f]{9}\b|https://|arXiv:\d{4}\.\d{5}v\d")
 FORMS = ({"document"}, {"document", "as"}, {"document", "here", "why"})
 
 
@@ -32,12 +34,15 @@ def test_the_documents_of_the_issue_are_there() -> None:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_each_row_says_where_and_why(name: str) -> None:
     entry = DOCUMENTS[name]
+    assert all(CITED.search(source) or source.startswith("a note of ") for source in entry["sources"].values()), name
+    used = {row.get("from", next(iter(entry["sources"]))) for row in (*entry["values"].values(), *entry["beside"])}
+    assert used == {*entry["sources"]}, f"{name}: sources that rows name, and sources of the entry"
     for key, row in entry["values"].items():
-        assert set(row) - {"where"} in FORMS, f"{name}: {key}: {sorted(row)}"
+        assert set(row) - {"where", "from"} in FORMS, f"{name}: {key}: {sorted(row)}"
         assert str(row["where"]).strip() and exists(key.rpartition("/")[2]), f"{name}: {key}"
         assert not str(row.get("why", "")).endswith("."), f"{name}: {key}: the page adds the full stop"
     for row in entry.get("beside", ()):
-        assert {"what", "document", "here", "where"} <= set(row) <= {"what", "document", "here", "where", "why"}, row
+        assert {"what", "document", "here", "where"} <= set(row) <= {"what", "document", "here", "where", "from", "why"}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

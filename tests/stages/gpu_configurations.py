@@ -68,8 +68,8 @@ def resolved(params: Params, stage: str, hardware: Hardware, folder: Path) -> Ro
 def model_folder(params: Params, folder: Path) -> Path:
     """A folder with the model's config.json alone."""
     config = config_of(params.model.base)
-    # As in its config.json, or less: 4,096 for deepseek-math, 32,768 and more for Qwen2.
-    config.max_position_embeddings = 4096 if config.model_type == "llama" else 32768
+    # As in its config.json, or less: 4,096 for deepseek-math, 32,768 and more for Qwen2, 131,072 for Llama 3.
+    config.max_position_embeddings = 4096 if "deepseek-math" in getattr(params.model.base, "path", "") else 32768
     config.save_pretrained(folder)
     return folder
 
