@@ -18,7 +18,7 @@ import optuna
 from scipy import stats
 
 from mathrl.core.forecast import forecast
-from mathrl.sweeps.forecast_pruner import ForecastPruner
+from mathrl.sweeps.study import ForecastPruner
 
 RESPONSES, END, EVALUATIONS, SHARE = 512, 100, 20, 0.4
 STEPS = [END * number // EVALUATIONS for number in range(1, EVALUATIONS + 1)]

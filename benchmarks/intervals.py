@@ -13,9 +13,9 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import stdtrit
 
-from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.paired import compare
 from mathrl.evaluation.runs import compare_runs, seeds_interval
+from mathrl.evaluation.spread import cluster_interval
 
 Z = 1.959964
 # Pass rates of problems: (a, b) of a Beta distribution, and what it stands for.

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.models.device import keep_freed_memory
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.norm import use_fast_norms

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from mathrl.core.imports import without_collections
+from mathrl.core.environment import without_collections
 from mathrl.core.request_origin import OwnRequests
 
 ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"  # of the pages that it answers

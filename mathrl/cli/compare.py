@@ -15,7 +15,7 @@ from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
-from mathrl.evaluation.sequential import MOST_LOOKS
+from mathrl.evaluation.compare import MOST_LOOKS
 from mathrl.reports.find_responses import compare_named, model_folder
 
 

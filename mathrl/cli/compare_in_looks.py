@@ -9,9 +9,9 @@ from mathrl.core.results import Comparison
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import EvalRow, Problem
 from mathrl.evaluation.benchmark import benchmark_problems
+from mathrl.evaluation.compare import look_levels
 from mathrl.evaluation.paired import compare
 from mathrl.evaluation.responses import read_run
-from mathrl.evaluation.sequential import look_levels
 from mathrl.evaluation.summary import accuracies, responses_behind
 from mathrl.params import Params
 from mathrl.reports.evaluation import evaluate_once

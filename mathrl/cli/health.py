@@ -10,8 +10,8 @@ import typer
 from mathrl.cli.output import AsJson, print_document
 from mathrl.core.errors import UserError
 from mathrl.core.exit_status import EXIT_NO
+from mathrl.core.forecast import forecast_of
 from mathrl.core.paths import main_checkout
-from mathrl.core.run_forecast import forecast_of
 from mathrl.health.watch import examine, judging_rules, sentence
 from mathrl.reports.find_run import find_training_run
 

@@ -23,11 +23,10 @@ from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.code_values import OWN, changed_code, keep_results
-from mathrl.core.environment import Variable
+from mathrl.core.environment import Variable, without_collections
 from mathrl.core.errors import UserError
 from mathrl.core.exit_status import EXIT_TERMINATED
 from mathrl.core.files import read_json
-from mathrl.core.imports import without_collections
 from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params

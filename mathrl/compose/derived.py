@@ -37,7 +37,7 @@ from mathrl.params.final_values import billions, usual_rate
 from mathrl.params.optimizer import MUON_TIMES
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
-from mathrl.planning.lengths import LONGEST, MORE, prompt_tokens, response_tokens, rounded
+from mathrl.planning.project import LONGEST, MORE, prompt_tokens, response_tokens, rounded
 
 PLAN = "memory plan (docs/planning.md)"
 MUON_SOURCE = "Muon's update is about ten times smaller: Liu et al. 2025, arXiv:2502.16982, equation 4"

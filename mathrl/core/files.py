@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.processes import is_alive
+from mathrl.core.parent import is_alive
 
 ESCAPE = "backslashreplace"  # how files encode what UTF-8 cannot: a lone surrogate becomes \ud83d
 

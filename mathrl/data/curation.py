@@ -4,27 +4,32 @@ Nothing is dropped silently: every row read ends in a split, in `dropped` or in 
 out by the `keep` and `limit` of its source. The rows are on disk (row_store.py); a step works on their numbers.
 """
 
+import json
+import random
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
 from mathrl.core.errors import UserError
+from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.clean_splits import decontaminate_splits, share_out, share_out_sft
-from mathrl.data.curated import Curated
-from mathrl.data.deduplicate import BENCHMARK, Dropped, deduplicate
+from mathrl.data.curated import TRAINED, Curated, CurationStep
+from mathrl.data.decontaminate import Hit, Search, evaluation_index, trained_texts
+from mathrl.data.deduplicate import BENCHMARK, Dropped, Reason, deduplicate
+from mathrl.data.processes import in_order
 from mathrl.data.quality_gate import pass_gate
-from mathrl.data.read_sources import read_sources
-from mathrl.data.reading import Read, input_row, read_source, taken
-from mathrl.data.row_shards import SPLITS, Digesting
-from mathrl.data.row_store import RowStore
+from mathrl.data.reading import Read, Reader, Rejected, input_row, read_source, repeated, rows_of, taken
+from mathrl.data.row_files import Row
+from mathrl.data.row_shards import SPLITS, Digesting, Item, Numbers, Summary, write_shard
+from mathrl.data.row_store import RowStore, ShardRows, StoredProblems, shard_tasks
 from mathrl.data.similar_questions import model_folder
 from mathrl.data.sources import ResolvedSource, absolute, resolve_evaluation, resolve_source
-from mathrl.params.data import Curate
+from mathrl.params.data import Curate, Decontaminate
 
 
 @dataclass(frozen=True)
@@ -133,3 +138,212 @@ def check_disjoint(store: RowStore) -> None:
                     f"curate: {twin.id} ({twin.split}) and {problem.id} ({problem.split}) ask the same question; "
                     "set deduplicate.exact to true"
                 )
+
+
+def decontaminate_splits(
+    problems: StoredProblems, against: Sequence[Problem], params: Decontaminate, name: str, curated: Curated
+) -> StoredProblems:
+    search = _search(against, params, curated)
+    homes = {problem.id: problem.source for problem in against}
+    curated.evaluation_homes |= homes
+    curated.too_short += search.index.too_short
+
+    def contaminated() -> Iterator[tuple[int, Reason]]:
+        for number, hit in stored_hits(problems.of(*TRAINED), search, name.replace(" ", "-")):
+            if not hit.dropped(params.min_share):
+                # Reported, so that a person can judge the threshold.
+                curated.hits.append(replace(hit, others=()) if hit.others else hit)
+                continue
+            curated.hits.append(hit)
+            source = curated.store.source(number)
+            curated.overlap[source, homes[hit.eval_id]] += 1
+            curated.matched_whole[source] += hit.whole
+            kind = "evaluation text whole" if hit.whole else "embedding" if hit.semantic else f"{params.ngram}-gram"
+            why = ", dropped by decision" if hit.decision else ""
+            detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram or 'similar words'}"
+            yield number, Reason("contaminated", hit.eval_id, detail)
+
+    return curated.drop(name, problems, contaminated())
+
+
+def _search(against: Sequence[Problem], params: Decontaminate, curated: Curated) -> Search:
+    index = evaluation_index(params, others_from=params.min_share)
+    for problem in against:
+        index.add_problem(problem)
+    return Search(index, _own_generator(against, params, curated))
+
+
+def _own_generator(against: Sequence[Problem], params: Decontaminate, curated: Curated) -> dict[str, frozenset[str]]:
+    """The ids that the rows of a generated source are not compared with: those of the same generator."""
+    if params.within_generator:
+        return {}
+    return {source: frozenset(p.id for p in against if p.source == source) for source in curated.generated}
+
+
+def share_out(problems: StoredProblems, target: str, share: float, seed: int, barred: Numbers | None = None) -> int:
+    """Move a seeded share of the rl rows to `target` if that is empty, and return their number.
+
+    Rows that are `barred` stay; if that leaves fewer rows than the share, all the others move.
+    """
+    if not share or len(problems.of(target)):
+        return 0
+    rl = problems.of("rl").numbers
+    free = rl if barred is None else rl[~np.isin(rl, barred)]
+    size = min(round(share * len(rl)), len(free))
+    moved = random.Random(derive_seed(seed, "share_out", target)).sample(range(len(free)), size)
+    problems.store.splits[free[moved]] = SPLITS.index(target)
+    return size
+
+
+def share_out_sft(
+    problems: StoredProblems, against: Sequence[Problem], curate: Curate, seed: int, curated: Curated
+) -> None:
+    """Move the share of the sft split; a row whose solution is contaminated stays in rl, which never shows it."""
+    clean = curate.decontaminate
+    if not curate.sft_share or len(problems.of("sft")):
+        return
+    barred: list[int] = []
+    if clean:
+        solution_hits = hits_of_solutions(problems.of("rl"), _search(against, clean, curated))
+        barred = [number for number, hit in solution_hits if hit.dropped(clean.min_share)]
+    share_out(problems, "sft", curate.sft_share, seed, np.array(barred, np.int64))
+    curated.solutions_barred = len(barred)
+
+
+Hits = list[tuple[int, Hit]]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A search, under the name of the curation step whose hits the files hold."""
+
+    name: str
+    search: Search
+    solutions: bool = False  # the worked solutions alone, of rows of any split
+
+    def hits(self, piece: ShardRows) -> Hits:
+        """The numbers of the rows with a hit, ascending, and the strongest hit of each."""
+        file = piece.stem.with_suffix(f".{self.name}.hits")
+        if file.exists():
+            with file.open(encoding="utf-8") as stream:
+                return [(number, Hit.from_row(row)) for number, row in map(json.loads, stream)]
+        hits = self._search(piece)
+        partial = file.with_suffix(".partial")
+        partial.write_text("".join(json.dumps([number, hit.fields()]) + "\n" for number, hit in hits), encoding="utf-8")
+        partial.replace(file)
+        return hits
+
+    def _search(self, piece: ShardRows) -> Hits:
+        index, shard = self.search.index, piece.shard
+        solved = index.may_hit(shard.rows("solution_grams", piece.at))
+        if self.solutions:
+            return self._strongest([(n, p, [p.solution or ""]) for n, p in piece.only(solved).problems()])
+        asked = index.may_hit(shard.rows("question_grams", piece.at)) | solved & (piece.splits == SPLITS.index("sft"))
+        return self._strongest([(n, p, list(trained_texts(p))) for n, p in piece.only(asked).problems()])
+
+    def _strongest(self, rows: Sequence[tuple[int, Problem, list[str]]]) -> Hits:
+        hits = self.search.strongest([(problem, texts) for _, problem, texts in rows])
+        return [(number, hit) for (number, _, _), hit in zip(rows, hits, strict=True) if hit]
+
+
+def _hits(step: _Step, piece: ShardRows) -> Hits:
+    return step.hits(piece)
+
+
+def stored_hits(problems: StoredProblems, search: Search, name: str) -> Iterator[tuple[int, Hit]]:
+    """The numbers of the problems with a hit, ascending, and the strongest hit of each, for the step `name`."""
+    for hits in in_order(_hits, _Step(name, search), problems.pieces()):
+        yield from hits
+
+
+def hits_of_solutions(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
+    """Like `stored_hits`, of the worked solutions alone."""
+    for hits in in_order(_hits, _Step("solutions", search, solutions=True), problems.pieces()):
+        yield from hits
+
+
+def read_sources(sources: Iterable[ResolvedSource], seed: int, remedy: str | None, curated: Curated) -> StoredProblems:
+    """The problems of all sources; bad rows, counts and digests go into the account.
+
+    Raises:
+        UserError: a source cannot be read or is empty, or has a bad row for which there is a `remedy`.
+    """
+    store = curated.store
+    numbers = [np.empty(0, np.int64)]
+    for resolved in sources:
+        read, first = Read(), len(store)
+        good, bad, cut = _read(resolved, seed, read, remedy, store)
+        if not len(good) and not bad and not resolved.generated:
+            raise UserError(f"{resolved.describe()}: no row in it")
+        curated.inputs.append(input_row(resolved, read))
+        if cut:
+            curated.cut_turns[resolved.name] = curated.cut_turns.get(resolved.name, 0) + cut
+        store.rename(store.in_earlier(first), resolved.name)  # rows that two sources share get distinct ids
+        numbers.append(good)
+        curated.rejected += bad
+        name = f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else "")
+        reasons = +Counter({"bad row": len(bad), **read.left_out})
+        curated.steps.append(CurationStep(name, len(good) + reasons.total(), len(good), reasons))
+    return StoredProblems(store, np.concatenate(numbers))
+
+
+def _read(
+    resolved: ResolvedSource, seed: int, read: Read, remedy: str | None, store: RowStore
+) -> tuple[Numbers, list[Rejected], int]:
+    """The numbers of a source's good rows, its bad rows in order, and the assistant turns cut off its prompts."""
+    items, reader = _items(resolved, seed, read)
+    tasks = shard_tasks(store.folder, len(store.shards), items, reader)
+    first, summaries, failure = len(store), list[Summary](), None
+    try:
+        for summary in in_order(write_shard, store.digesting, tasks):
+            summaries.append(summary)
+            if remedy and summary.rejected:
+                break
+    except UserError as error:  # unless a row before it is bad
+        failure = error
+    starts = store.add([summary.stem for summary in summaries], resolved.name)
+    repeats = _repeats(store, first, resolved.name)
+    bad = _bad_rows(summaries, starts, repeats)
+    if remedy and bad:
+        raise UserError(f"{bad[0].where}: {bad[0].reason}; {remedy}")
+    if failure:
+        raise failure
+    numbers = np.fromiter(repeats, np.int64, len(repeats))
+    store.drop(numbers)
+    read.left_out.update({"left out by keep": sum(summary.left_out for summary in summaries)})
+    good = np.setdiff1d(np.arange(first, len(store)), numbers, assume_unique=True)
+    return good, bad, sum(summary.cut_turns for summary in summaries)
+
+
+def _items(resolved: ResolvedSource, seed: int, read: Read) -> tuple[Iterator[Item], Reader | None]:
+    """The rows, and what makes problems of them; or problems, where rows are drawn or generated in order."""
+    if resolved.generated or resolved.limit is not None:
+        return iter(read_source(resolved, seed, read)), None
+    rows, reader, unread = rows_of(resolved, read), Reader(resolved, seed), list[Row]()
+    for row in rows:
+        unread.append(row)
+        if not row.problem:
+            reader.fit(row)  # every shard begins with the shape of the source's first row
+            break
+    return chain(unread, rows), reader
+
+
+def _repeats(store: RowStore, since: int, source: str) -> dict[int, Rejected]:
+    """The rows from the number `since` on that have the id of an earlier one, by number."""
+    numbers, groups = store.alike("id", since=since)
+    repeats = {}
+    for number in np.sort(numbers[numbers != groups]).tolist():  # a group has the number of its first row
+        shard, at = store.place(number)
+        repeats[number] = repeated(store.problem(number).id, *store.shards[shard].places(at), source)
+    return repeats
+
+
+def _bad_rows(summaries: Iterable[Summary], starts: Iterable[int], repeats: dict[int, Rejected]) -> list[Rejected]:
+    """All bad rows in the order of the source."""
+    placed = [
+        ((start + before, 0), row)
+        for summary, start in zip(summaries, starts, strict=True)
+        for before, row in summary.rejected
+    ]
+    placed += [((number, 1), row) for number, row in repeats.items()]
+    return [row for _, row in sorted(placed, key=lambda pair: pair[0])]

@@ -14,8 +14,7 @@ from typing import Any
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.grams import exact_key
-from mathrl.rewards.language import language_share
-from mathrl.rewards.repetition import repetition_penalty
+from mathrl.rewards.format import language_share, repetition_penalty
 
 # A row of responses.jsonl: {"response": "…", "correct": true, "truncated": false, "length": 34, …}
 ResponseRow = Mapping[str, Any]

@@ -21,10 +21,9 @@ import xxhash
 from mathrl.core.files import ESCAPE, written_aside
 from mathrl.core.types import Problem
 from mathrl.data.grams import compared_grams, exact_key
-from mathrl.data.minhash import digest
 from mathrl.data.reading import Reader, Rejected
 from mathrl.data.row_files import Row
-from mathrl.data.shingles import Rows, TokenHashes, hash_tokens
+from mathrl.data.shingles import Rows, TokenHashes, digest, hash_tokens
 from mathrl.params.data import NearDuplicates
 
 ROWS = 1 << 14  # per shard

@@ -13,8 +13,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import encodable
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration, routed
-from mathrl.models.end_tokens import turn_end
-from mathrl.models.tool_messages import PYTHON
+from mathrl.models.tool_messages import PYTHON, turn_end
 from mathrl.params.run import Prompt
 
 # Templates of Llama 3 and SmolLM 3 write today's date; prompts must not change from day to day. Llama's own default.

@@ -60,7 +60,7 @@ def grpo_arguments(params: Params, *, world: int, on_cpu: bool, longest: int) ->
 def sft_arguments(params: Params, *, world: int, on_cpu: bool, accumulation: int) -> dict[str, Any]:
     """The arguments of TRL's SFTConfig, without its folder; `accumulation` micro-batches per rank make a step.
 
-    The rows of the data set are micro-batches of demonstrations (`mathrl.engines.trl_batches`), in their order and
+    The rows of the data set are micro-batches of demonstrations (`mathrl.engines.trl_sft`), in their order and
     whole, so that TRL neither tokenizes nor truncates nor shuffles.
     """
     sft = params.sft

@@ -9,8 +9,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mathrl.engines.trl_packages import GRPOTrainer, SFTTrainer
 from mathrl.learners.optimizer import schedule
-from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import loading, resolve_folder
+from mathrl.models.tool_messages import end_tokens
 from mathrl.models.transformers_import import AutoModelForCausalLM
 from mathrl.params.optimizer import Optimizer
 from mathrl.params.run import Model

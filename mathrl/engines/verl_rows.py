@@ -8,8 +8,7 @@ import numpy as np
 from mathrl.core.files import write_json
 from mathrl.core.types import Completion, Problem
 from mathrl.data.export import to_verl, write_parquet
-from mathrl.engines.problem_rows import ordered_problems
-from mathrl.engines.prompt_texts import PromptTexts
+from mathrl.engines.prompt_texts import PromptTexts, ordered_problems
 from mathrl.engines.verl_config import VerlFiles
 from mathrl.engines.verl_reward import DEV, input_text
 from mathrl.params import Params

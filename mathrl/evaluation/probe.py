@@ -22,7 +22,7 @@ from mathrl.core.results import Interval
 from mathrl.core.types import Problem
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import prompt_text, render
-from mathrl.evaluation.intervals import cluster_interval
+from mathrl.evaluation.spread import cluster_interval
 from mathrl.models.logprobs import padded
 from mathrl.models.packing import Group
 from mathrl.params.run import Prompt

@@ -16,9 +16,8 @@ import numpy as np
 
 from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison, Interval
-from mathrl.evaluation.intervals import share_interval
 from mathrl.evaluation.paired import tested
-from mathrl.evaluation.spread import VariancePart, half_width, part_of
+from mathrl.evaluation.spread import VariancePart, half_width, part_of, share_interval
 
 Values = Mapping[str, float]  # of one run: problem id → value
 

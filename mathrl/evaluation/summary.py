@@ -7,9 +7,9 @@ from mathrl.core.errors import UserError
 from mathrl.core.results import GroupFigures, Interval, ModelFigures
 from mathrl.core.statistics import sum_in_order
 from mathrl.core.types import EvalRow
-from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.pass_at_k import answer_classes, maj_at_k, pass_at_k
 from mathrl.evaluation.runs import Values, seeds_interval
+from mathrl.evaluation.spread import cluster_interval
 from mathrl.grading.grade import equal_answers
 from mathrl.params.evaluate import Evaluate
 

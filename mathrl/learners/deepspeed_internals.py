@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mathrl.core.environment import Variable
 from mathrl.learners.distributed import Ranks
-from mathrl.models.root_pass import Pass
+from mathrl.models.fsdp import Pass
 from mathrl.models.sharding import own_range
 
 

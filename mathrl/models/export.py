@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mathrl.core.environment import rank
 from mathrl.core.files import write_text, written_aside
-from mathrl.models.end_tokens import end_tokens
 from mathrl.models.kernels import compute_dtype
 from mathrl.models.lora import (
     ADAPTER,
@@ -22,6 +21,7 @@ from mathrl.models.lora import (
     weight_parts,
 )
 from mathrl.models.sharding import gathered, gathered_weights, is_sharded
+from mathrl.models.tool_messages import end_tokens
 from mathrl.models.transformers_import import GenerationConfig, revert_weight_conversion
 
 FILE_BYTES = 5_000_000_000  # of a weights file of a sharded model; rank 0 holds one in CPU memory

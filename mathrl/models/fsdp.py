@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from mathrl.models.head import LogprobHead
-from mathrl.models.root_pass import Pass
 from mathrl.models.transformers_import import DistributedConfig, PreTrainedModel
 
 
@@ -171,3 +170,14 @@ def all_gathered(network: Any) -> Iterator[None]:
         root.set_reshard_after_forward(True)
         # It also forgets the order of the passes, by which a backward pass fetches ahead: each rank had its own.
         root.reset_iter_state()
+
+
+class Pass(nn.Module):
+    """The root that DeepSpeed and FSDP wrap: their hooks run before and after what is computed."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+        return compute()

@@ -12,8 +12,8 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.hub import ask_hub_once
 from mathrl.core.out_of_memory import memory_part
-from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.base import REFERENCE, make_base
+from mathrl.models.device import keep_freed_memory
 from mathrl.models.export import export_model
 from mathrl.models.fsdp import divided_loads, is_divided
 from mathrl.models.fused import use_fused_elementwise

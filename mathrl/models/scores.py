@@ -19,10 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
-from mathrl.models.allocator import keep_freed_memory
 from mathrl.models.attention import packed_inputs
 from mathrl.models.context_parallel import ContextGroup, own_share, share_rows
-from mathrl.models.device import Device
+from mathrl.models.device import Device, keep_freed_memory
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.fsdp import divided_loads, is_divided, made_divided
 from mathrl.models.kernels import attention_kernel, compute_dtype

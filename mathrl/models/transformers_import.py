@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from mathrl.core.imports import without_collections
+from mathrl.core.environment import without_collections
 
 HIDDEN = ("sklearn", "scipy", "pandas", "accelerate", "deepspeed")
 

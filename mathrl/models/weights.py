@@ -1,4 +1,4 @@
-"""All weights of a model, one at a time, under their Hugging Face names."""
+"""All weights of a model, one at a time, under their Hugging Face names, and the digest that tells if they arrived."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mathrl.core.hashing import digest
 from mathrl.models.lora import merged_weights, weight_parts
-from mathrl.models.weight_digest import WeightDigest
 
 WeightShape = tuple[str, torch.dtype, tuple[int, ...]]  # name, type and shape of a whole weight
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -95,3 +94,40 @@ def write_buckets(weights: Iterable[tuple[str, Tensor]], folder: Path, dtype: to
     if bucket:
         save_file(bucket, folder / f"{number:05d}.safetensors")
     return total.hexdigest()
+
+
+BLOCK = 2**22  # elements widened to 64 bits at a time
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class WeightDigest:
+    """Collects tensors, in any order, and gives the digest of all.
+
+    Example:
+        total = WeightDigest(); total.add("lm_head.weight", weight); total.hexdigest()   # "9f86d081884c7d65"
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[str, tuple[str, list[int], Tensor]] = {}
+
+    def add(self, name: str, weight: Tensor) -> None:
+        """Count a tensor in. What it computes on a GPU is not waited for."""
+        self.parts[name] = (str(weight.dtype), list(weight.shape), bit_sum(weight))
+
+    def hexdigest(self) -> str:
+        """Digest of the names, types, shapes and bits of all tensors."""
+        return digest(sorted([name, kind, shape, int(total)] for name, (kind, shape, total) in self.parts.items()))
+
+
+def bit_sum(weight: Tensor) -> Tensor:
+    """The sum over i of (2i + 1) times the i-th element's bits, modulo 2^64, on the weight's device.
+
+    >>> int(bit_sum(torch.tensor([3, 5], dtype=torch.int64)))   # 1 * 3 + 3 * 5
+    18
+    """
+    bits = weight.detach().contiguous().view(-1).view(INTEGERS[weight.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=weight.device)
+    for start in range(0, len(bits), BLOCK):
+        block = bits[start : start + BLOCK].to(torch.int64)
+        total += (block * torch.arange(2 * start + 1, 2 * (start + len(block)), 2, device=weight.device)).sum()
+    return total

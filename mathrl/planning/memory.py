@@ -13,7 +13,6 @@ from mathrl.models.shapes import ModelShape
 from mathrl.params.advantage import Critic
 from mathrl.params.schema import Params
 from mathrl.params.train import Rl, Sft
-from mathrl.planning.fsdp_memory import fully_sharded
 from mathrl.planning.gpu_phases import (
     add_rl_phases,
     add_start,
@@ -21,10 +20,10 @@ from mathrl.planning.gpu_phases import (
     export_parts,
     fully_shards,
     gathered_parts,
+    gpu_update,
     largest_weight,
     weight_shards,
 )
-from mathrl.planning.gpu_update import gpu_update
 from mathrl.planning.memory_states import (
     GIB,
     Device,
@@ -36,6 +35,7 @@ from mathrl.planning.memory_states import (
     critic_shape,
     divided,
     frozen,
+    fully_sharded,
     gradients_until_step,
     half,
     trainable,

@@ -1,6 +1,6 @@
 """Weights, gradients and optimizer states of a process in bytes by part, counted exactly.
 
-With DeepSpeed, also the weights that ZeRO 3 gathers temporarily (FSDP: `fsdp_memory`). P parameters, N processes.
+Also the weights that DeepSpeed's ZeRO 3 and FSDP gather for a time. P parameters, N processes.
 """
 
 from dataclasses import dataclass, field, replace
@@ -8,9 +8,11 @@ from typing import Literal
 
 from mathrl.models.limits import LIVE
 from mathrl.models.shapes import ModelShape
+from mathrl.params.advantage import Critic
 from mathrl.params.lora import Adapters
 from mathrl.params.optimizer import Optimizer
 from mathrl.params.schema import Params
+from mathrl.params.train import Rl, Sft
 
 GIB = 1 << 30
 Parts = dict[str, float]  # bytes by part
@@ -148,3 +150,37 @@ def critic_shape(shape: ModelShape) -> ModelShape:
     """The policy's trunk with one output per token."""
     trunk = shape.parameters - (0 if shape.tied else shape.head)
     return replace(shape, parameters=trunk + shape.width, vocabulary=1, head=shape.width, tied=False)
+
+
+def fully_sharded(shape: ModelShape, section: Rl | Sft | Critic, params: Params, name: str) -> Parts:
+    """A model that learns: float32 weights, gradients and optimizer states, all divided.
+
+    With AdamW that is 16 P / N, with Muon 12 P / N for its matrices. Adapters (LoRA) are whole in every process; the
+    frozen weights beside them have the model's precision and are divided.
+    """
+    count, adam = trainable(shape, section.lora), adam_share(shape, section.optimizer, section.lora)
+    shards, size = params.run.processes, bytes_of(params)
+    if section.lora is None:
+        weights, divided = 4.0 * count / shards, shards
+    else:
+        masters = 4.0 * count if size == 2.0 else 0.0
+        weights, divided = size * (shape.parameters / shards + count) + masters, 1
+    return {
+        f"{name}: weights": weights,
+        f"{name}: gradients": 4.0 * count / divided,
+        f"{name}: optimizer states": (8.0 * adam + 4.0 * (count - adam)) / divided,
+    }
+
+
+def gathered_in_a_pass(shape: ModelShape, params: Params, *, learns: bool) -> Parts:
+    """The weights that are whole at a time: those of a layer and of the next one, and a tied embedding.
+
+    An update also has the gradient of a layer, and its float32 copy that is summed over the ranks.
+    """
+    layer, size = shape.matrices / shape.layers, bytes_of(params)
+    apart = 0.0 if shape.tied else float(shape.head)
+    gathered = layer + max(layer, apart) + (shape.head if shape.tied else 0)
+    parts = {"gathered weights (FSDP)": size * gathered}
+    if learns:
+        parts["gradients on their way to their ranks"] = (size + 4.0) * max(layer, float(shape.head))
+    return parts

@@ -14,17 +14,252 @@ import json
 import secrets
 import threading
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from mathrl.core.records import all_records, records_folder
 from mathrl.core.request_origin import refusal
-from mathrl.core.rollout_files import rollout_files
+from mathrl.core.rollout_files import read_responses, read_tokens, rollout_files
 from mathrl.reports.lineage_picture import render
-from mathrl.reports.rollouts import Rollouts
+
+BINS = 8  # of numbers with more different values than `VALUES`
+VALUES = 12
+EXCERPT = 300  # characters of a response in a list
+Mask = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.int64]
+Filters = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Facet:
+    """A property by which responses are counted and chosen: `codes` are numbers of `labels`, of the rows `rows`.
+
+    A response may have no label or several.
+    """
+
+    labels: list[str]
+    codes: Codes
+    rows: Codes
+
+    def chosen(self, labels: Iterable[str], size: int) -> Mask:
+        """Which of `size` responses have one of the labels, [R]."""
+        numbers = [self.labels.index(label) for label in labels if label in self.labels]
+        mask = np.zeros(size, dtype=bool)
+        mask[self.rows[np.isin(self.codes, numbers)]] = True
+        return mask
+
+    def counts(self, mask: Mask) -> list[int]:
+        """How many of the responses in `mask` have each label."""
+        return [int(n) for n in np.bincount(self.codes[mask[self.rows]], minlength=len(self.labels))]
+
+
+class Rollouts:
+    """The responses of parquet files in memory; tokens are read when a response is opened."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self.table = read_responses(self.files)
+        self.size = len(self.table)
+        self.steps = _numbers(self.table["step"]).astype(np.int64)
+        self.correct = _numbers(self.table["correct"]) > 0
+        self.facets = _facets(self.table)
+        self._problems: dict[str, Codes] = {}
+        self._found: tuple[str, Mask] = ("", np.ones(self.size, dtype=bool))
+
+    def summary(self, filters: Filters, query: str = "", problem: str = "") -> dict[str, Any]:
+        """Counts of each label among the responses that all *other* filters leave, and the right ones per step."""
+        masks = {name: self.facets[name].chosen(labels, self.size) for name, labels in filters.items()}
+        rest = self._search(query) & self._of_problem(problem)
+        facets = {}
+        for name, facet in self.facets.items():
+            others = _all([mask for other, mask in masks.items() if other != name], rest)
+            facets[name] = list(zip(facet.labels, facet.counts(others), strict=True))
+        others = _all([mask for other, mask in masks.items() if other != "step"], rest)
+        right = self.facets["step"].counts(others & self.correct)
+        count = int(_all(list(masks.values()), rest).sum())
+        return {"total": self.size, "count": count, "facets": facets, "right": right}
+
+    def page(
+        self,
+        filters: Filters,
+        query: str = "",
+        problem: str = "",
+        *,
+        sort: str = "step",
+        first: int = 0,
+        most: int = 50,
+    ) -> list[dict[str, Any]]:
+        """Responses in short; `sort` is a column, with a minus in front the largest first."""
+        masks = [self.facets[name].chosen(labels, self.size) for name, labels in filters.items()]
+        rows = np.flatnonzero(_all(masks, self._search(query) & self._of_problem(problem)))
+        column = sort.removeprefix("-")
+        if column in ("step", "reward", "length"):
+            values = _numbers(self.table[column])[rows]
+            rows = rows[np.argsort(-values if sort.startswith("-") else values, kind="stable")]
+        return [self._short(int(row)) for row in rows[first : first + most]]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """A response with everything that was kept of it; floats of its tokens rounded for display.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if not 0 <= number < self.size:
+            raise IndexError(number)
+        values = dict(self.table.slice(number, 1).to_pylist()[0])
+        tokens = read_tokens(self.files, number)
+        for name in ("logprobs", "advantages", "ratios"):
+            tokens[name] = tokens[name] and [_finite(value) for value in tokens[name]]
+        parts = {name: _finite(value) for name, value in values["parts"]}
+        return {"row": number, **values, "reward": _finite(values["reward"]), "parts": parts, **tokens}
+
+    def _short(self, number: int) -> dict[str, Any]:
+        names = ("step", "problem", "response", "correct", "extracted", "rule", "reward", "length", "odd")
+        row = self.table.slice(number, 1)
+        text = str(row["text"][0].as_py())
+        short = {name: row[name][0].as_py() for name in names}
+        short["reward"] = _finite(short["reward"])
+        return {"row": number, **short, "text": text[:EXCERPT] + ("…" if len(text) > EXCERPT else "")}
+
+    def _search(self, query: str) -> Mask:
+        """Responses whose text, question or extracted answer contains the query, whatever its case."""
+        if not query:
+            return np.ones(self.size, dtype=bool)
+        if self._found[0] != query:
+            hit_rows = np.zeros(self.size, dtype=bool)
+            for name in ("text", "question", "extracted"):
+                column = self.table[name].cast(pa.string())
+                hits = pc.match_substring(column, query, ignore_case=True)
+                hit_rows |= np.asarray(pc.fill_null(hits, False), dtype=bool)
+            self._found = (query, hit_rows)
+        return self._found[1]
+
+    def _of_problem(self, problem: str) -> Mask:
+        if not problem:
+            return np.ones(self.size, dtype=bool)
+        return np.asarray(pc.equal(self.table["problem"].cast(pa.string()), problem), dtype=bool)
+
+
+def _facets(table: pa.Table) -> dict[str, Facet]:
+    """Every property by which responses are counted, in the order of the page."""
+    facets = {
+        "step": _of_numbers(table["step"], whole=True),
+        "verdict": _of_texts(pc.if_else(table["correct"], "right", "wrong")),
+        "odd": _of_lists(table["odd"]),
+        "rule": _of_texts(table["rule"]),
+        "graders": _of_texts(pc.if_else(table["disagrees"], "disagree", "agree")),
+        "end": _of_texts(pc.if_else(table["truncated"], "truncated", "complete")),
+        "source": _of_texts(table["source"]),
+        "level": _of_numbers(table["level"], whole=True),
+        "length": _of_numbers(table["length"]),
+        "calls": _of_numbers(pc.list_value_length(table["calls"]), whole=True),
+        "status of a call": _of_lists(_statuses(table["calls"])),
+        "reward": _of_numbers(table["reward"]),
+    }
+    parts = pa.chunked_array(table["parts"]).combine_chunks() if len(table) else None
+    if parts is not None:
+        keys = np.asarray(parts.keys.to_pylist(), dtype=object)
+        values, rows = np.asarray(parts.items, dtype=float), _rows_of(parts)
+        for name in sorted(set(keys)):
+            facets[f"part {name}"] = _binned(values[keys == name], rows[keys == name])
+    always = {"step": 0, "verdict": 0, "odd": 1}  # what all responses have alike chooses nothing
+    return {name: facet for name, facet in facets.items() if len(facet.labels) >= always.get(name, 2)}
+
+
+def _of_texts(column: Any) -> Facet:
+    texts = pc.dictionary_encode(pa.chunked_array(column).cast(pa.string())).combine_chunks()
+    codes, rows = _valid(texts.indices)
+    return _ordered([str(label) for label in texts.dictionary.to_pylist()], codes.astype(np.int64), rows)
+
+
+def _of_lists(column: Any) -> Facet:
+    lists = pa.chunked_array(column).combine_chunks()
+    texts = pc.dictionary_encode(lists.values)
+    codes = np.asarray(texts.indices, dtype=np.int64)
+    return _ordered([str(label) for label in texts.dictionary.to_pylist()], codes, _rows_of(lists))
+
+
+def _statuses(calls: Any) -> Any:
+    """The statuses of each response's calls, as a column of lists."""
+    column = pa.chunked_array(calls).combine_chunks()
+    return pa.chunked_array([pa.ListArray.from_arrays(column.offsets, column.values.field("status"))])
+
+
+def _of_numbers(column: Any, *, whole: bool = False) -> Facet:
+    values, rows = _valid(pa.chunked_array(column).combine_chunks())
+    return _binned(values.astype(float), rows, whole)
+
+
+def _binned(values: npt.NDArray[np.float64], rows: Codes, whole: bool = False) -> Facet:
+    """Numbers as labels: each value where there are few (or `whole`), else bins between quantiles."""
+    finite = np.isfinite(values)
+    values, rows = values[finite], rows[finite]
+    different = np.unique(values)
+    if whole or len(different) <= VALUES:
+        return Facet([f"{value:g}" for value in different], np.searchsorted(different, values), rows)
+    edges = np.unique(np.quantile(different, np.linspace(0, 1, BINS + 1), method="nearest"))
+    codes = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
+    labels = [f"{low} to {high}" for low, high in pairwise(_short_numbers(edges))]
+    return Facet(labels, codes.astype(np.int64), rows)
+
+
+def _short_numbers(values: npt.NDArray[np.float64]) -> list[str]:
+    """Different numbers with as few digits as tell them apart, three at least; whole ones as they are."""
+    whole = bool((values == np.rint(values)).all())
+    texts = [f"{value:.0f}" for value in values] if whole else []
+    digits = 3
+    while len(set(texts)) < len(values):
+        texts, digits = [f"{value:.{digits}g}" for value in values], digits + 1
+    return texts
+
+
+def _ordered(labels: list[str], codes: Codes, rows: Codes) -> Facet:
+    """The facet with its labels in order of the alphabet."""
+    order = sorted(range(len(labels)), key=labels.__getitem__)
+    places = np.empty(len(labels), dtype=np.int64)
+    places[order] = np.arange(len(labels))
+    return Facet([labels[number] for number in order], places[codes] if len(codes) else codes, rows)
+
+
+def _rows_of(lists: Any) -> Codes:
+    """The number of the row of each value of a list or map array."""
+    return np.asarray(pc.list_parent_indices(lists) if pa.types.is_list(lists.type) else _parents(lists), np.int64)
+
+
+def _parents(maps: Any) -> Codes:
+    offsets = np.asarray(maps.offsets, dtype=np.int64)
+    return np.repeat(np.arange(len(maps)), np.diff(offsets))
+
+
+def _valid(array: Any) -> tuple[npt.NDArray[Any], Codes]:
+    """The values that are there, and their rows."""
+    rows = np.flatnonzero(np.asarray(array.is_valid()))
+    return np.asarray(array.drop_null()), rows
+
+
+def _numbers(column: Any) -> npt.NDArray[np.float64]:
+    return np.asarray(column.cast(pa.float64()) if not pa.types.is_boolean(column.type) else column, dtype=float)
+
+
+def _all(masks: Sequence[Mask], mask: Mask) -> Mask:
+    for other in masks:
+        mask = mask & other
+    return mask
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 4) if np.isfinite(value) else None
+
 
 HOST, MOST, REPORT = "127.0.0.1", 500, "report.html"
 PLAIN = ("q", "problem", "sort", "first", "most", "n")  # of a query; the other names are facets

@@ -38,12 +38,8 @@ from mathrl.params.run import Reward
 from mathrl.rewards.cascade import Cascade
 from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge
 from mathrl.rewards.exact_audit import ExactAudit
-from mathrl.rewards.format import format_lines, r1_tags
-from mathrl.rewards.language import language_share
-from mathrl.rewards.length import soft_overlong
-from mathrl.rewards.majority import agree_with_majority
-from mathrl.rewards.noise import noisy_verdict
-from mathrl.rewards.repetition import repetition_penalty
+from mathrl.rewards.format import format_lines, language_share, r1_tags, repetition_penalty, soft_overlong
+from mathrl.rewards.other_verdicts import agree_with_majority, noisy_verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""Rewards for the form of a response: lines and an answer marker, or the R1-Zero tags."""
+"""Rewards for the form of a response: lines, markers and tags, length, repetition, language."""
 
 from __future__ import annotations
 
 import re
+
+from mathrl.core.errors import UserError
 
 _MARKER = re.compile(r"\\boxed|<answer>|####|\banswer\s*(?:is|:)|答案", re.IGNORECASE)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -37,3 +39,74 @@ def r1_tags(response: str, think_open: bool = False) -> float:
     between = text[end_think + len("</think>") : answer]
     ordered = text.startswith("<think>") and end_think < answer and text.endswith("</answer>")
     return 1.0 if ordered and not between.strip() else 0.0
+
+
+def soft_overlong(length: int, max_length: int, buffer: int, factor: float = 1.0) -> float:
+    """0 up to `max_length - buffer` tokens, falling linearly to -`factor` at `max_length`, -`factor` beyond.
+
+    Raises:
+        UserError: `buffer` is not between 1 and `max_length`.
+
+    >>> [soft_overlong(n, 100, 20) for n in (80, 90, 100, 120)]
+    [0.0, -0.5, -1.0, -1.0]
+    """
+    if not 1 <= buffer <= max_length:
+        raise UserError(f"overlong part: buffer={buffer} for a maximum length of {max_length}; give 1 up to that")
+    excess = length - (max_length - buffer)
+    return -factor * min(excess / buffer, 1.0) if excess > 0 else 0.0
+
+
+_WORD = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
+
+
+def repetition_penalty(response: str, n: int = 4, maximum: float = 1.0) -> float:
+    """-`maximum` times the share of repeated n-grams of words (Han characters are words); 0 without n-grams.
+
+    Raises:
+        UserError: n is below 1.
+
+    >>> repetition_penalty("a b a b a b", n=2), repetition_penalty("one two three", n=2)
+    (-0.6, 0.0)
+    """
+    if n < 1:
+        raise UserError(f"repetition part: n={n}; give 1 or more")
+    words = _WORD.findall(response)
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    repeated = len(grams) - len(set(grams))
+    return -maximum * repeated / len(grams) if repeated else 0.0
+
+
+_SCRIPTS = {
+    "latin": re.compile(r"[A-Za-z\u00c0-\u024f]{2,}"),
+    "han": re.compile(r"[\u4e00-\u9fff\u3400-\u4dbf]"),
+    "kana": re.compile(r"[\u3040-\u30ff]"),
+    "hangul": re.compile(r"[\uac00-\ud7af]"),
+    "cyrillic": re.compile(r"[\u0400-\u04ff]{2,}"),
+    "arabic": re.compile(r"[\u0600-\u06ff]{2,}"),
+    "devanagari": re.compile(r"[\u0900-\u097f]{2,}"),
+}
+_LANGUAGES = dict.fromkeys("en fr de es".split(), "latin")
+_LANGUAGES |= {"zh": "han", "ru": "cyrillic", "ar": "arabic", "hi": "devanagari", "ko": "hangul", "ja": "kana"}
+_MATH = re.compile(
+    r"\$[^$]{0,2000}\$|\\\(.{0,2000}?\\\)|\\\[.{0,2000}?\\\]|\\[A-Za-z]+|</?(?:think|answer)>", re.DOTALL
+)
+
+
+def language_share(response: str, language: str = "en") -> float:
+    """The share of words (Han characters count as words) in the target language; 1 where there are none.
+
+    Formulas, LaTeX commands and tags do not count.
+
+    Raises:
+        UserError: an unknown language.
+
+    >>> language_share("So 3+4=7"), language_share("so 所以 thus", "en")
+    (1.0, 0.5)
+    """
+    if language not in _LANGUAGES:
+        raise UserError(f"language part: unknown language {language!r}; write one of {', '.join(sorted(_LANGUAGES))}")
+    text = _MATH.sub(" ", response)
+    counts = {script: len(pattern.findall(text)) for script, pattern in _SCRIPTS.items()}
+    total = sum(counts.values())
+    matching = counts[_LANGUAGES[language]] + (counts["han"] if language == "ja" else 0)
+    return matching / total if total else 1.0

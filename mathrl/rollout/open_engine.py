@@ -9,9 +9,9 @@ import torch
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.models.device import Device, hardware_of
-from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.sharding import is_sharded
+from mathrl.models.tool_messages import end_tokens
 from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model

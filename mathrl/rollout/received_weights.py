@@ -15,7 +15,7 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
 from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-from mathrl.models.weight_digest import WeightDigest
+from mathrl.models.weights import WeightDigest
 from mathrl.rollout.gpu_handles import handles_from_json
 from mathrl.rollout.vllm_arguments import TRANSFER_BACKENDS
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from mathrl.core.out_of_memory import memory_part
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Completion, FinishReason
-from mathrl.models.end_tokens import end_tokens
 from mathrl.models.limits import rounded_up
 from mathrl.models.logprobs import make_decoder
+from mathrl.models.tool_messages import end_tokens
 from mathrl.models.weights import copy_weights
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Ended, Groups, PerProcessEngine, Progress, Prompts, Sampling

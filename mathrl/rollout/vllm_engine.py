@@ -22,8 +22,8 @@ from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion, FinishReason
 from mathrl.models.device import hardware_of, rank_gpu
-from mathrl.models.end_tokens import end_tokens
 from mathrl.models.load import resolve_folder
+from mathrl.models.tool_messages import end_tokens
 from mathrl.models.torch_state import state_kept
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.models.weights import folder_weights, with_head

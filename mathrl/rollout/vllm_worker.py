@@ -9,8 +9,7 @@ from torch import Tensor
 
 import mathrl.rollout.received_weights  # noqa: F401  # registers its engines with vLLM
 from mathrl.core.parent import die_with_parent
-from mathrl.models.weight_digest import WeightDigest
-from mathrl.models.weights import folder_weights, with_head
+from mathrl.models.weights import WeightDigest, folder_weights, with_head
 
 # vLLM's engine is a child of its HTTP server, and would outlive one that is killed.
 die_with_parent()

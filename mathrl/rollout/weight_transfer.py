@@ -23,8 +23,7 @@ from vllm.distributed.weight_transfer.nccl_common import (
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
 from mathrl.models.torch_state import without_expandable_segments
-from mathrl.models.weight_digest import WeightDigest
-from mathrl.models.weights import WeightShape
+from mathrl.models.weights import WeightDigest, WeightShape
 from mathrl.rollout.server import Server
 from mathrl.rollout.transfer_client import TransferClient
 

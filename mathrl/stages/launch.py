@@ -2,7 +2,7 @@
 
 The process that runs the stage imports torch once, for all ranks, and keeps the stage's lock, record and clean-up. It
 never asks CUDA for anything: a fork of a process that has done so cannot use CUDA. torchrun's agent does ask, and its
-store listens on every interface; therefore the ranks are started below the agent, and meet on loopback (loopback.py).
+store listens on every interface; therefore the ranks are started below the agent, and meet on loopback (below).
 On several machines the job file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; nothing is started here.
 """
 
@@ -14,16 +14,21 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError
 from mathrl.core.exit_status import EXIT_STOPPED
 from mathrl.core.gpus import gpu_count
 from mathrl.core.parent import die_with_parent
+from mathrl.core.paths import is_loopback
+from mathrl.params import Params
 from mathrl.params.run import Run
+from mathrl.params.schema import READS, hands_over
+from mathrl.params.training_engine import Verl
 
 SLOTS_PER_CORE = 4
 ONE_MACHINE = 8  # more processes are meant for several machines
@@ -191,3 +196,40 @@ def local_slots(device: str) -> tuple[int, str]:
         return gpus, f"{gpus} GPU{'s' if gpus > 1 else ''}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return SLOTS_PER_CORE * cores, f"{cores} cores and no GPU"
+
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+
+def loopback_variables(stage: str, params: Params, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of gloo and NCCL that keep the ranks of a stage on loopback; those that a person has set stay.
+
+    None if ranks are on several machines. Rank 0 sends weights to vLLM's servers by NCCL as well: with servers on
+    other machines it chooses its network itself.
+    """
+    loopbacks = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if not loopbacks or not _on_this_machine(stage, params, environment):
+        return {}
+    names = [GLOO] if _samples_elsewhere(stage, params, environment) else [GLOO, NCCL]
+    return {name: loopbacks[0] for name in names if name not in environment}
+
+
+def listen_on_loopback(stage: str, params: Params) -> None:
+    """Set `loopback_variables` for this process and all that it starts: ranks, vLLM's servers, verl with Ray."""
+    os.environ |= loopback_variables(stage, params, os.environ)
+
+
+def _on_this_machine(stage: str, params: Params, environment: Mapping[str, str]) -> bool:
+    engine = params.rl.engine if hands_over(stage, params) else None
+    if isinstance(engine, Verl):
+        return engine.nodes == 1 and engine.ray_address is None
+    ranks = environment.get(Variable.WORLD_SIZE)  # of torchrun, or of no one
+    return ranks is None or ranks == environment.get("LOCAL_WORLD_SIZE")
+
+
+def _samples_elsewhere(stage: str, params: Params, environment: Mapping[str, str]) -> bool:
+    if "rollout" not in READS[stage] or params.rollout.engine != "vllm_server":
+        return False
+    named = environment.get(Variable.SERVERS)
+    urls = named.split(",") if named else params.rollout.servers.urls
+    return not all(is_loopback(urlsplit(url).hostname or "") for url in urls)

@@ -41,8 +41,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
-from mathrl.stages.launch import RankFailed, process_count, receive_signals, run_ranks
-from mathrl.stages.loopback import listen_on_loopback
+from mathrl.stages.launch import RankFailed, listen_on_loopback, process_count, receive_signals, run_ranks
 
 
 @dataclass

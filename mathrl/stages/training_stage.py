@@ -11,7 +11,7 @@ from mathrl.core.environment import rank
 from mathrl.core.files import write_json, written_aside
 from mathrl.health.watch import HealthMonitor, examine
 from mathrl.params.run import Model
-from mathrl.reports.training_curves import report_curves
+from mathrl.reports.html_figures import report_curves
 from mathrl.stages.stage_run import StageRun
 
 if TYPE_CHECKING:

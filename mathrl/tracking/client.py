@@ -8,8 +8,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from mathrl.core.environment import without_collections
 from mathrl.core.errors import UserError, without_logins
-from mathrl.core.imports import without_collections
 from mathrl.core.paths import home, shown, tracking_uri
 from mathrl.tracking.views import views
 

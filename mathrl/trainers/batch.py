@@ -17,8 +17,7 @@ from torch import Tensor
 
 from mathrl.algorithms.advantages import distillation_advantages, whiten
 from mathrl.algorithms.aggregation import spread
-from mathrl.algorithms.alignment import gap_counts, gap_shares, logprob_alignment
-from mathrl.algorithms.importance import importance_weights
+from mathrl.algorithms.alignment import gap_counts, gap_shares, importance_weights, logprob_alignment
 from mathrl.algorithms.returns import response_sums
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import TokenBudget

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
-from mathrl.algorithms.value_loss import clipped_value_loss, explained_variance
+from mathrl.algorithms.returns import clipped_value_loss, explained_variance
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.learners.distributed import Ranks

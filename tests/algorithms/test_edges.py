@@ -5,7 +5,7 @@ import torch
 
 from mathrl.algorithms.advantages import process_advantages, whiten
 from mathrl.algorithms.policy_loss import Clip, clipped_policy_loss
-from mathrl.algorithms.value_loss import clipped_value_loss
+from mathrl.algorithms.returns import clipped_value_loss
 
 
 def test_nothing_is_clipped_without_a_clip() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mathrl.algorithms.aggregation import spread, token_weights
-from mathrl.algorithms.importance import importance_weights
+from mathrl.algorithms.alignment import importance_weights
 from mathrl.algorithms.returns import response_sums
 
 RATIO, LENGTHS = torch.tensor([1.5, 4.0, 0.25, 0.5]), torch.tensor([2, 2])

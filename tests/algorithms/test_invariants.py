@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mathrl.algorithms.advantages import group_advantages, process_advantages, whiten
 from mathrl.algorithms.aggregation import spread, token_weights
-from mathrl.algorithms.importance import importance_weights
+from mathrl.algorithms.alignment import importance_weights
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.returns import discounted_returns, gae, token_rewards

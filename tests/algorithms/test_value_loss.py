@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from mathrl.algorithms.value_loss import clipped_value_loss, explained_variance
+from mathrl.algorithms.returns import clipped_value_loss, explained_variance
 
 
 def test_value_loss_by_hand() -> None:

@@ -15,7 +15,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl, write_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.results import Interval
-from mathrl.registry.evidence import Evidence, audited, judge
+from mathrl.registry.promote import Evidence, audited, judge
 
 EVALUATION = Path("reports/evaluate/responses.jsonl")
 
@@ -24,7 +24,7 @@ EVALUATION = Path("reports/evaluate/responses.jsonl")
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """200 responses to questions with the answer 4; one in twenty verdicts is wrong."""
     monkeypatch.chdir(tmp_path)
-    for module in ("mathrl.cli.audit", "mathrl.registry.evidence"):
+    for module in ("mathrl.cli.audit", "mathrl.registry.promote"):
         monkeypatch.setattr(f"{module}.main_checkout", lambda: tmp_path)
     rng, rows = random.Random(0), []
     for number in range(200):

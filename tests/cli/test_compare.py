@@ -14,8 +14,8 @@ from mathrl.core.files import read_jsonl, write_jsonl
 from mathrl.core.problems import write_problems
 from mathrl.core.types import Problem
 from mathrl.evaluation import paired
+from mathrl.evaluation.compare import look_levels
 from mathrl.evaluation.responses import read_run
-from mathrl.evaluation.sequential import look_levels
 from mathrl.evaluation.summary import accuracies
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model

@@ -29,7 +29,7 @@ from mathrl.params.run import FreshModel, Model
 from mathrl.params.schema import READS
 from mathrl.params.train import Rl
 from mathrl.registry import promote as gate_stage
-from mathrl.registry.evidence import Evidence, judge
+from mathrl.registry.promote import Evidence, judge
 from mathrl.registry.versions import champions, describe, register_version
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import Step

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from mathrl.core.types import Problem
-from mathrl.data.deduplicate import Dropped, Variants, deduplicate
+from mathrl.data.deduplicate import Dropped, Variants, as_matrix, deduplicate, jaccard, near_clusters
 from mathrl.data.generators import generate
-from mathrl.data.minhash import band_shape, sign
-from mathrl.data.near_duplicates import as_matrix, jaccard, near_clusters
 from mathrl.data.row_shards import Digesting
 from mathrl.data.row_store import RowStore
-from mathrl.data.shingles import shingles
+from mathrl.data.shingles import band_shape, shingles, sign
 from mathrl.params.data import Deduplicate, NearDuplicates
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data import curation, near_duplicates, processes, row_store
-from mathrl.data.clusters import Clusters
-from mathrl.data.curated import Curated
-from mathrl.data.deduplicate import deduplicate
+from mathrl.data import curation, processes, row_store
+from mathrl.data import deduplicate as deduplication
+from mathrl.data.curated import Curated, Spill
+from mathrl.data.deduplicate import Clusters, deduplicate
 from mathrl.data.processes import in_order
 from mathrl.data.row_shards import SPLITS, Digesting, encoded
 from mathrl.data.row_store import RowStore
-from mathrl.data.spill import Spill
 from mathrl.params.data import Curate, Deduplicate
 
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau".split()
@@ -118,7 +117,7 @@ def test_a_killed_run_goes_on_after_its_last_complete_shard(
         return written(*given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("mathrl.data.read_sources.write_shard", killed)
+        patch.setattr("mathrl.data.curation.write_shard", killed)
         curation.run(params, 0, folder=folder)
     complete = {file: file.stat().st_mtime_ns for file in folder.glob("*.arrow")}
     assert len(complete) == 4
@@ -129,8 +128,8 @@ def test_a_killed_run_goes_on_after_its_last_complete_shard(
 @pytest.mark.parametrize(
     ("step", "at", "marks"),
     [
-        ("mathrl.data.near_duplicates._similar_pairs", 4, "s*-band_*.npy"),
-        ("mathrl.data.stored_hits._Step._search", 4, "*.decontaminate.hits"),
+        ("mathrl.data.deduplicate._similar_pairs", 4, "s*-band_*.npy"),
+        ("mathrl.data.curation._Step._search", 4, "*.decontaminate.hits"),
     ],
 )
 def test_a_run_killed_later_does_not_repeat_what_is_complete(
@@ -191,10 +190,10 @@ def test_rows_are_found_by_what_they_share() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_are_joined_a_few_pairs_at_a_time_as_they_are_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_duplicates, "EDGES", 3)
+    monkeypatch.setattr(deduplication, "EDGES", 3)
     rng = np.random.default_rng(seed)
     pairs = rng.integers(0, 40, (seed, 2))
-    labels = near_duplicates._joined(np.arange(40, dtype=np.int32), pairs)
+    labels = deduplication._joined(np.arange(40, dtype=np.int32), pairs)
     expected = list(range(40))
     for first, second in pairs.tolist():
         low, high = sorted((expected[first], expected[second]))
@@ -205,9 +204,9 @@ def test_rows_are_joined_a_few_pairs_at_a_time_as_they_are_at_once(seed: int, mo
 def test_two_clusters_that_many_pairs_join_are_one() -> None:
     first = np.arange(256)
     within = np.stack([np.repeat([0, 256], 256), np.arange(512)], axis=1)
-    labels = near_duplicates._joined(np.arange(512, dtype=np.int32), within)
+    labels = deduplication._joined(np.arange(512, dtype=np.int32), within)
     assert set(labels.tolist()) == {0, 256}
-    joined = near_duplicates._joined(labels, np.stack([first, first + 256], axis=1))
+    joined = deduplication._joined(labels, np.stack([first, first + 256], axis=1))
     assert not joined.any()  # 256 links between the same two, which a byte would count as none
 
 

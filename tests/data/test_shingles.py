@@ -5,9 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from mathrl.data.minhash import sign
-from mathrl.data.near_duplicates import as_matrix, jaccard
-from mathrl.data.shingles import Rows, shingles
+from mathrl.data.deduplicate import as_matrix, jaccard
+from mathrl.data.shingles import Rows, shingles, sign
 
 
 def by_hand(tokens: list[str], ngram: int) -> set[tuple[str, ...]]:

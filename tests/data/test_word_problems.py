@@ -10,11 +10,10 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.data.generators import generate
-from mathrl.data.generators.word_problem import WordProblem
+from mathrl.data.generators.words import WordProblem
+from mathrl.data.stories.events import people
 from mathrl.data.stories.formula import Formula
-from mathrl.data.stories.people import people
-from mathrl.data.stories.read import structures
-from mathrl.data.stories.structure import Structure
+from mathrl.data.stories.structure import Structure, structures
 from mathrl.params.generators import WordProblemOptions
 
 # What each question asks, from its numbers in the order in which they stand in the text. Written from the questions, as

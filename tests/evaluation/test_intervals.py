@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 from mathrl.core.statistics import wilson
-from mathrl.evaluation.intervals import cluster_interval
+from mathrl.evaluation.spread import cluster_interval
 
 
 def test_the_interval_of_many_problems_is_the_normal_one() -> None:

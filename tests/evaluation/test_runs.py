@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 
 from mathrl.core.errors import UserError
-from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.paired import compare
 from mathrl.evaluation.runs import compare_runs, seeds_interval
+from mathrl.evaluation.spread import cluster_interval
 
 Run = dict[str, float]
 

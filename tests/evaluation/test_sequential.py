@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from mathrl.evaluation.compare import crossing, look_levels
 from mathrl.evaluation.paired import compare
-from mathrl.evaluation.sequential import crossing, look_levels
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def serve() -> dict[str, Any] | None:
     import mathrl.evaluation.evaluate_model
     import mathrl.health.watch
     import mathrl.models.load
-    import mathrl.reports.training_curves
+    import mathrl.reports.html_figures
     import mathrl.rollout.open_engine
     import mathrl.trainers.reward_model
     import mathrl.trainers.rl

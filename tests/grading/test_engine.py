@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mathrl.core.processes import is_alive
+from mathrl.core.parent import is_alive
 from mathrl.grading import grade
 from mathrl.grading.engine import SymbolicEngine
 from mathrl.grading.engine_process import _Worker, keep

@@ -22,12 +22,12 @@ from mathrl.evaluation.alignment import load_plain, plain_logprobs
 from mathrl.grading.verdict import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.sharding import load_to_train
-from mathrl.models.end_tokens import turn_end
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.logprobs import response_logprobs, takes_packed
 from mathrl.models.packing import Group
 from mathrl.models.scores import load_scorer, make_scorer, token_scores
+from mathrl.models.tool_messages import turn_end
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.params.advantage import Critic, Gae
 from mathrl.params.lora import Lora

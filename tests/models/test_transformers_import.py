@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mathrl.core.imports import without_collections
+from mathrl.core.environment import without_collections
 from mathrl.models.transformers_import import Distributions
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mathrl.models import weight_digest
-from mathrl.models.weight_digest import WeightDigest, bit_sum
-from mathrl.models.weights import folder_digest, write_buckets
+from mathrl.models import weights as weight_digest
+from mathrl.models.weights import WeightDigest, bit_sum, folder_digest, write_buckets
 
 
 def digest(weights: dict[str, Tensor]) -> str:

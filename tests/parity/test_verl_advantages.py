@@ -7,7 +7,7 @@ import torch
 
 from mathrl.algorithms.advantages import group_advantages, whiten
 from mathrl.algorithms.aggregation import spread
-from mathrl.algorithms.importance import importance_weights
+from mathrl.algorithms.alignment import importance_weights
 from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
 from mathrl.algorithms.set_objectives import part_advantages, set_advantages

@@ -9,7 +9,7 @@ from torch import Tensor
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import Clip, policy_loss
-from mathrl.algorithms.value_loss import clipped_value_loss
+from mathrl.algorithms.returns import clipped_value_loss
 from mathrl.models.logprobs import token_logprobs
 
 MODES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean", "sequence_sum": "seq-mean-token-sum-norm"}

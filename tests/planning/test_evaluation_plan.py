@@ -5,8 +5,8 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import EvalRow
-from mathrl.evaluation.intervals import cluster_interval
 from mathrl.evaluation.paired import compare
+from mathrl.evaluation.spread import cluster_interval
 from mathrl.planning.evaluation_plan import (
     ANY_MODEL,
     Runs,

@@ -14,7 +14,7 @@ from mathrl.models.lora import add_lora
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.models.packing import Group
 from mathrl.params.schema import Params
-from mathrl.planning.gpu_update import gpu_scoring, gpu_update
+from mathrl.planning.gpu_phases import gpu_scoring, gpu_update
 from mathrl.planning.memory import micro_batch_tokens, plan_memory
 from mathrl.trainers.policy_update import micro_batch_loss
 from tests.models.audit import Dispatch, meta_model, on_a_gpu

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.processes import is_alive
+from mathrl.core.parent import is_alive
 
 Checkout = Any
 pytestmark = pytest.mark.xdist_group("stopping")

@@ -21,8 +21,7 @@ from mathrl.core.rollout_files import WHOLE, RolloutFolder
 from mathrl.evaluation.audit import stratum_of
 from mathrl.reports.audit import read_responses as audited_responses
 from mathrl.reports.find_rollouts import find_rollouts
-from mathrl.reports.rollout_server import Library, make_server
-from mathrl.reports.rollouts import Rollouts
+from mathrl.reports.rollout_server import Library, Rollouts, make_server
 
 
 def row(step: int, number: int, right: bool, **changes: Any) -> dict[str, Any]:

@@ -14,10 +14,7 @@ from mathrl.params.run import Reward
 from mathrl.rewards import RewardInput, build_reward
 from mathrl.rewards.compose import PARTS
 from mathrl.rewards.disagreement import Disagreement
-from mathrl.rewards.format import format_lines, r1_tags
-from mathrl.rewards.language import language_share
-from mathrl.rewards.length import soft_overlong
-from mathrl.rewards.repetition import repetition_penalty
+from mathrl.rewards.format import format_lines, language_share, r1_tags, repetition_penalty, soft_overlong
 
 RIGHT = RewardInput("<think>8/2</think><answer>4</answer>", ("4",))
 WRONG = RewardInput("<think>8/2</think><answer>5</answer>", ("4",))

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer
-from mathrl.models.end_tokens import end_tokens
 from mathrl.models.lora import add_lora
+from mathrl.models.tool_messages import end_tokens
 from mathrl.models.weights import folder_weights, full_weights, with_head, write_buckets
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers

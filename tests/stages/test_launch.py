@@ -21,7 +21,7 @@ from mathrl.core.environment import rank
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.compose import load_params
 from mathrl.stages.launch import run_ranks
-from mathrl.stages.loopback import listen_on_loopback
+from mathrl.stages.launch import listen_on_loopback
 
 CHECKS = ("is_available", "device_count", "init", "_lazy_init")
 

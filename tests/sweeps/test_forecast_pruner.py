@@ -11,8 +11,7 @@ from mathrl.compose import load_params
 from mathrl.core.files import write_jsonl
 from mathrl.core.types import Problem
 from mathrl.params.train import Rl
-from mathrl.sweeps.forecast_pruner import ForecastPruner
-from mathrl.sweeps.study import _pruner
+from mathrl.sweeps.study import ForecastPruner, _pruner
 
 STEPS = range(10, 201, 10)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mathrl.algorithms.value_loss import clipped_value_loss
+from mathrl.algorithms.returns import clipped_value_loss
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.grading.verdict import Verdict

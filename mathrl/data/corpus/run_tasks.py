@@ -115,7 +115,7 @@ def _runner(steps: list[PipelineStep], tasks: int, executor: Executor, folder: P
             logging_dir=str(folder),
         )
     # The server from which workers are forked imports the steps once, not every worker of every pipeline.
-    multiprocess.set_forkserver_preload(["mathrl.data.corpus.steps"])
+    multiprocess.set_forkserver_preload(["mathrl.data.corpus.corpus"])
     return _Local(steps, tasks=tasks, workers=min(tasks, executor.workers or cores()), logging_dir=str(folder))
 
 

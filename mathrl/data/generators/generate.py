@@ -9,18 +9,14 @@ from pydantic import ValidationError
 from mathrl.core.errors import UserError
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.generators.chain import Chain
+from mathrl.data.generators.algebra import LinearEquation, NumberTheory
+from mathrl.data.generators.arithmetic import Chain, Fractions, Product
 from mathrl.data.generators.combinatorics import Combinatorics
 from mathrl.data.generators.countdown import Countdown
 from mathrl.data.generators.draft import Generator
-from mathrl.data.generators.fractions import Fractions
 from mathrl.data.generators.geometry import Geometry
-from mathrl.data.generators.linear_equation import LinearEquation
-from mathrl.data.generators.number_theory import NumberTheory
-from mathrl.data.generators.product import Product
-from mathrl.data.generators.story import Story
 from mathrl.data.generators.unit_conversion import UnitConversion
-from mathrl.data.generators.word_problem import WordProblem
+from mathrl.data.generators.words import Story, WordProblem
 
 GENERATORS: dict[str, Callable[..., Generator]] = {
     "chain": Chain,

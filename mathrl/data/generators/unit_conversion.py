@@ -3,8 +3,8 @@
 import random
 from fractions import Fraction
 
+from mathrl.data.generators.arithmetic import decimal
 from mathrl.data.generators.draft import Draft
-from mathrl.data.generators.fractions import decimal
 from mathrl.params.generators import UnitConversionOptions
 
 # (larger unit, smaller unit, smaller ones in a larger one)
