@@ -1,4 +1,4 @@
-"""What a chat template says of the end of a message and of tools: their description, and messages with their answers."""
+"""What a chat template says of the end of a message and of tools: their description, and their answers."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""One trial and its record: an RL run per seed, its dev curve read while it trains, ended early if the pruner says so."""
+"""One trial and its record: an RL run per seed, its dev curve read while it trains, ended early by the pruner."""
 
 import json
 import math
