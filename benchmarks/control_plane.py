@@ -45,7 +45,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from mathrl.core.types import Problem  # noqa: E402
-from mathrl.grading.verdict import Verdict  # noqa: E402
+from mathrl.grading import Verdict  # noqa: E402
 from mathrl.learners.distributed import Ranks  # noqa: E402
 from mathrl.learners.micro_batches import own_micro_batches  # noqa: E402
 from mathrl.models.kernels import Kernel  # noqa: E402

@@ -23,7 +23,7 @@ from mathrl.core.metrics import JsonlSink
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Completion, Problem
 from mathrl.data.generators import generate
-from mathrl.grading.grade import grade
+from mathrl.grading import grade
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import make_base
 from mathrl.models.export import export_model

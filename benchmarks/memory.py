@@ -19,7 +19,7 @@ import torch
 from mathrl.compose import load_params
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.export import export_model

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from held_out_wordings import FIGURES, LEAKS
 
-from mathrl.core.braces import closing_brace
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex
 from mathrl.data.grams import exact_key
@@ -32,6 +31,7 @@ from mathrl.data.quality import broken_rules
 from mathrl.data.row_files import read_rows
 from mathrl.data.row_formats import RowShape, to_problem
 from mathrl.data.row_values import BadRow
+from mathrl.grading.extract import closing_brace
 from mathrl.params.quality import Quality
 
 HOSTS = ("gsm8k_train.jsonl.gz", "math_train.jsonl.gz")

@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu.workload import GIB, free, gpu_peak, preset_params, write_model
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import shape_of

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ def digest(value: Any) -> str:
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", errors="backslashreplace")).hexdigest()[:LENGTH]
+
+
+@lru_cache(maxsize=4096)
+def hash_text(text: str) -> int:
+    """A stable 64-bit hash (Python's own is salted per process)."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 def digest_path(path: Path) -> str:

@@ -22,7 +22,7 @@ from mathrl.data.question_tokens import question_tokens
 from mathrl.data.row_shards import SPLITS
 from mathrl.data.row_store import RowStore, StoredProblems
 from mathrl.data.shingles import Hashes, Rows
-from mathrl.grading.matching import compare
+from mathrl.grading import compare
 from mathrl.params.data import Deduplicate, NearDuplicates
 
 Numbers = npt.NDArray[np.int64]

@@ -27,7 +27,7 @@ from mathrl.data.row_files import list_files, read_rows
 from mathrl.data.row_formats import RowShape
 from mathrl.data.sniff import SAMPLE, Sniffed, sniff, source_fields
 from mathrl.data.sources import ResolvedSource, resolve_benchmark
-from mathrl.grading.readable import reading
+from mathrl.grading import reading
 from mathrl.params.data import Decontaminate, FileSource
 from mathrl.params.load import dump_yaml, validated
 from mathrl.params.quality import Quality, Rule

@@ -14,9 +14,7 @@ from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_tag, last_boxed
 from mathrl.data.missing_figures import describes_its_figure, missing_figure
 from mathrl.data.prompt_leaks import leak
-from mathrl.grading.matching import compare
-from mathrl.grading.readable import reading
-from mathrl.grading.words import option, option_set
+from mathrl.grading import compare, option, option_set, reading
 from mathrl.params.quality import Quality, Rule
 
 DESCRIPTIONS: dict[Rule, str] = {

@@ -13,7 +13,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.data.row_formats import RULES, RowShape
 from mathrl.data.row_values import BadRow, accepted_answers, conversation, from_json, level_of, look_up, pass_rate_of
-from mathrl.grading.readable import reading
+from mathrl.grading import reading
 from mathrl.params.data import FileSource
 
 SAMPLE = 500  # rows that a guess looks at

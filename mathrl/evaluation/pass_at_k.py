@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import comb
 
-from mathrl.grading.classes import equal_classes
+from mathrl.grading import equal_classes
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

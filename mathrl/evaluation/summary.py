@@ -10,7 +10,7 @@ from mathrl.core.types import EvalRow
 from mathrl.evaluation.pass_at_k import answer_classes, maj_at_k, pass_at_k
 from mathrl.evaluation.runs import Values, seeds_interval
 from mathrl.evaluation.spread import cluster_interval
-from mathrl.grading.grade import equal_answers
+from mathrl.grading import equal_answers
 from mathrl.params.evaluate import Evaluate
 
 Rows = Sequence[EvalRow]

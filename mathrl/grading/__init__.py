@@ -5,8 +5,29 @@ r"""The verifier of mathematical answers: text in, verdict out. Needs neither to
 True
 """
 
-from mathrl.grading.grade import grade, warm_up
-from mathrl.grading.parallel import grade_batch
-from mathrl.grading.verdict import Verdict
+from mathrl.grading.compare import compare, reading
+from mathrl.grading.countdown import NotAnExpression, countdown_correct, evaluate_expression, read_truth
+from mathrl.grading.engine import SymbolicEngine
+from mathrl.grading.extract import ExtractionMode, extract
+from mathrl.grading.grade import Verdict, equal_answers, equal_classes, grade, grade_batch, warm_up
+from mathrl.grading.words import option, option_set
 
-__all__ = ["Verdict", "grade", "grade_batch", "warm_up"]
+__all__ = [
+    "ExtractionMode",
+    "NotAnExpression",
+    "SymbolicEngine",
+    "Verdict",
+    "compare",
+    "countdown_correct",
+    "equal_answers",
+    "equal_classes",
+    "evaluate_expression",
+    "extract",
+    "grade",
+    "grade_batch",
+    "option",
+    "option_set",
+    "read_truth",
+    "reading",
+    "warm_up",
+]

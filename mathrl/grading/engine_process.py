@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mathrl.core.parent import die_with_parent
 
@@ -103,6 +103,35 @@ def keep(source: BinaryIO, sink: BinaryIO, compare: dict[str, Callable[[str, str
     worker.kill()
 
 
+def load_math_verify() -> dict[str, Callable[[str, str], bool]]:
+    """Import the engine (it takes seconds) and return its comparison functions by mode."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    config = (
+        LatexExtractionConfig(
+            normalization_config=NormalizationConfig(basic_latex=True, units=False, boxed="all"), boxed_match_priority=0
+        ),
+    )
+
+    def tree(text: str) -> Any:
+        return parse("$\\boxed{" + text + "}$", config, parsing_timeout=None, fallback_mode="no_fallback")
+
+    def compare(truth: str, answer: str) -> bool:
+        gold, target = tree(truth), tree(answer)
+        if not gold or not target:
+            return False
+        return bool(verify(gold, target, float_rounding=12, timeout_seconds=None, raise_on_error=False))
+
+    def compare_response(truth: str, response: str) -> bool:
+        """Math-Verify as its users call it, on the whole response: the second grader."""
+        gold = parse("$" + truth + "$", parsing_timeout=None)
+        return bool(verify(gold, parse(response, parsing_timeout=None), timeout_seconds=None, raise_on_error=False))
+
+    compare("\\frac{1}{2}", "0.5")
+    return {"reduced": compare, "whole": compare_response}
+
+
 def main() -> None:
     """``python -c "… main()" LIMIT PARENT``: read pairs from standard input until it closes."""
     die_with_parent()
@@ -112,6 +141,4 @@ def main() -> None:
         return
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the libraries print must not enter the protocol
-    from mathrl.grading.symbolic import load
-
-    keep(sys.stdin.buffer, sink, load(), limit)
+    keep(sys.stdin.buffer, sink, load_math_verify(), limit)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from mathrl.core.braces import closing_brace
-
 ExtractionMode = Literal["strict", "lenient"]
 TAIL = 4000
 
@@ -77,6 +75,25 @@ def prose_words(text: str) -> int:
     return words if text.isascii() else words + len(_HAN.findall(text))
 
 
+def closing_brace(text: str, start: int) -> int:
+    r"""The index of the brace that closes the one at `start`; -1 where none does. Escaped braces do not count.
+
+    >>> closing_brace("{a{b}\\}c}d", 0)
+    8
+    """
+    depth, i = 0, start
+    while i < len(text):
+        char = text[i]
+        if char == "\\":
+            i += 1
+        elif char in "{}":
+            depth += 1 if char == "{" else -1
+            if depth == 0:
+                return i
+        i += 1
+    return -1
+
+
 def without_think(response: str) -> str | None:
     """The response outside its thinking, or None where it never left it.
 
@@ -106,13 +123,13 @@ def extract(response: str, mode: ExtractionMode = "lenient") -> Extraction:
     final = _FINAL.search(rest)
     if final and "\\boxed" not in rest[final.start() :]:
         return _phrase(rest) or NOTHING
-    extraction = _boxed(rest) or _tagged(rest, mode) or _hashes(rest) or _phrase(rest)
+    extraction = _last_box(rest) or _answer_tag(rest, mode) or _hashes(rest) or _phrase(rest)
     if extraction is not None:
         return extraction
-    return NOTHING if mode == "strict" else _unmarked(rest)
+    return NOTHING if mode == "strict" else _unmarked_answer(rest)
 
 
-def _boxed(text: str) -> Extraction | None:
+def _last_box(text: str) -> Extraction | None:
     if "box" not in text:
         return None
     boxes: list[tuple[int, int, str]] = []
@@ -188,7 +205,7 @@ def _box_content(text: str, start: int) -> tuple[int, str] | None:
     return None
 
 
-def _tagged(text: str, mode: ExtractionMode) -> Extraction | None:
+def _answer_tag(text: str, mode: ExtractionMode) -> Extraction | None:
     start = text.rfind("<answer>")
     if start < 0:
         return None
@@ -234,7 +251,7 @@ def _claim(claim: str) -> str:
     line = sentence.split("\n", 1)[0].strip().rstrip("*").strip()
     if prose_words(line) <= 3 and len(line) <= 200:
         return line
-    nested = _unmarked(line)
+    nested = _unmarked_answer(line)
     return nested.text if nested.text is not None and nested.rule != "whole" else line
 
 
@@ -253,7 +270,7 @@ def _is_bare(text: str) -> bool:
     return words == 0 or (words <= 2 and (text[0] in "-$\\([{0123456789" or not re.search(r"[\d$]", text)))
 
 
-def _unmarked(text: str) -> Extraction:
+def _unmarked_answer(text: str) -> Extraction:
     text = _SPECIAL.sub("", text[-TAIL:]).strip()
     if not text:
         return NOTHING

@@ -1,19 +1,26 @@
-"""Text in, verdict out: `grade` judges one response; `parallel.grade_batch` judges a batch of them."""
+"""Text in, verdict out: `grade` judges one response, `grade_batch` many, in order and in one or several processes."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
+from mathrl.core.errors import UserError
+from mathrl.core.parent import die_with_parent
+from mathrl.grading.compare import Match, compare
 from mathrl.grading.countdown import countdown_correct, read_truth
-from mathrl.grading.engine import SymbolicEngine, default_engine
+from mathrl.grading.engine import SymbolicEngine, default_engine, refusal
 from mathrl.grading.extract import Extraction, ExtractionMode, all_boxes, extract
-from mathrl.grading.guards import refusal
-from mathrl.grading.matching import Match, compare
 from mathrl.grading.normalize import canonical
 from mathrl.grading.parser import parse
-from mathrl.grading.verdict import Verdict
 from mathrl.grading.words import last_option, option
 
 CACHE_SIZE = 65_536
@@ -23,6 +30,27 @@ ENGINE_BUDGET = 0.3  # processor time; after it, further accepted answers are co
 # Matches by (extracted, truth); emptied when full. Each operation on it is atomic, so threads need no lock.
 _cache: dict[tuple[str, str], Match] = {}
 _TRANSIENT = ("the symbolic engine is still starting", "the symbolic engine is busy", "the symbolic engine was lost")
+SMALL_BATCH = 4096  # one process grades fewer pairs than this before a second has started
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from mathrl.grading.grade import grade_pairs; grade_pairs()"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement on one response.
+
+    Example:
+        Verdict(correct=True, extracted="\\\\frac{1}{2}", rule="boxed; structure", reason="", seconds=0.0001)
+
+    `rule` names the extraction rule and the comparison rule; `reason` says why an answer was not accepted
+    ("different numbers", "timeout", …) and is empty for a correct one.
+    """
+
+    correct: bool
+    extracted: str | None
+    rule: str
+    reason: str
+    seconds: float
 
 
 def grade(
@@ -47,15 +75,16 @@ def grade(
     >>> grade("so $x = \\boxed{\\frac{2}{4}}$.", ["7", "0.5"]).rule
     'boxed; structure'
     """
-    started, symbolic = time.perf_counter(), engine or default_engine()
+    started = time.perf_counter()
     truths = (ground_truth,) if isinstance(ground_truth, str) else tuple(ground_truth)
-    begun = time.thread_time() + symbolic.seconds if len(truths) > 1 else 0.0
-    text = _without_surrogates(response)
+    several = len(truths) > 1
+    hurry_from = _processor_seconds(engine) + ENGINE_BUDGET if several else 0.0
+    text = _replace_surrogates(response)
     extracted = extract(text, extraction)
     result = Match(False, "", "no accepted answer")
     for truth in truths:
-        hurried = len(truths) > 1 and time.thread_time() + symbolic.seconds - begun > ENGINE_BUDGET
-        accepted = _without_surrogates(str(truth))
+        hurried = several and _processor_seconds(engine) > hurry_from
+        accepted = _replace_surrogates(str(truth))
         if "\\boxed" in accepted:
             accepted = ", ".join(all_boxes(accepted)) or accepted
         result, extracted = _judge(text, extracted, accepted, extraction, False if hurried else engine)
@@ -66,7 +95,12 @@ def grade(
     return Verdict(bool(result.equal), extracted.text, rule, reason, time.perf_counter() - started)
 
 
-def _without_surrogates(text: object) -> str:
+def _processor_seconds(engine: SymbolicEngine | None) -> float:
+    """Processor time of this thread and of the pairs that the engine has compared."""
+    return time.thread_time() + (engine or default_engine()).seconds
+
+
+def _replace_surrogates(text: object) -> str:
     """The text with a question mark for each lone surrogate, which UTF-8 does not have; "" if it is no string."""
     if not isinstance(text, str):
         return ""
@@ -99,14 +133,14 @@ def _judge(
         return Match(False, "", reason), extraction
     if not extraction.text.strip():
         return Match(False, "", "an empty answer"), extraction
-    result = _settled(extraction.text, truth, engine)
+    result = _match(extraction.text, truth, engine)
     if not result.equal and extraction.rule in ("boxed", "boxed run"):
         boxes = all_boxes(response)
         if 1 < len(boxes) == _items(truth):
-            parts = _settled(", ".join(boxes), truth, engine)
+            parts = _match(", ".join(boxes), truth, engine)
             if parts.equal:
                 return Match(True, "a box per part", ""), Extraction(", ".join(boxes), "boxes")
-    if not result.equal and extraction.boxes and all(_settled(box, truth, engine).equal for box in extraction.boxes):
+    if not result.equal and extraction.boxes and all(_match(box, truth, engine).equal for box in extraction.boxes):
         result = Match(True, "the same in every box", "")
     return result, extraction
 
@@ -117,7 +151,7 @@ def _items(truth: str) -> int:
     return len(tree.args[0]) if tree is not None and tree.kind == "list" else 1
 
 
-def _settled(extracted: str, truth: str, engine: SymbolicEngine | Literal[False] | None) -> Match:
+def _match(extracted: str, truth: str, engine: SymbolicEngine | Literal[False] | None) -> Match:
     pair = (extracted, truth)
     result = _cache.get(pair)
     if result is not None:
@@ -162,9 +196,9 @@ def equal_answers(first: str, second: str, engine: SymbolicEngine | None = None)
     if first == second:
         return True
     for answer, truth in ((first, second), (second, first)):
-        result = _settled(answer, truth, engine)
+        result = _match(answer, truth, engine)
         if result.reason == _TRANSIENT[0] and (engine or default_engine()).warm_up():
-            result = _settled(answer, truth, engine)
+            result = _match(answer, truth, engine)
         if result.equal:
             return True
     return False
@@ -173,3 +207,99 @@ def equal_answers(first: str, second: str, engine: SymbolicEngine | None = None)
 def warm_up() -> bool:
     """Start the symbolic engine of this process and wait for it; True if it is ready."""
     return default_engine().warm_up()
+
+
+def equal_classes(answers: Iterable[str], equal: Callable[[str, str], bool]) -> list[list[str]]:
+    """The distinct answers in classes of equal ones.
+
+    Answers that equal one and the same third answer are one class, so the order of the answers does not matter.
+
+    >>> equal_classes([".5", "7", "0.5", "7"], lambda a, b: float(a) == float(b))
+    [['7'], ['.5', '0.5']]
+    """
+    classes: list[list[str]] = []
+    for answer in dict.fromkeys(answers):
+        joined = [members for members in classes if any(equal(member, answer) for member in members)]
+        classes = [members for members in classes if members not in joined]
+        classes.append([*(member for members in joined for member in members), answer])
+    return classes
+
+
+def grade_batch(
+    responses: Sequence[str],
+    truths: Sequence[str | Sequence[str]],
+    extraction: ExtractionMode = "lenient",
+    *,
+    processes: int | None = None,
+) -> list[Verdict]:
+    """One verdict per response, in order.
+
+    Args:
+        responses: The responses of the policy.
+        truths: The accepted answer, or the accepted answers, of each response.
+        extraction: As in `grade`.
+        processes: Number of processes; None: one for a small batch, else up to four.
+
+    Raises:
+        UserError: the two sequences differ in length, or `processes` is below 1.
+
+    Examples:
+        >>> [v.correct for v in grade_batch(["#### 4", "#### 5"], ["4", ["4", "5.0"]])]
+        [True, True]
+    """
+    if len(responses) != len(truths):
+        raise UserError(
+            f"grade_batch: {len(responses)} responses but {len(truths)} truths; give one truth per response"
+        )
+    if processes is not None and processes < 1:
+        raise UserError(f"grade_batch: processes={processes}; give 1 or more")
+    keys = [(r, t if isinstance(t, str) else tuple(t)) for r, t in zip(responses, truths, strict=True)]
+    distinct = list(dict.fromkeys(keys))
+    if processes is None:
+        processes = 1 if len(distinct) < SMALL_BATCH else min(4, os.cpu_count() or 1)
+    processes = min(processes, max(1, len(distinct)))
+    if processes == 1:
+        verdicts = [_grade_with_engine(response, truth, extraction) for response, truth in distinct]
+    else:
+        parts = [distinct[i::processes] for i in range(processes)]
+        with ThreadPoolExecutor(processes) as threads:  # the threads only wait for the pipes
+            graded = list(threads.map(lambda part: _in_child(part, extraction), parts))
+        verdicts = [graded[i % processes][i // processes] for i in range(len(distinct))]
+    verdict_of = dict(zip(distinct, verdicts, strict=True))
+    return [verdict_of[key] for key in keys]
+
+
+def _grade_with_engine(response: str, truth: str | Sequence[str], extraction: ExtractionMode) -> Verdict:
+    """As `grade`, but a batch waits for the engine to start instead of doing without it."""
+    verdict = grade(response, truth, extraction)
+    if verdict.reason.endswith("is still starting") and default_engine().warm_up():
+        return grade(response, truth, extraction)
+    return verdict
+
+
+def _in_child(part: list[tuple[str, str | tuple[str, ...]]], extraction: ExtractionMode) -> list[Verdict]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, _PACKAGE_ROOT, extraction],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        output, _ = child.communicate(json.dumps(part).encode(), timeout=60 + 1.5 * len(part))
+        rows: list[list[Any]] = json.loads(output)
+    except (subprocess.TimeoutExpired, ValueError):
+        child.kill()
+        child.wait()
+        rows = []
+    if len(rows) != len(part):
+        return [_grade_with_engine(response, truth, extraction) for response, truth in part]
+    return [Verdict(*row) for row in rows]
+
+
+def grade_pairs() -> None:
+    """A child of `grade_batch`: one JSON list of pairs in, one of verdicts out."""
+    die_with_parent()
+    extraction: ExtractionMode = "strict" if sys.argv[2] == "strict" else "lenient"
+    pairs = json.load(sys.stdin)
+    verdicts = [_grade_with_engine(response, truth, extraction) for response, truth in pairs]
+    sys.stdout.write(json.dumps([astuple(verdict) for verdict in verdicts]))

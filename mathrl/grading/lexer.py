@@ -1,19 +1,17 @@
-r"""Characters to tokens, for LaTeX and for plain-text mathematics alike.
+r"""Characters to tokens, and what is read from tokens alone: numbers, units, minutes, labels.
 
-\frac12 cm  ->  cmd frac, num 1, num 2 (digits split by the parser), text "cm"
+\frac12 cm  ->  cmd frac, num 12, name cm (the parser takes the digits apart)
 """
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
-from mathrl.core.braces import closing_brace
-from mathrl.grading.units import UNIT_WORDS
-
-
-class ParseError(ValueError):
-    """The text is not in the grammar; the answer is then compared as text."""
+from mathrl.grading.extract import closing_brace
+from mathrl.grading.syntax import Node, ParseError, ellipsis_decimal, literal, num, sym, symbols, with_base
+from mathrl.grading.words import DEGREE_WORDS, NUMBER_WORDS, PERCENT_WORDS, SINGLE_LETTER_UNITS, UNIT_WORDS
 
 
 class Token(NamedTuple):
@@ -25,6 +23,7 @@ class Token(NamedTuple):
 
 
 MAX_TOKENS = 1200
+MAX_DEPTH = 40
 _TOKEN = re.compile(
     r"""(?P<space>(?:\s|~|\\[,;:!\ ]|\\q?quad(?![a-zA-Z])|\\hspace\*?\{[^{}]*\})+)
     |(?P<num>(?:\d+\.(?=\\(?:overline|bar)\{)|\d+(?:\.\d+)?|\.\d+)(?:[eE](?:-?\d+|\+\d{2,})(?![\d.]|\w))?)
@@ -52,6 +51,16 @@ FUNCTIONS = frozenset(
         "max min gcd lcm det asin acos atan abs floor ceil cbrt arg"
     ).split()
 )
+RELATIONS = {
+    "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "le": "<=", "leq": "<=", "leqslant": "<=",
+    "leqq": "<=",
+    "ge": ">=", "geq": ">=", "geqslant": ">=", "geqq": ">=", "lt": "<", "gt": ">", "ne": "!=", "neq": "!=",
+    "\\ne": "!=", "approx": "~", "simeq": "~", "cong": "~", "sim": "~", "equiv": "==", "in": "in",
+    "coloneqq": "=",
+    "to": "->", "rightarrow": "->", "mapsto": "->", "implies": "=>", "Rightarrow": "=>", "=>": "=>",
+    "notin": "notin", "subset": "sub", "subseteq": "sub", "mid": "mid", "perp": "perp", "parallel": "par",
+}  # fmt: skip
+SET_OPS = {"cup": "union", "cap": "inter", "setminus": "minus", "backslash": "minus", "bigcup": "union"}
 _TEXT_FUNCTIONS = FUNCTIONS - frozenset(["min", "max", "det", "arg", "abs", "floor", "ceil"])  # words too, or minutes
 _WORDS = {name: name for name in "pi theta alpha beta cup".split()}
 _WORDS |= {"infinity": "infty", "inf": "infty", "oo": "infty", "union": "cup"}
@@ -179,3 +188,217 @@ def _name_tokens(run: str, spaced: bool, preceding: list[Token]) -> list[Token]:
         return [Token("text", run, spaced)]
     tokens = [Token("name", char, False) for char in run]
     return [tokens[0]._replace(spaced=spaced), *tokens[1:]]
+
+
+def _group_mixed_numbers(tokens: list[Token]) -> list[Token]:
+    """1 1/2 in plain text: number, space, number, slash, number becomes number, (number / number)."""
+    for i in range(len(tokens) - 4, -1, -1):
+        integer, above, slash, below = tokens[i : i + 4]
+        if (
+            integer.kind == above.kind == below.kind == "num"
+            and slash.value == "/"
+            and above.spaced
+            and "." not in integer.value + above.value + below.value
+        ):
+            group = [Token("cmd", "frac", True)]
+            for token in (above, below):
+                group += [Token("op", "{", False), token._replace(spaced=False), Token("op", "}", False)]
+            tokens = [*tokens[: i + 1], *group, *tokens[i + 4 :]]
+    return tokens
+
+
+_NO_FACTORS = frozenset(
+    ("cdot times div pm mp rangle rfloor rceil rvert rVert end land lor wedge vee bmod mod pmod ast text").split()
+) | {*RELATIONS, *SET_OPS}
+_HEDGE = re.compile(r"\b(?:or|not|possibly|maybe|perhaps|either|otherwise|else)\b")
+
+
+class Cursor:
+    """A position in the tokens. `depth` counts nesting, `bars` open absolute values, `french` ]a, b[."""
+
+    def __init__(self, text: str) -> None:
+        self.tokens = _group_mixed_numbers(tokenize(text))
+        self.i = self.depth = self.bars = 0
+        self.french = False
+
+    def peek(self) -> str:
+        """The operator or command here; "" for any other token."""
+        token = self.tokens[self.i]
+        return token.value if token.kind in ("op", "cmd") else ""
+
+    def at(self, *values: str) -> bool:
+        return self.peek() in values
+
+    def take(self) -> Token:
+        token = self.tokens[self.i]
+        if token.kind != "end":
+            self.i += 1
+        return token
+
+    def accept(self, *values: str) -> bool:
+        if self.at(*values):
+            self.i += 1
+            return True
+        return False
+
+    def expect(self, value: str) -> None:
+        if not self.accept(value):
+            raise ParseError(f"expected {value!r}, found {self.tokens[self.i].value!r}")
+
+    def raw(self, closer: str) -> str:
+        """The text of the tokens up to `closer`, spacing dropped."""
+        texts: list[str] = []
+        depth = 0
+        while True:
+            token = self.take()
+            if token.kind == "end":
+                raise ParseError("unbalanced braces")
+            if token.value == "{":
+                depth += 1
+            elif token.value == closer and depth == 0:
+                return "".join(texts)
+            elif token.value == "}":
+                depth -= 1
+            texts.append(token.value)
+
+    def deeper(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ParseError("nested too deeply")
+
+    def number(self, token: Token) -> Node:
+        value = literal(token.value)
+        if self.at("overline", "bar", "dot"):
+            mark = self.take().value
+            return self.repeating_decimal(token.value, mark)
+        if self.at("ldots", "dots", "cdots") and "." in token.value:
+            self.take()
+            return ellipsis_decimal(token.value)
+        return value
+
+    def repeating_decimal(self, head: str, mark: str) -> Node:
+        """0.1\\overline{6}: the digits under the bar repeat for ever."""
+        self.expect("{")
+        digits = self.raw("}")
+        if "." not in head:
+            if not digits.startswith("."):
+                raise ParseError("a bar that is not over decimals")
+            head, digits = head + ".", digits[1:]
+        if not digits.isdigit() or len(digits) > 100 or mark == "dot":
+            raise ParseError("a repeating part that is not digits")
+        fixed = len(head.split(".")[1])
+        return num(Fraction(head + "0") + Fraction(int(digits), (10 ** len(digits) - 1) * 10**fixed))
+
+    def accept_joiner(self, semicolons: list[int] | None = None, count: int = 0) -> bool:
+        """Take a comma, semicolon or conjunction; `semicolons` gets the `count` of clauses before a looser one."""
+        token = self.tokens[self.i]
+        if token.kind == "op" and token.value in (",", ";"):
+            self.i += 1
+            if token.value == ";" and semicolons is not None:
+                semicolons.append(count)
+            return True
+        if token.kind == "text" and token.value.strip(" ,;.").lower() in ("and", "or", "及", "和", "或", "与"):
+            self.i += 1
+            assigned = self.tokens[self.i].kind == "name" and self.tokens[self.i + 1].value == "="
+            if semicolons is not None and assigned:  # as in "p = 5, q = 2 and p = 7, q = 2"
+                semicolons.append(count)
+            return True
+        if token.kind == "cmd" and token.value in ("land", "lor", "wedge", "vee"):
+            self.i += 1
+            return True
+        return False
+
+    def label(self) -> Node | None:
+        """The words before a colon: Minimum: 1."""
+        token, following = self.tokens[self.i], self.tokens[self.i + 1 : self.i + 2]
+        if token.kind != "text" or "answer" in token.value.lower():
+            return None
+        colon = bool(following) and following[0].value == ":"
+        if not colon and not token.value.rstrip().endswith(":"):
+            return None
+        self.i += 2 if colon else 1
+        return Node("text", (token.value.strip(" :").lower(),))
+
+    def starts_factor(self) -> bool:
+        token = self.tokens[self.i]
+        if token.kind in ("num", "name", "letter_text"):
+            return True
+        if token.kind == "op":
+            if token.value == "[" and self.french:
+                return False
+            return token.value in ("(", "[", "{", "\\{") or (token.value == "|" and self.bars == 0)
+        return token.kind == "cmd" and token.value not in _NO_FACTORS
+
+    def minutes(self, degrees: Node) -> Node | None:
+        """60^\\circ 42' 36'': minutes, and perhaps seconds, behind degrees; None where no minutes follow."""
+        parts: list[Node] = [degrees.args[0]]
+        for marks, size in ((1, 60), (2, 3600)):
+            start = self.i
+            token = self.take()
+            if token.kind != "num" or self.primes() != marks:
+                self.i = start
+                break
+            parts.append(Node("div", (literal(token.value), num(size))))
+        return Node("degree", (Node("add", (tuple(parts),)),)) if len(parts) > 1 else None
+
+    def primes(self) -> int:
+        """The number of prime marks here, which it takes."""
+        marks = 0
+        while True:
+            if self.accept("'", "prime"):
+                marks += 1
+            elif self.accept('"'):
+                marks += 2
+            elif self.at("^", "{", "}"):
+                self.i += 1
+            else:
+                return marks
+
+    def letter_unit(self, node: Node) -> bool:
+        """5 \\text{ m}: an upright letter behind a number is a unit."""
+        token = self.tokens[self.i]
+        return token.kind == "letter_text" and token.value in SINGLE_LETTER_UNITS and not symbols(node)
+
+    def unit_follows(self) -> bool:
+        return self.tokens[self.i].kind == "text" and self.tokens[self.i].value.strip(" ,").lower() not in ("and", "or")
+
+    def with_unit(self, node: Node) -> Node:
+        """Trailing words: a percent or degree sign in words, a unit, or an annotation."""
+        words: list[str] = [self.take().value] if self.tokens[self.i].kind == "letter_text" else []
+        while self.unit_follows() or (
+            words and (self.at("/", "^", "cdot") or (self.tokens[self.i].kind == "name" and self.tokens[self.i].spaced))
+        ):
+            token = self.take()
+            words.append(token.value)
+            if token.value in ("/", "cdot") and self.tokens[self.i].kind in ("name", "text"):
+                words.append(self.take().value)
+            if token.value == "^":
+                self.accept("{")
+                words.append(self.take().value)
+                self.accept("}")
+        text = " ".join(words).replace(" ^ ", "^")
+        head = text.strip().lower().rstrip(".")
+        if _HEDGE.search(head):
+            raise ParseError("a second thought behind the answer")
+        if head in PERCENT_WORDS:
+            return Node("percent", (node,))
+        if head in NUMBER_WORDS:
+            return Node("mul", ((node, num(NUMBER_WORDS[head])),))
+        if head in DEGREE_WORDS:
+            return Node("degree", (node,))
+        return Node("unit", (node, text))
+
+    def subscript(self, node: Node) -> Node:
+        self.take()
+        text = self.raw("}") if self.accept("{") else self.take().value
+        if node.kind == "num" and text.isdigit():
+            return with_base(node, int(text))
+        if node.kind in ("mul", "num"):
+            raise ParseError("a subscript on a number")
+        return sym(f"{node.args[0] if node.kind in ('sym', 'const') else node}_{text}")
+
+    def number_set(self) -> Node:
+        name = self.raw("}") if self.accept("{") else self.take().value
+        if name == "R" and not self.at("^"):
+            return Node("reals", ())
+        return sym(name if len(name) == 1 and name.islower() else "set:" + name)

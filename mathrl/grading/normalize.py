@@ -157,7 +157,7 @@ _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)|\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
 
 
 @lru_cache(maxsize=16384)
-def squeezed(text: str) -> str:
+def squeeze(text: str) -> str:
     """`canonical` without any spacing, for the equal-strings fast path."""
     text = canonical(text)
     if "text" in text or "mbox" in text or "mathrm" in text:

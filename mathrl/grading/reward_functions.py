@@ -11,7 +11,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.grading.extract import ExtractionMode, extract
-from mathrl.grading.parallel import grade_batch
+from mathrl.grading.grade import grade_batch
 
 TRUTH_COLUMNS = ("ground_truth", "solution", "answer")
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
-from mathrl.grading.exact import exact
-from mathrl.grading.numeric import numeric_value
-from mathrl.grading.sets import infinite
-from mathrl.grading.syntax import Node, key, kinds, num, symbols
-from mathrl.grading.units import SINGLE_LETTER_UNITS, scale
+from mathrl.grading.evaluate import exact, numeric_value
+from mathrl.grading.syntax import Node, children, infinity_sign, key, kinds, num, symbols
+from mathrl.grading.words import SINGLE_LETTER_UNITS, scale
 
 # A decimal for an irrational truth, or for 1/3, must show at least this many significant digits.
 LONG_DECIMAL = 12
@@ -37,9 +35,7 @@ def refuse_restated(truth: Node, answer: Node) -> None:
 def _log_with_base(node: Node) -> bool:
     if node.kind == "func" and node.args[0] == "log" and len(node.args) > 2:
         return True
-    return any(_log_with_base(child) for child in node.args if isinstance(child, Node)) or any(
-        _log_with_base(child) for arg in node.args if isinstance(arg, tuple) for child in arg if isinstance(child, Node)
-    )
+    return any(map(_log_with_base, children(node)))
 
 
 def same_scalar(truth: Node, answer: Node) -> bool | None:
@@ -50,18 +46,18 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
         Restated: see `refuse_restated`.
     """
     if truth.kind == "unit" or answer.kind == "unit":
-        return _with_units(truth, answer)
+        return _same_quantity(truth, answer)
     if truth.kind == "percent" or answer.kind == "percent":
-        return _suffixed(truth, answer, "percent", num(Fraction(1, 100)))
+        return _same_marked(truth, answer, "percent", num(Fraction(1, 100)))
     if truth.kind == "degree" or answer.kind == "degree":
         radian = Node("div", (Node("const", ("pi",)), num(180)))
-        return _suffixed(truth, answer, "degree", radian)
+        return _same_marked(truth, answer, "degree", radian)
     if truth.kind == "ratio" or answer.kind == "ratio":
-        return _ratio(truth, answer)
+        return _same_ratio(truth, answer)
     if key(truth) == key(answer):
         return True
-    if infinite(truth) or infinite(answer):
-        return infinite(truth) == infinite(answer)
+    if infinity_sign(truth) or infinity_sign(answer):
+        return infinity_sign(truth) == infinity_sign(answer)
     refuse_restated(truth, answer)
     verdict = same_expression(truth, answer)
     if verdict is not False or symbols(truth):
@@ -69,7 +65,7 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
     if symbols(answer):
         bare = _without_letter_unit(answer)
         return same_scalar(truth, bare) if bare is not None else False
-    return _to_its_digits(truth, answer)
+    return _same_digits(truth, answer)
 
 
 def _literal(node: Node) -> tuple[Fraction, int, int] | None:
@@ -78,7 +74,7 @@ def _literal(node: Node) -> tuple[Fraction, int, int] | None:
     return (value, places, digits) if places > 0 else None
 
 
-def _to_its_digits(truth: Node, answer: Node) -> bool:
+def _same_digits(truth: Node, answer: Node) -> bool:
     """A decimal truth fixes the digits that count; a long decimal may stand for an irrational truth.
 
     0.87 accepts sqrt(3)/2, 7.78 accepts 70/9 and 7.7778; 2.5 does not accept 2.51.
@@ -108,7 +104,7 @@ def _within(node: Node, value: Fraction, distance: Fraction, strict: bool = Fals
     return bool(abs(number.real - target) < context.mpf(distance.numerator) / distance.denominator)
 
 
-def _suffixed(truth: Node, answer: Node, kind: str, factor: Node) -> bool | None:
+def _same_marked(truth: Node, answer: Node, kind: str, factor: Node) -> bool | None:
     """Percent and degrees: with the mark on both sides the numbers decide; else p may be p or p * factor."""
     left = truth.args[0] if truth.kind == kind else truth
     right = answer.args[0] if answer.kind == kind else answer
@@ -122,7 +118,7 @@ def _suffixed(truth: Node, answer: Node, kind: str, factor: Node) -> bool | None
     return same_scalar(left, right)
 
 
-def _with_units(truth: Node, answer: Node) -> bool | None:
+def _same_quantity(truth: Node, answer: Node) -> bool | None:
     left = truth.args[0] if truth.kind == "unit" else truth
     right = answer.args[0] if answer.kind == "unit" else answer
     if truth.kind == answer.kind:
@@ -149,7 +145,7 @@ def _without_letter_unit(node: Node) -> Node | None:
     return rest[0] if len(rest) == 1 else Node("mul", (rest,))
 
 
-def _ratio(truth: Node, answer: Node) -> bool | None:
+def _same_ratio(truth: Node, answer: Node) -> bool | None:
     """3:4 equals 6:8 and 3/4; what looks like a clock time on both sides must be the same time."""
     if truth.kind == answer.kind:
         left, right = truth.args[0], answer.args[0]

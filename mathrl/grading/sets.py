@@ -9,9 +9,8 @@ from fractions import Fraction
 from functools import cmp_to_key
 from typing import Any, NamedTuple
 
-from mathrl.grading.exact import Refused, exact
-from mathrl.grading.numeric import HIGH_PRECISION, close, numeric_value
-from mathrl.grading.syntax import Node, key, neg, num, substituted, symbols
+from mathrl.grading.evaluate import HIGH_PRECISION, Refused, close, exact, numeric_value
+from mathrl.grading.syntax import Node, infinity_sign, key, neg, num, substitute, symbols
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INEQUALITIES = frozenset(["<", ">", "<=", ">=", "!="])
@@ -31,19 +30,8 @@ class NotASet(ValueError):
     """The tree is not a set of real numbers with closed ends."""
 
 
-def infinite(node: Node) -> int:
-    """+1 or -1 for plus or minus infinity (times a number), else 0."""
-    if node.kind == "const" and node.args[0] == "inf":
-        return 1
-    if node.kind == "mul" and len(node.args[0]) == 2:
-        factor, rest = node.args[0]
-        if factor.kind == "num" and factor.args[0] != 0 and infinite(rest):
-            return 1 if factor.args[0] > 0 else -1
-    return 0
-
-
 def _end(node: Node) -> Any:
-    sign = infinite(node)
+    sign = infinity_sign(node)
     if sign:
         return sign * _INF
     if symbols(node):
@@ -75,7 +63,7 @@ def _compare(a: Any, b: Any) -> int:
         return -1 if left < right else 1
 
 
-def _merged(pieces: list[Piece]) -> list[Piece]:
+def _merge(pieces: list[Piece]) -> list[Piece]:
     """Sorted and joined where they touch."""
 
     def order(a: Piece, b: Piece) -> int:
@@ -97,7 +85,7 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
 
 def _complement(pieces: list[Piece]) -> list[Piece]:
     gaps, low, closed = [], -_INF, False
-    for piece in _merged(pieces):
+    for piece in _merge(pieces):
         order = _compare(low, piece.low)
         if order < 0 or (order == 0 and closed and not piece.low_closed):
             gaps.append(Piece(low, closed, piece.low, not piece.low_closed))
@@ -120,7 +108,7 @@ def real_set(node: Node) -> list[Piece]:
     Raises:
         NotASet: it does not, or an end is not a closed real expression.
     """
-    return _merged(_pieces(node))
+    return _merge(_pieces(node))
 
 
 def _pieces(node: Node) -> list[Piece]:
@@ -179,7 +167,7 @@ def _relation(node: Node) -> list[Piece]:
         if slope < 0:
             op = _FLIP[op]
         if slope != 1 or shift != 0:
-            sign = infinite(right)
+            sign = infinity_sign(right)
             right = (
                 (right if slope > 0 else neg(right))
                 if sign
@@ -215,7 +203,7 @@ def _linear(node: Node) -> tuple[Fraction, Fraction]:
     if len(names) != 1:
         raise NotASet("several variables")
     try:
-        values = [exact(substituted(node, {next(iter(names)): num(x)})) for x in (0, 1, 5)]
+        values = [exact(substitute(node, {next(iter(names)): num(x)})) for x in (0, 1, 5)]
     except Refused as error:
         raise NotASet(str(error)) from error
     at0, at1, at5 = values

@@ -1,12 +1,4 @@
-r"""The parsed form of an answer: a small tree of named tuples, and facts about such trees.
-
-    \frac{x}{2} + 1   ->   add(div(sym x, num 2), num 1)
-    (1, \infty)       ->   tuple("(", ")", (num 1, const inf))
-
-Kinds of expression: num, sym, const, add, mul, div, pow, root, func, abs, floor, ceil, fact, binom, percent,
-degree, pm, app (an unknown function applied), op (a bound or task operator: sum, limit, determinant …).
-Kinds of structure: list, tuple, set, matrix, rel, union, inter, minus, ratio, base, text, unit, ellipsis.
-"""
+"""The parsed form of an answer: a small tree of named tuples, and facts about such trees."""
 
 from __future__ import annotations
 
@@ -16,8 +8,19 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 
+class ParseError(ValueError):
+    """The text is not in the grammar; the answer is then compared as text."""
+
+
 class Node(NamedTuple):
-    """One node. `args` holds nodes, strings, numbers or tuples of nodes, by `kind`.
+    r"""One node. `args` holds nodes, strings, numbers or tuples of nodes, by `kind`.
+
+        \frac{x}{2} + 1   ->   add(div(sym x, num 2), num 1)
+        (1, \infty)       ->   tuple("(", ")", (num 1, const inf))
+
+    Expressions: num, sym, const, add, mul, div, pow, root, func, abs, floor, ceil, fact, binom, percent, degree, pm,
+    app (an unknown function applied), op (a bound or task operator: sum, limit, determinant …).
+    Structures: list, tuple, set, matrix, rel, union, inter, minus, ratio, base, text, unit, ellipsis, reals.
 
     >>> num(2)
     Node(kind='num', args=(Fraction(2, 1), 0, 0))
@@ -50,6 +53,71 @@ def neg(node: Node) -> Node:
     return Node("mul", ((MINUS_ONE, node),))
 
 
+def literal(text: str) -> Node:
+    """The node of a number token; exponents beyond the size of any answer are refused."""
+    mantissa, _, exponent = text.lower().partition("e")
+    if len(mantissa) > 2000 or len(exponent) > 6 or abs(int(exponent or 0)) > 2000:
+        raise ParseError("a number too large")
+    places = len(mantissa.partition(".")[2])
+    digits = len(mantissa.replace(".", "").lstrip("0"))
+    value = Fraction(("0" + mantissa) if mantissa.startswith(".") else mantissa)
+    if exponent:
+        return num(value * Fraction(10) ** int(exponent))
+    return num(value, places, digits)
+
+
+def ellipsis_decimal(text: str) -> Node:
+    """0.333…: the shortest block that repeats to the end, at least twice, and for three digits or more."""
+    integer, _, digits = text.partition(".")
+    for size in range(1, len(digits) // 2 + 1):
+        block = digits[-size:]
+        count = 1
+        while digits[: len(digits) - size * count].endswith(block):
+            count += 1
+        if count >= 2 and count * size >= 3:
+            fixed = digits[: len(digits) - size * count]
+            base = Fraction(f"{integer}.{fixed}0")
+            return num(base + Fraction(int(block), (10**size - 1) * 10 ** len(fixed)))
+    raise ParseError("a decimal that goes on")
+
+
+def with_base(node: Node, base: int) -> Node:
+    """1011_2: the digits of a number, in a base."""
+    value, places, _ = node.args
+    digits = str(value.numerator) if not places else f"{float(value):.{places}f}"
+    if len(digits) > 15 and places:
+        raise ParseError("a long fraction in another base")
+    if not 2 <= base <= 36 or any(int(d) >= base for d in digits if d.isdigit()):
+        raise ParseError("not a number in that base")
+    return Node("base", (digits, base))
+
+
+def product(left: Node, right: Node) -> Node:
+    factors = left.args[0] if left.kind == "mul" else (left,)
+    return Node("mul", ((*factors, right),))
+
+
+def juxtapose(left: Node, right: Node, digits: bool) -> Node:
+    """Two factors side by side: a mixed number or a product. `digits`: the right one begins with a number."""
+    if _is_integer(left) and right.kind == "div" and _is_integer(right.args[0]) and _is_integer(right.args[1]):
+        below = right.args[1].args[0]
+        if below == 0:
+            raise ParseError("a denominator of zero")
+        part = right.args[0].args[0] / below
+        integer = left.args[0]
+        if 0 < part < 1:
+            return num(integer + part if integer >= 0 else integer - part)
+    if digits:
+        last = left.args[0][-1] if left.kind == "mul" else left
+        if last.kind not in ("pow", "fact", "root"):
+            raise ParseError("two numbers side by side")
+    return product(left, right)
+
+
+def _is_integer(node: Node) -> bool:
+    return node.kind == "num" and bool(node.args[0].denominator == 1) and node.args[1] == 0
+
+
 def children(part: Node | tuple[Any, ...]) -> Iterator[Node]:
     """The nodes directly below a node, those inside of its tuples too."""
     for item in part.args if isinstance(part, Node) else part:
@@ -57,6 +125,17 @@ def children(part: Node | tuple[Any, ...]) -> Iterator[Node]:
             yield item
         elif isinstance(item, tuple):
             yield from children(item)
+
+
+def infinity_sign(node: Node) -> int:
+    """+1 or -1 for plus or minus infinity (times a number), else 0."""
+    if node.kind == "const" and node.args[0] == "inf":
+        return 1
+    if node.kind == "mul" and len(node.args[0]) == 2:
+        factor, rest = node.args[0]
+        if factor.kind == "num" and factor.args[0] != 0 and infinity_sign(rest):
+            return 1 if factor.args[0] > 0 else -1
+    return 0
 
 
 @lru_cache(maxsize=8192)
@@ -72,12 +151,12 @@ def symbols(node: Node) -> frozenset[str]:
     return frozenset(node.args if node.kind == "sym" else ()).union(*map(symbols, children(node)))
 
 
-def substituted(node: Node, values: Mapping[str, Node]) -> Node:
+def substitute(node: Node, values: Mapping[str, Node]) -> Node:
     """The tree with the values for the symbols of these names."""
 
     def inside(part: Any) -> Any:
         if isinstance(part, Node):
-            return substituted(part, values)
+            return substitute(part, values)
         return tuple(map(inside, part)) if isinstance(part, tuple) else part
 
     if node.kind == "sym":
@@ -119,3 +198,12 @@ _STRUCTURES = frozenset("list tuple set matrix rel union inter minus ratio base 
 def is_expression(node: Node) -> bool:
     """Whether the tree is one number-valued expression, without sets, tuples or relations in it."""
     return not (kinds(node) & _STRUCTURES)
+
+
+def decorate(name: str, inside: Node) -> Node:
+    """A bar over a complex number (one with i, z or w in it) is its conjugate; else a decoration is a name."""
+    if name in ("overline", "bar") and is_expression(inside):
+        names = symbols(inside)
+        if "const:i" in kinds(inside) or (names and all(map(is_complex, names))):
+            return Node("func", ("conj", inside))
+    return Node("app", (name, inside))

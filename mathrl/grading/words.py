@@ -1,8 +1,9 @@
-"""Answers in words: options, names, yes and no, numbers written out, "no solution"."""
+"""Answers in words: options, names, numbers written out, "no solution"; and units of measure."""
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 _MATH = re.compile(r"[\d\\^_=<>+*/|{}\[\]]")
@@ -33,10 +34,10 @@ _VALUES = {word: n for n, word in enumerate(_ONES)} | {word: 10 * n for n, word 
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 
 
-def unwrapped(text: str) -> str:
+def unwrap(text: str) -> str:
     r"""The text with the contents of ``\text{...}`` and similar commands in their place.
 
-    >>> unwrapped("\\text{(A)}")
+    >>> unwrap("\\text{(A)}")
     '(A)'
     """
     for _ in range(4):
@@ -53,7 +54,7 @@ def plain_words(text: str) -> str | None:
     >>> plain_words("\\text{Forty-Two}")
     'forty two'
     """
-    inner = _SPACING.sub(" ", unwrapped(text)).strip(" .,;:!\"'$*")
+    inner = _SPACING.sub(" ", unwrap(text)).strip(" .,;:!\"'$*")
     if _MATH.search(inner) or not inner or _SYMBOLS.fullmatch(text.strip(" .,;:$")):
         return None
     inner = inner.replace("-", " ").replace('"', "").lower()
@@ -89,13 +90,13 @@ def number_in_words(words: str) -> int | None:
 
 def option(text: str) -> str | None:
     r"""The option letter that a text consists of: A, (A), A., \text{(A)}."""
-    match = _LETTER.match(unwrapped(text).strip().strip("$*"))
+    match = _LETTER.match(unwrap(text).strip().strip("$*"))
     return match[1] if match else None
 
 
 def leading_option(text: str) -> str | None:
     """The option letter a text begins with, before its content: "(B) 42", "D, because …"."""
-    match = _LEADING.match(unwrapped(text).strip().strip("$"))
+    match = _LEADING.match(unwrap(text).strip().strip("$"))
     return match[1] if match else None
 
 
@@ -107,7 +108,7 @@ _SEVERAL = re.compile(r"\(?([A-H])\)?(?:\s*(?:,|;|&|and|or|\s)\s*\(?([A-H])\)?)+
 
 def option_set(text: str, contiguous: bool = False) -> str | None:
     """The sorted letters of an answer of several options: A, C or A and C; AC only if `contiguous`."""
-    inner = _SPACING.sub(" ", unwrapped(text)).strip(" {}")
+    inner = _SPACING.sub(" ", unwrap(text)).strip(" {}")
     if _SEVERAL.fullmatch(inner):
         letters = re.findall(r"[A-H]", inner)
     elif contiguous and re.fullmatch(r"[A-H]{2,8}", inner):
@@ -122,7 +123,7 @@ _LABELLED = re.compile(r"\(([A-J])\)(.+)|([A-J])[.:)]\s(.+)", re.DOTALL)
 
 def labelled_option(text: str) -> tuple[str, str] | None:
     """The letter and the content of a truth that has both: (C) 12."""
-    match = _LABELLED.fullmatch(unwrapped(text).strip())
+    match = _LABELLED.fullmatch(unwrap(text).strip())
     if match is None:
         return None
     return (match[1], match[2].strip()) if match[1] else (match[3], match[4].strip())
@@ -134,7 +135,7 @@ def last_option(text: str) -> str | None:
     return letters[-1] if letters else None
 
 
-def marked_as_option(text: str) -> bool:
+def is_option(text: str) -> bool:
     r"""Whether a letter is written as an option, (b) or \text{b}, rather than as a variable."""
     stripped = text.strip()
     return stripped.startswith(("(", "\\text", "\\mathrm", "\\mathbf", "\\mbox"))
@@ -161,7 +162,7 @@ def same_words(truth: str, answer: str) -> bool | None:
         if answer_letter == truth_letter:
             return True
         if answer_letter.upper() == truth_letter.upper() and truth_letter.upper() in "ABCDE":
-            return marked_as_option(truth) or marked_as_option(answer)
+            return is_option(truth) or is_option(answer)
         return False
     if truth_words in _NONE:
         return answer_words in _NONE or (answer_words is None and answer.strip() in _EMPTY_SETS)
@@ -177,3 +178,109 @@ def same_words(truth: str, answer: str) -> bool | None:
     if sorted(truth_words) == sorted(answer_words) and len(truth_words) == 3:
         return None  # abc and cab may be products
     return False if truth_words.replace(" ", "").isalpha() else None
+
+
+# Units: one missing on one side is forgiven; two of one dimension are converted (5 m = 500 cm); two that cannot be
+# converted into one another are unequal (5 cm against 5 kg). Dimension -> {spelling: size in the dimension's base unit}
+_UNITS: dict[str, dict[str, Fraction]] = {
+    "length": {
+        "mm millimeter millimeters millimetre millimetres": Fraction(1, 1000),
+        "cm centimeter centimeters centimetre centimetres 厘米": Fraction(1, 100),
+        "m meter meters metre metres 米": Fraction(1),
+        "km kilometer kilometers kilometre kilometres 千米 公里": Fraction(1000),
+        "in inch inches": Fraction(254, 10000),
+        "ft foot feet": Fraction(3048, 10000),
+        "yd yard yards": Fraction(9144, 10000),
+        "mi mile miles": Fraction(1609344, 1000),
+    },
+    "mass": {
+        "mg milligram milligrams": Fraction(1, 1000),
+        "g gram grams 克": Fraction(1),
+        "kg kilogram kilograms kgs 千克": Fraction(1000),
+        "lb lbs pound pounds": Fraction(45359237, 100000),
+        "oz ounce ounces": Fraction(45359237, 1600000),
+    },
+    "time": {
+        "s sec secs second seconds 秒": Fraction(1),
+        "min mins minute minutes 分钟": Fraction(60),
+        "h hr hrs hour hours 小时": Fraction(3600),
+        "day days 天": Fraction(86400),
+        "week weeks": Fraction(604800),
+    },
+    "volume": {
+        "ml milliliter milliliters millilitre millilitres 毫升": Fraction(1, 1000),
+        "l liter liters litre litres 升": Fraction(1),
+        "gal gallon gallons": Fraction(3785411784, 10**9),
+    },
+    "money": {"cent cents ¢": Fraction(1, 100), "dollar dollars usd": Fraction(1)},
+}
+_SIZES: dict[str, tuple[str, Fraction]] = {
+    spelling: (dimension, size)
+    for dimension, rows in _UNITS.items()
+    for spellings, size in rows.items()
+    for spelling in spellings.split()
+}
+_OTHERS = (
+    "unit units square cubic sq percent percentage pct degree degrees deg radian radians rad year years yr "
+    "yrs month months mph kmh kph km/h m/s hz khz mhz pa kpa atm mol mole moles joule joules kj ev newton "
+    "newtons watt watts kw kwh volt volts amp amps ohm ohms euro euros eur yuan rmb rupee rupees peso pesos "
+    "yen pound people person students student apples apple oranges books book ways way cups cup bu acre acres "
+    "hectare hectares calories points point times pages page pieces items cars balls marbles coins games boys "
+    "girls men women children kids total each per sides cards eggs cookies tickets trees dozen o'clock pm am "
+    "kelvin celsius fahrenheit integers numbers solutions erg ergs million billion thousand trillion"
+).split()
+UNIT_WORDS = frozenset(_SIZES) | frozenset(_OTHERS)
+SINGLE_LETTER_UNITS = frozenset("msghLl")
+_POWER = re.compile(r"(\^\s*\{?\s*([23])\s*\}?)$")
+PERCENT_WORDS = frozenset(["percent", "percentage", "pct", "per cent", "%"])
+NUMBER_WORDS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+DEGREE_WORDS = frozenset(["degree", "degrees", "deg"])
+
+
+_RATES = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "mps": "m/s"}
+_PER = re.compile(r"\s*/\s*|\s+per\s+")
+_TIMES = re.compile(r"\s*(?:\\cdot|cdot|\*)\s*")
+
+
+def scale(unit: str) -> tuple[str, Fraction] | None:
+    """The dimension and size of a unit's text, or None when it is not one that converts.
+
+    >>> scale("cm^2"), scale("km/h")
+    (('length^2', Fraction(1, 10000)), ('length / time', Fraction(5, 18)))
+    """
+    text = unit.strip().lower().rstrip(".").removeprefix("per ")
+    text = _RATES.get(text, text)
+    above, *below = [_scale_of_product(part) for part in _PER.split(text)]
+    if above is None or None in below:
+        return None
+    dimension, size = above
+    for part in below:
+        if part is not None:
+            dimension, size = f"{dimension} / {part[0]}", size / part[1]
+    return dimension, size
+
+
+def _scale_of_product(text: str) -> tuple[str, Fraction] | None:
+    factors = [_scale_of_unit(part) for part in _TIMES.split(text)]
+    size, dimensions = Fraction(1), []
+    for factor in factors:
+        if factor is None:
+            return None
+        dimensions.append(factor[0])
+        size *= factor[1]
+    return " ".join(sorted(dimensions)), size
+
+
+def _scale_of_unit(text: str) -> tuple[str, Fraction] | None:
+    power = 1
+    match = _POWER.search(text)
+    if match:
+        power, text = int(match[2]), text[: match.start()].strip()
+    for word, exponent in (("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)):
+        if text.startswith(word):
+            power, text = exponent, text[len(word) :].strip()
+    entry = _SIZES.get(text)
+    if entry is None:
+        return None
+    dimension, size = entry
+    return (dimension if power == 1 else f"{dimension}^{power}", size**power)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mathrl.core.errors import UserError
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.params.run import ModelVerifier
 from mathrl.rewards.model_judge import Judgement, ModelJudge
 

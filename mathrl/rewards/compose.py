@@ -19,10 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.grading.countdown import countdown_correct, read_truth
-from mathrl.grading.extract import extract
-from mathrl.grading.parallel import grade_batch
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict, countdown_correct, extract, grade_batch, read_truth
 from mathrl.params.messages import messages
 from mathrl.params.options import Options
 from mathrl.params.reward_parts import (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mathrl.grading.engine import SymbolicEngine
-from mathrl.grading.extract import ExtractionMode, extract
-from mathrl.grading.finite_field import hash_text
+from mathrl.core.hashing import hash_text
+from mathrl.grading import ExtractionMode, SymbolicEngine, extract
 from mathrl.rewards.model_judge import ModelJudge
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from mathrl.grading.finite_field import hash_text
+from mathrl.core.hashing import hash_text
 
 _MARKED = re.compile(r"<answer>(.*?)</answer>|\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}|####([^\n]*)", re.DOTALL)
 _NUMBER = re.compile(r"(?:(?<![\d)])-)?(?<![\d.])\d{1,30}(?:\.\d{1,30}|/0*[1-9]\d{0,29})?(?!\d)")

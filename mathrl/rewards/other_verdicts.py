@@ -4,10 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from mathrl.grading.classes import equal_classes
-from mathrl.grading.finite_field import hash_text
-from mathrl.grading.grade import equal_answers
-from mathrl.grading.verdict import Verdict
+from mathrl.core.hashing import hash_text
+from mathrl.grading import Verdict, equal_answers, equal_classes
 from mathrl.params.reward_parts import NoisyAccuracyOptions
 
 

@@ -15,7 +15,7 @@ from mathrl.data.inspection import Inspection, Prompting, inspect_rows, language
 from mathrl.data.reading import Read, read_source
 from mathrl.data.row_formats import RowShape
 from mathrl.data.sources import ResolvedSource
-from mathrl.grading.readable import reading
+from mathrl.grading import reading
 from mathrl.params.data import Curate
 from mathrl.params.load import parse_yaml
 from mathrl.reports.inspection import inspection_page

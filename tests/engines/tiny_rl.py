@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.metrics import JsonlSink, without_timings
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.params.run import FreshModel, Model, Reward
 from mathrl.params.train import Rl

@@ -5,7 +5,7 @@ import pytest
 from mathrl.core import figures
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.summary import summarise
-from mathrl.grading.grade import equal_answers
+from mathrl.grading import equal_answers
 from mathrl.params.evaluate import Evaluate
 from mathrl.reports import pictures
 from mathrl.reports.examples import examples_markdown, side_by_side

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mathrl.grading import grade, warm_up
-from mathrl.grading.exact import Refused, check_clock, start_clock, stop_clock
-from mathrl.grading.guards import refusal
+from mathrl.grading.engine import refusal
+from mathrl.grading.evaluate import Refused, check_clock, start_clock, stop_clock
 
 BOMBS = [
     r"\boxed{10^{10^{10}}}",

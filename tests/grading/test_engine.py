@@ -13,8 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from mathrl.core.parent import is_alive
-from mathrl.grading import grade
-from mathrl.grading.engine import SymbolicEngine
+from mathrl.grading import SymbolicEngine, grade
 from mathrl.grading.engine_process import _Worker, keep
 
 SYMBOLIC = ("\\boxed{\\sum_{k=1}^n k^2}", "\\sum_{j=1}^n j^2")
@@ -130,8 +129,7 @@ def test_a_busy_engine_does_not_hold_up_the_caller() -> None:
 
 SCRIPT = """
 import os, sys, time
-from mathrl.grading import warm_up
-from mathrl.grading import grade
+from mathrl.grading import grade, warm_up
 from mathrl.grading.engine import default_engine
 pair = ("\\\\boxed{\\\\sum_{k=1}^n k^2}", "\\\\sum_{j=1}^n j^2")
 warm_up()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mathrl.grading import grade
-from mathrl.grading.extract import extract, without_think
+from mathrl.grading import extract, grade
+from mathrl.grading.extract import without_think
 
 # (right, accepted answer, response)
 RESPONSES = [

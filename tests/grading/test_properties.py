@@ -8,11 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mathrl.grading import grade, grade_batch
-from mathrl.grading.engine import SymbolicEngine
-from mathrl.grading.exact import Refused, exact
-from mathrl.grading.extract import extract
-from mathrl.grading.matching import compare
+from mathrl.grading import SymbolicEngine, compare, extract, grade, grade_batch
+from mathrl.grading.evaluate import Refused, exact
 from mathrl.grading.normalize import canonical
 from mathrl.grading.parser import parse
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.evaluation.alignment import load_plain, plain_logprobs
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.sharding import load_to_train
 from mathrl.models.export import export_model

@@ -14,7 +14,7 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text
 from mathrl.core.paths import WORKTREE_NOTE
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe_steps import EvaluateStep, RlStep, SftStep
 from mathrl.params.run import Reward

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from mathrl.data.generators import generate
-from mathrl.grading import grade
-from mathrl.grading.countdown import countdown_correct, read_truth
+from mathrl.grading import countdown_correct, grade, read_truth
 
 TASKS = ("gcd", "lcm", "simple_equations", "simple_geometry", "products", "fraction_simplification")
 

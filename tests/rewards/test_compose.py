@@ -7,8 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.grading import grade
-from mathrl.grading.countdown import NotAnExpression, countdown_correct, evaluate_expression, read_truth
+from mathrl.grading import NotAnExpression, countdown_correct, evaluate_expression, grade, read_truth
 from mathrl.params.reward_parts import RewardPart
 from mathrl.params.run import Reward
 from mathrl.rewards import RewardInput, build_reward

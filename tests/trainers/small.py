@@ -11,7 +11,7 @@ import torch
 
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.types import Problem
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.health.watch import HealthMonitor
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network

@@ -10,7 +10,7 @@ import torch
 from mathrl.algorithms.returns import clipped_value_loss
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
 from mathrl.models.scores import make_scorer, token_scores

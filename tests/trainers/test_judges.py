@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mathrl.core.types import Completion, Graded, Problem
-from mathrl.grading.verdict import Verdict
+from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl

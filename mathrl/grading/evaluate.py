@@ -1,17 +1,231 @@
-"""Expressions in 160-bit arithmetic at a point, over the reals or the complex numbers.
+"""The value of an expression: exactly as a `Fraction`, in a prime field, or in 160-bit arithmetic at a point.
 
-Where terms cancel, the value is computed again with 1,280 bits; what cancels there too is zero.
+Sizes and processor time are bounded before anything is computed: `Refused` says why a value is not formed.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from fractions import Fraction
+from math import ceil, comb, factorial, floor, isqrt, prod
 from typing import Any
 
-from mathrl.grading.exact import MAX_BITS, OutOfTime, Refused, check_clock, check_size, exact, in_base
-from mathrl.grading.finite_field import hash_text
-from mathrl.grading.syntax import Node, is_expression, key, symbols
+from mathrl.core.hashing import hash_text
+from mathrl.grading.syntax import Node, is_expression, key, kinds, symbols
+
+
+class Refused(ValueError):
+    """The value is not formed here: too large, undefined, or of a kind without a rule."""
+
+
+class TooLarge(Refused):
+    """The value is defined, but too large to form."""
+
+
+class OutOfTime(Refused):
+    """The time of the comparison is over."""
+
+
+MAX_BITS = 40_000
+_TICKS = 63  # nodes between two looks at the clock, less one
+_local = threading.local()
+
+
+def start_clock(seconds: float) -> None:
+    """Refuse this thread's evaluations once `seconds` have passed, until `stop_clock`.
+
+    The seconds are processor time: a busy machine gives the same verdicts as an idle one.
+    """
+    _local.deadline = time.thread_time() + seconds
+
+
+def stop_clock() -> None:
+    _local.deadline = float("inf")
+
+
+def check_clock() -> None:
+    """Raises OutOfTime where the time set by `start_clock` is over."""
+    _local.ticks = ticks = getattr(_local, "ticks", 0) + 1
+    if ticks & _TICKS:  # reading the clock costs more than a node's value
+        return
+    if time.thread_time() > getattr(_local, "deadline", float("inf")):
+        raise OutOfTime("the comparison took too long")
+
+
+def exact(node: Node) -> Fraction | None:
+    """The rational value of a closed expression, or None where it is not rational or has no rule.
+
+    Raises:
+        Refused: the value would be too large, or is undefined (0/0).
+    """
+    kind, args = node.kind, node.args
+    if kind == "num":
+        value: Fraction = args[0]
+        return value
+    if kind in ("sym", "const", "app", "op", "pm"):
+        return None
+    if kind in ("add", "mul"):
+        total = Fraction(0 if kind == "add" else 1)
+        check_clock()
+        for child in args[0]:
+            part = exact(child)
+            if part is None:
+                return None
+            total = total + part if kind == "add" else total * part
+            check_size(total)
+        return total
+    if kind == "base":
+        return in_base(args[0], args[1])
+    values = [exact(arg) for arg in args if isinstance(arg, Node)]
+    if any(value is None for value in values) or not values:
+        return None
+    return _exact_of(node, [value for value in values if value is not None])
+
+
+def in_base(digits: str, base: int) -> Fraction:
+    """The value of digits in a base, with or without a point.
+
+    >>> in_base("0.11", 2)
+    Fraction(3, 4)
+    """
+    integer, _, decimals = digits.partition(".")
+    return Fraction(int(integer + decimals, base), base ** len(decimals))
+
+
+def _exact_of(node: Node, values: list[Fraction]) -> Fraction | None:
+    kind, first = node.kind, values[0]
+    if kind == "div":
+        if values[1] == 0:
+            raise Refused("division by zero")
+        return first / values[1]
+    if kind == "pow":
+        return _exact_power(first, values[1])
+    if kind == "root":
+        if values[1].denominator != 1 or not 1 <= values[1] <= 100:
+            raise Refused("a root index out of range")
+        return _exact_root(first, int(values[1]))
+    if kind in ("fact", "fact2"):
+        if first.denominator != 1 or first < 0:
+            return None
+        if first > 3000:
+            raise Refused("a factorial too large")
+        return Fraction(factorial(int(first)) if kind == "fact" else prod(range(int(first), 0, -2)))
+    if kind == "binom":
+        n, k = values
+        if n.denominator != 1 or k.denominator != 1 or n < 0 or k < 0:
+            return None
+        if n > 3000:
+            raise Refused("a binomial too large")
+        return Fraction(comb(int(n), int(k)))
+    if kind == "abs":
+        return abs(first)
+    if kind in ("floor", "ceil"):
+        return Fraction(floor(first) if kind == "floor" else ceil(first))
+    if kind == "percent":
+        return first / 100
+    if kind == "func" and node.args[0] in ("max", "min"):
+        return max(values) if node.args[0] == "max" else min(values)
+    return None
+
+
+def check_size(value: Fraction) -> None:
+    if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
+        raise TooLarge("a number too large")
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    if base == 0 and exponent < 0:
+        raise Refused("division by zero")
+    if base == 0 and exponent == 0:
+        raise Refused("zero to the power zero")
+    if base in (0, 1):
+        return base
+    if exponent.denominator != 1:
+        root = _exact_root(base, exponent.denominator) if exponent.denominator <= 100 else None
+        return None if root is None else _exact_power(root, Fraction(exponent.numerator))
+    if base == -1:
+        return Fraction(-1 if exponent.numerator % 2 else 1)
+    bits = base.numerator.bit_length() + base.denominator.bit_length()
+    if bits * abs(exponent.numerator) > MAX_BITS:
+        raise TooLarge("a power too large")
+    result: Fraction = base ** int(exponent)
+    return result
+
+
+def _exact_root(value: Fraction, index: int) -> Fraction | None:
+    """The rational root where there is one; odd roots of negative numbers are the real ones."""
+    if value < 0:
+        if index % 2 == 0:
+            return None
+        root = _exact_root(-value, index)
+        return None if root is None else -root
+    above, below = _integer_root(value.numerator, index), _integer_root(value.denominator, index)
+    return Fraction(above, below) if above is not None and below is not None else None
+
+
+def _integer_root(n: int, index: int) -> int | None:
+    if n < 2:
+        return n
+    if index == 2:
+        root = isqrt(n)
+        return root if root * root == n else None
+    low, high = 1, 1 << (n.bit_length() // index + 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if middle**index <= n:
+            low = middle
+        else:
+            high = middle - 1
+    return low if low**index == n else None
+
+
+PRIMES = tuple((1 << bits) - 1 for bits in (61, 89, 107, 127))
+PRIME = PRIMES[0]
+FIELD_KINDS = frozenset(["num", "sym", "add", "mul", "div", "pow", "percent", "app", "base"])
+
+
+def residue(node: Node, point: int, prime: int = PRIME) -> int:
+    """The value in the field of `prime` elements at a random point.
+
+    Raises:
+        Refused: a kind without a rule there, an exponent that is not an integer, or a pole.
+    """
+    kind, args = node.kind, node.args
+    if kind in ("num", "base"):
+        value: Fraction = args[0] if kind == "num" else in_base(args[0], args[1])
+        return value.numerator * _inverse(value.denominator, prime) % prime
+    if kind == "sym":  # a name always has the same residue at a point
+        return hash_text(f"{point}:{args[0]}") % (prime - 2) + 1
+    if kind == "app":  # an unknown function is a random one
+        inside = key(node.args[1]) if kinds(node.args[1]) - FIELD_KINDS else str(residue(node.args[1], point, prime))
+        return hash_text(f"{point}:{args[0]}({inside})") % (prime - 2) + 1
+    if kind == "add":
+        return sum(residue(child, point, prime) for child in args[0]) % prime
+    if kind == "mul":
+        product = 1
+        for child in args[0]:
+            product = product * residue(child, point, prime) % prime
+        return product
+    if kind == "div":
+        return residue(args[0], point, prime) * _inverse(residue(args[1], point, prime), prime) % prime
+    if kind == "pow":
+        exponent = exact(args[1])
+        if exponent is None or exponent.denominator != 1:
+            raise Refused("an exponent that is not an integer")
+        base = residue(args[0], point, prime)
+        if base == 0 and exponent <= 0:
+            raise Refused("a pole")
+        return pow(base, int(exponent), prime)
+    if kind == "percent":
+        return residue(args[0], point, prime) * _inverse(100, prime) % prime
+    raise Refused(kind)
+
+
+def _inverse(value: int, prime: int) -> int:
+    if value % prime == 0:
+        raise Refused("a pole")
+    return pow(value, -1, prime)
 
 
 class OutsideDomain(ValueError):
@@ -22,7 +236,6 @@ UNKNOWN = "unknown functions"  # the name in a point by which they differ from p
 PRECISION = 160
 HIGH_PRECISION = 1280
 _MARGIN = 48  # the last bits, which rounding may change
-_local = threading.local()
 # A symbol's value: a rational, or the real and the imaginary part.
 Point = dict[str, Fraction | tuple[Fraction, Fraction]]
 
@@ -62,21 +275,7 @@ _TRIGONOMETRIC = frozenset("sin cos tan cot sec csc".split())
 _HYPERBOLIC = frozenset("sinh cosh tanh coth sech csch".split())
 _FUNCTIONS = {name: name for name in _TRIGONOMETRIC | _HYPERBOLIC}
 _FUNCTIONS |= {f"arc{name}": f"a{name}" for name in _TRIGONOMETRIC | _HYPERBOLIC}
-
-
 UNIT_BRANCHES = frozenset("arcsin arccos arcsec arccsc arccosh arctanh arccoth arcsech".split())
-
-
-def quick_value(node: Node, name: str, value: float) -> float:
-    """The real value in 53-bit arithmetic where one name has a value; not a number where there is none."""
-    from mpmath import fp  # type: ignore[import-untyped]  # 60 ms, seldom needed
-
-    try:
-        return float(Numeric({name: Fraction(value)}, True, 0, fp)(node).real)
-    except OutOfTime:
-        raise
-    except (Refused, OutsideDomain, OverflowError, ZeroDivisionError, TypeError):
-        return float("nan")
 
 
 class Numeric:
@@ -115,7 +314,7 @@ class Numeric:
             product = ctx.one
             for child in args[0]:
                 product = product * self(child)
-            return self.bounded(product)
+            return self.check_magnitude(product)
         if kind == "div":
             below = self(args[1])
             if below == 0:
@@ -178,9 +377,9 @@ class Numeric:
             size = abs(term)
             if size > largest:
                 largest = size
-        return self.rest(total, largest)
+        return self.remainder(total, largest)
 
-    def rest(self, total: Any, largest: Any) -> Any:
+    def remainder(self, total: Any, largest: Any) -> Any:
         """What is left of terms of which `largest` is the largest: zero where it is rounding alone."""
         if not largest:
             return total
@@ -188,11 +387,11 @@ class Numeric:
         self.lost = max(self.lost, int(lost))
         if lost < self.ctx.prec - 24:
             return total
-        if self.ctx.mag(largest) > self.ctx.prec // 2:
-            raise Refused("terms that cancel")  # what is left of them may count beside other terms
+        if self.ctx.mag(largest) > self.ctx.prec // 2:  # what is left of them may count beside other terms
+            raise Refused("terms that cancel")
         return self.ctx.zero
 
-    def bounded(self, value: Any) -> Any:
+    def check_magnitude(self, value: Any) -> Any:
         if value != 0 and not -MAX_BITS < self.ctx.mag(value) < MAX_BITS:
             raise Refused("a value too large")
         return value
@@ -274,7 +473,7 @@ class Numeric:
             raise Refused("the logarithm of zero")
         if self.real and value < 0:
             raise OutsideDomain("the logarithm of a negative number")
-        result = ctx.log(value) if self.rest(value - 1, ctx.one) else ctx.zero
+        result = ctx.log(value) if self.remainder(value - 1, ctx.one) else ctx.zero
         if base is not None:
             if base in (0, 1):
                 raise Refused("a logarithm to the base 0 or 1")
@@ -285,11 +484,7 @@ class Numeric:
 
 
 def numeric_value(node: Node, precision: int = PRECISION) -> Any:
-    """The value of a closed expression (an mpf or mpc).
-
-    Raises:
-        Refused: as `exact`.
-    """
+    """The value of a closed expression (an mpf or mpc); raises `Refused` as `exact` does."""
     if symbols(node):
         raise Refused("not closed")
     try:

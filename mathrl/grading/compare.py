@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from mathrl.grading.exact import OutOfTime, Refused, start_clock, stop_clock
+from mathrl.grading.evaluate import OutOfTime, Refused, start_clock, stop_clock
 from mathrl.grading.extract import last_value, prose_words
-from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeezed
+from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeeze
 from mathrl.grading.parser import parse
 from mathrl.grading.scalar import Restated
 from mathrl.grading.structure import same
@@ -20,11 +20,13 @@ from mathrl.grading.words import (
     option,
     plain_words,
     same_words,
-    unwrapped,
+    unwrap,
 )
 
 MAX_ANSWER = 4000
 TIME_LIMIT = 0.3
+Reading = Literal["mathematics", "option", "words", "not parsed"]
+MOST_WORDS = 4  # of an answer that a model can be expected to repeat
 
 
 class Match(NamedTuple):
@@ -40,6 +42,7 @@ class Match(NamedTuple):
 
 _INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"([-+]?)[$]?(\d{1,30}|[1-9]\d{0,2}(?:,\d{3}){1,8})?(\.\d{1,30})?")
+_FRACTION = re.compile(r"([-+]?)(?:(\d{1,30})/(\d{1,30})|\\frac\{(\d{1,30})\}\{(\d{1,30})\})")
 _HEDGE = re.compile(
     r"\(\)|__|[;@#]|\b(?:import|lambda|eval|exec|if|else)\b"
     r"|\b(?:or|possibly|maybe|perhaps|either|between|any|not sure)\b",
@@ -55,14 +58,25 @@ def _integer_text(text: str) -> str:
 
 
 @lru_cache(maxsize=16384)
-def _simple_number(text: str) -> tuple[Fraction, bool] | None:
-    """A plain decimal with optional sign, dollar and thousands commas; and whether it has decimals."""
+def _plain_number(text: str) -> tuple[Fraction, str] | None:
+    """The value of a plain number, with sign, dollar and thousands commas or not, and its form.
+
+    >>> _plain_number("-1/2"), _plain_number("1,000"), _plain_number("x")
+    ((Fraction(-1, 2), 'fraction'), (Fraction(1000, 1), 'integer'), None)
+    """
     match = _NUMBER.fullmatch(text)
-    if match is None or (match[2] is None and match[3] is None):
-        return None
-    integer, decimals = (match[2] or "0").replace(",", ""), match[3] or ""
-    value = Fraction(integer + decimals)
-    return (-value if match[1] == "-" else value), bool(decimals)
+    if match is not None and (match[2] or match[3]):
+        value, form = (
+            Fraction((match[2] or "0").replace(",", "") + (match[3] or "")),
+            "decimal" if match[3] else "integer",
+        )
+    else:
+        match = _FRACTION.fullmatch(text)
+        above, below = (int(match[2] or match[4]), int(match[3] or match[5])) if match is not None else (0, 0)
+        if match is None or below == 0:
+            return None
+        value, form = Fraction(above, below), "fraction"
+    return (-value if match[1] == "-" else value), form
 
 
 def compare(truth: str, answer: str) -> Match:
@@ -74,20 +88,24 @@ def compare(truth: str, answer: str) -> Match:
     if not truth.strip() or not answer.strip():
         return Match(False, "empty", "no answer or no accepted answer")
     if len(answer) <= 60 and len(truth) <= 60:
-        truth_number, answer_number = _simple_number(truth.strip()), _simple_number(answer.strip())
-        if truth_number is not None and answer_number is not None and truth_number[0] == answer_number[0]:
-            return Match(True, "number", "")
-        if truth_number is not None and answer_number is not None and not (truth_number[1] or answer_number[1]):
-            return Match(False, "number", "different numbers")
+        left, right = _plain_number(truth.strip()), _plain_number(answer.strip())
+        if left is not None and right is not None and "fraction" not in (left[1], right[1]):
+            if left[0] == right[0]:
+                return Match(True, "number", "")
+            if left[1] == right[1] == "integer":
+                return Match(False, "number", "different numbers")
     truth, answer = truth[:20000], answer[:20000]
     truth_text, answer_text = canonical(truth), canonical(answer)
     if not truth_text or not answer_text:
         return Match(False, "empty", "no answer or no accepted answer")
-    if truth_text == answer_text or squeezed(truth) == squeezed(answer):
+    if truth_text == answer_text or squeeze(truth) == squeeze(answer):
         return Match(True, "same text", "")
     if _INTEGER.fullmatch(truth_text) and _INTEGER.fullmatch(answer_text):
         equal = _integer_text(truth_text) == _integer_text(answer_text)
         return Match(equal, "number", "" if equal else "different numbers")
+    left, right = _plain_number(truth_text), _plain_number(answer_text)
+    if left is not None and right is not None and left[0] == right[0]:
+        return Match(True, "structure", "")
     if len(answer_text) > max(MAX_ANSWER, 2 * len(truth_text)):
         return Match(False, "guard", "the answer is too long")
     try:
@@ -127,7 +145,7 @@ def _compare_texts(truth: str, answer: str) -> Match:
         return verdict
     if _as_text(truth) == _as_text(answer):
         return Match(True, "same text", "")
-    return _spoken(truth, answer) or verdict or Match(None, "structure", "not in the grammar")
+    return _match_words(truth, answer) or verdict or Match(None, "structure", "not in the grammar")
 
 
 def _readings(text: str) -> tuple[str, str]:
@@ -139,7 +157,7 @@ _DECIMAL_COMMA = re.compile(r"-?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+")
 _POINT = re.compile(r"-?\d*\.\d+")
 
 
-def _pointed(text: str, counterpart: str) -> str:
+def _decimal_point(text: str, counterpart: str) -> str:
     """A decimal comma written as a point, where the other side is a decimal: 1 000,5 as 1000.5."""
     if _DECIMAL_COMMA.fullmatch(text) and _POINT.fullmatch(counterpart.replace(",", "")):
         return text.replace(" ", "").replace(".", "").replace(",", ".")
@@ -158,7 +176,7 @@ def _compare_trees(truth: str, answer: str) -> Match | None:
             return Match(True, "structure", "")
         if result is None or equal is None:
             result = Match(equal, "structure", "not equal" if equal is False else "not settled by evaluation")
-    pointed = _pointed(truth, answer), _pointed(answer, truth)
+    pointed = _decimal_point(truth, answer), _decimal_point(answer, truth)
     if pointed != (truth, answer):
         left_tree, right_tree = (parse(merge_thousands(text, True)) for text in pointed)
         if left_tree is not None and right_tree is not None and same(left_tree, right_tree):
@@ -184,12 +202,12 @@ def _digits_of_words(text: str) -> str:
 
 def _as_text(text: str) -> str:
     """The letters and digits, those in \\text{} included; capitals count unless there are words."""
-    inner = _BETWEEN_DIGITS.sub("_", unwrapped(text).replace("\\", ""))
+    inner = _BETWEEN_DIGITS.sub("_", unwrap(text).replace("\\", ""))
     inner = "".join(inner.split())
     return inner.lower() if _LONG_WORD.search(inner) else inner
 
 
-def _spoken(truth: str, answer: str) -> Match | None:
+def _match_words(truth: str, answer: str) -> Match | None:
     """An answer in words for a truth in mathematics: forty-two, or a sentence that ends in a number."""
     words = plain_words(answer)
     tree = parse(truth)
@@ -202,3 +220,25 @@ def _spoken(truth: str, answer: str) -> Match | None:
             inner = compare(truth, value)
             return Match(bool(inner.equal), "number in a sentence", inner.reason)
     return None
+
+
+def reading(answer: str) -> Reading:
+    r"""How the grader reads an accepted answer.
+
+    Mathematics is compared by value. An option's letter and a few words are compared as such. What is not parsed counts
+    as right only where a response repeats it character by character, or the symbolic engine can read it.
+
+    >>> reading("\\frac{1}{2}"), reading("(B)"), reading("no solution"), reading("see the figure on the left side")
+    ('mathematics', 'option', 'words', 'not parsed')
+    """
+    text = canonical(answer[:20000])
+    if not text:
+        return "not parsed"
+    letter = option(answer)
+    if letter is not None and letter in "ABCDEFGHIJ":
+        return "option"
+    words = plain_words(answer)
+    if words is not None and len(words) > 1:
+        is_number = number_in_words(words) is not None
+        return "mathematics" if is_number else "words" if len(words.split()) <= MOST_WORDS else "not parsed"
+    return "not parsed" if parse(merge_thousands(text, commas=True)) is None else "mathematics"
