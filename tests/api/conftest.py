@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from mathrl.core.paths import main_checkout
 from tests.platform.conftest import Checkout, copy_databases, make_checkout
@@ -25,44 +24,23 @@ SMALL = (
 )  # fmt: skip
 
 
-def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """The session's folder, which its workers share."""
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
-@pytest.fixture(autouse=True)
-def one_test_at_a_time(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The tests of the project are in several files, which workers run beside one another."""
-    if "small_checkout" not in request.fixturenames:
-        yield
-        return
-    with FileLock(shared_folder(tmp_path_factory) / "small-project.use"):
-        yield
-
-
 @pytest.fixture(scope="session")
 def small_checkout(
     tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path, warm_python: Callable[[str], Path]
 ) -> Checkout:
-    """The project, made by the first of the session's workers; its records name its folder, so it stays where it is."""
-    root = shared_folder(tmp_path_factory)
-    with FileLock(root / "small-project.lock"):
-        ready = root / "small-project.ready"
-        checkout = Checkout(root / "small-project") if ready.exists() else make_checkout(root / "small-project", ())
-        checkout.env |= {"OMP_NUM_THREADS": "1"}
-        checkout.use_python(warm_python("torch"))
-        if not ready.exists():
-            copy_databases(checkout, empty_prefect, empty_store)
-            checkout.python(
-                "from mathrl.compose import load_params, write_params; "
-                f"write_params(load_params(), load_params(overrides={SMALL!r}))"
-            )
-            checkout.commit_params("a small project")
-            checkout.repro()
-            checkout.run(checkout.executable, "-m", "mathrl.sweeps.run")
-            checkout.mathrl("sync")
-            ready.touch()
+    """The project; the files that use it are one group of tests, in one worker."""
+    checkout = make_checkout(tmp_path_factory.mktemp("api") / "small-project", ())
+    checkout.env |= {"OMP_NUM_THREADS": "1"}
+    checkout.use_python(warm_python("torch"))
+    copy_databases(checkout, empty_prefect, empty_store)
+    checkout.python(
+        "from mathrl.compose import load_params, write_params; "
+        f"write_params(load_params(), load_params(overrides={SMALL!r}))"
+    )
+    checkout.commit_params("a small project")
+    checkout.repro()
+    checkout.run(checkout.executable, "-m", "mathrl.sweeps.run")
+    checkout.mathrl("sync")
     return checkout
 
 

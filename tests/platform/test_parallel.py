@@ -21,7 +21,7 @@ from mathrl.tasks.repro import Repro, stages_up_to_date
 from mathrl.tasks.runner import places_for, side_by_side
 
 Checkout = Any
-pytestmark = [pytest.mark.xdist_group("parallel"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 FLOW = """
 from pathlib import Path
 from prefect import flow

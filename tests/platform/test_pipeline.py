@@ -24,7 +24,6 @@ from mathrl.tracking.lineage import find_run, way_back, way_forward
 Checkout = Any
 PLANTED = "pl4nted-s3cret"
 SECRETS = dict.fromkeys(("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "API_KEY"), PLANTED)
-pytestmark = pytest.mark.xdist_group("pipeline")  # the tests share a checkout and go on from one another
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from mathrl.registry.reproduction import Certificate, StageCheck, plan_reproduct
 from mathrl.tracking.lineage import Back, Step
 
 Checkout = Any
-pytestmark = [pytest.mark.xdist_group("reproduce"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 AGAIN = [stage for stage in STAGES if stage != "register"]
 
 

@@ -19,7 +19,7 @@ from mathrl.tasks.stage_output import Console
 
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"
-pytestmark = [pytest.mark.xdist_group("small"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
     "model.base.layers=1", "model.base.heads=2", "model.precision=float32", "sft.steps=200",

@@ -17,7 +17,6 @@ import pytest
 from mathrl.core.parent import is_alive
 
 Checkout = Any
-pytestmark = pytest.mark.xdist_group("stopping")
 RUN = "from mathrl.cli import main; main()"
 
 

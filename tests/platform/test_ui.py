@@ -28,7 +28,7 @@ from tests.foreign_requests import FOREIGN, ask, check_refused
 from tests.platform.ui_servers import Servers
 
 Checkout = Any
-pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 
 

@@ -40,7 +40,7 @@ from tests.foreign_requests import check_refused
 
 Place = Any
 # The studies of one test are looked at by the next. Trainers start some ten times: slow on a busy machine.
-pytestmark = [pytest.mark.xdist_group("sweeps"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 STUDY, STEPS = "killed", 30
 TOLD = {"rl.optimizer.lr": 0.02, "rl.kl.coef": 0.05}
 COMPARED = [

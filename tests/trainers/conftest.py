@@ -34,6 +34,7 @@ class Workspace:
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    python: str = sys.executable
 
     def variables(self) -> dict[str, str]:
         """The environment of a process in the workspace."""
@@ -45,7 +46,7 @@ class Workspace:
         }
 
     def run(self, stage: str) -> None:
-        command = [sys.executable, "-m", f"mathrl.stages.{stage}"]
+        command = [self.python, "-m", f"mathrl.stages.{stage}"]
         done = subprocess.run(
             command, cwd=self.folder, env=self.variables(), capture_output=True, text=True, check=False, timeout=800
         )
@@ -84,7 +85,9 @@ def scorer(small: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def make_workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Workspace]]:
+def make_workspace(
+    tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[str], Path]
+) -> Iterator[Callable[..., Workspace]]:
     def make(*overrides: str) -> Workspace:
         folder = tmp_path_factory.mktemp("workspace")
         before = load_params(ROOT / "params")
@@ -99,6 +102,6 @@ def make_workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
             write_problems(folder / "data" / "curated" / f"{split}.jsonl", chosen)
         write_problems(folder / "data/mixture/train.jsonl", [p for p in problems if p.split == "rl"])
         write_json(folder / "data/difficulty/summary.json", {"pass_at_8": 0.5})
-        return Workspace(folder)
+        return Workspace(folder, python=str(warm_python("torch") / "python"))
 
     yield make
