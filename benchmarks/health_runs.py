@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import mathrl.rewards.compose
-import mathrl.trainers.advantages
+import mathrl.trainers.batch
 from mathrl.core.files import write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.seeding import derive_seed
@@ -126,7 +126,7 @@ def leaking_prompt(parts: Parts) -> None:
 
 
 def uncentred(parts: Parts) -> None:
-    mathrl.trainers.advantages.group_advantages = lambda rewards_PG, kind, **more: rewards_PG.clone()
+    mathrl.trainers.batch.group_advantages = lambda rewards_PG, kind, **more: rewards_PG.clone()
 
 
 def dev_template(parts: Parts) -> None:

@@ -14,9 +14,9 @@ from mathrl.params.schema import Params
 from mathrl.rewards.compose import build_reward
 from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.open_sampler import open_sampler
 from mathrl.rollout.ranks import gather
 from mathrl.rollout.sample_problems import sample_problems, usable
+from mathrl.rollout.sampler import open_sampler
 
 
 def evaluate_model(

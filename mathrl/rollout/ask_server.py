@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import httpx
 
 from mathrl.core.server_states import ServerState
-from mathrl.rollout.server_protocol import PATH
-from mathrl.rollout.vllm_login import KEY, login_headers
+from mathrl.rollout.vllm_login import KEY, PATH, login_headers
 
 SECONDS = 5.0
 Get = Callable[[str], httpx.Response]  # the answer to GET of a path

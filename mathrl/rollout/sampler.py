@@ -3,13 +3,18 @@
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mathrl.core.types import Completion, Graded, Problem
 from mathrl.data.templates import render
+from mathrl.models.device import choose_device
+from mathrl.params import Params
 from mathrl.params.run import Prompt
 from mathrl.rewards.compose import RewardFunction, RewardInput
+from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.engine import RolloutEngine, Sampling
+from mathrl.rollout.open_engine import open_engine
 from mathrl.rollout.turns import TurnSampler
 from mathrl.tools.open_tool import open_tool
 from mathrl.tools.tool import Tool
@@ -125,3 +130,14 @@ class Sampler:
             row={**problem.extra, "source": problem.source},
             routes=(*problem.control.routes, problem.source),
         )
+
+
+def open_sampler(folder: Path | str, params: Params, stage: str, few_shot: Sequence[Problem] = ()) -> Sampler:
+    """The model of `folder` with the engine and the prompt that `params` name, for sequences as long as the stage's.
+
+    Raises:
+        UserError: as `open_engine`.
+    """
+    device, longest = choose_device(params.run.device), stage_longest(params, stage)
+    engine, tokenizer = open_engine(folder, params.model, params.rollout, device, longest)
+    return Sampler(engine, tokenizer, params.prompt, few_shot)

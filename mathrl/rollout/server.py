@@ -15,8 +15,7 @@ import httpx
 from mathrl.core.errors import UserError
 from mathrl.rollout.ask_server import SECONDS, ask_server
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.server_protocol import ADAPTER, HAS_OTHERS, NOT_AS_SENT, PATH, WEIGHTS
-from mathrl.rollout.vllm_login import login_headers
+from mathrl.rollout.vllm_login import ADAPTER, HAS_OTHERS, NOT_AS_SENT, PATH, WEIGHTS, login_headers
 
 CONNECT_SECONDS = 30.0
 PIECE_TOKENS = 256  # of a response per message, which bounds a message's size

@@ -27,11 +27,12 @@ from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, ke
 from mathrl.rollout.ranks import from_rank_0, gather
 from mathrl.rollout.server import SentWeights, Server, ServerDied
 from mathrl.rollout.servers import ServerPool
-from mathrl.rollout.transfer_choice import transfer_of
 from mathrl.rollout.vllm_engine import finish_reason
 
 if TYPE_CHECKING:
     from mathrl.rollout.weight_transfer import Sender, SyncedWeights
+
+from typing import Literal, Protocol
 
 TRANSFERRED = "transferred"  # folder of weights that went by a transfer, for servers that were lost
 MOST_TRIES = 10  # of a prompt: one on which every server breaks would go round for ever
@@ -293,3 +294,50 @@ class ServerEngine:
             f"rollout.servers.folder: {root} cannot be written to ({reason}); name a folder that this machine and the "
             "servers share"
         )
+
+
+Transfer = Literal["files", "nccl", "ipc"]
+
+
+class ReachableServer(Protocol):
+    """A server: `transfer` is how weights can come besides files, `gpus` the UUIDs of its workers' GPUs."""
+
+    url: str
+    transfer: str
+    gpus: tuple[str, ...]
+
+
+def transfer_of(
+    wanted: Literal["auto", "files", "nccl", "ipc"], servers: Sequence[ReachableServer], own_gpus: Sequence[str]
+) -> Transfer:
+    """How weights go from a trainer, whose ranks have the GPUs `own_gpus` (empty names: CPUs), to the servers.
+
+    Raises:
+        UserError: what the parameters ask for cannot be; `auto` takes files then.
+    """
+    if wanted == "files":
+        return "files"
+    kinds: tuple[Literal["nccl", "ipc"], ...] = ("nccl", "ipc") if wanted == "auto" else (wanted,)
+    problems = [_problem(kind, servers, own_gpus) for kind in kinds]
+    for kind, problem in zip(kinds, problems, strict=True):
+        if not problem:
+            return kind
+    if wanted == "auto":
+        return "files"
+    raise UserError(f"rollout.servers.weights is {wanted}, but {problems[0]}")
+
+
+def _problem(kind: Literal["nccl", "ipc"], servers: Sequence[ReachableServer], own_gpus: Sequence[str]) -> str:
+    """Why weights cannot go that way, empty if they can."""
+    if not all(own_gpus):
+        return "the trainer is on a CPU: set it to files"
+    for server in servers:
+        if server.transfer != kind:
+            has = "NCCL" if server.transfer == "nccl" else "CUDA IPC" if server.transfer == "ipc" else "files alone"
+            command = f"mathrl serve MODEL --set rollout.servers.weights={kind}"
+            return f"{server.url} takes weights by {has}: start it with `{command}` on a GPU"
+        if kind == "nccl" and own_gpus[0] in server.gpus:
+            return f"{server.url} is on the GPU of rank 0, where NCCL cannot have both: set it to ipc"
+        if kind == "ipc" and not set(server.gpus) <= set(own_gpus):
+            return f"{server.url} has a GPU that no rank has: set it to nccl"
+    return ""

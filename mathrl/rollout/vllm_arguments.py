@@ -16,7 +16,7 @@ UNTIED = {"tie_word_embeddings": False}
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's `MaxLoRARanks`
 
-# How weights come to a server, and the name of its engine in vLLM's factory (mathrl/rollout/received_weights.py).
+# How weights come to a server, and the name of its engine in vLLM's factory (mathrl/rollout/vllm_worker.py).
 TRANSFER_BACKENDS = {"nccl": "mathrl_nccl", "ipc": "mathrl_ipc"}
 
 COLLECTIVE_SECONDS = 7200  # how long ranks that share an engine wait for each other; NCCL's default is ten minutes

@@ -7,9 +7,10 @@ import gc
 import importlib.util
 import os
 import traceback
+import uuid
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,8 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.rollout.choices import dtype_name
 from mathrl.rollout.engine import Ended, PerProcessEngine, Progress, Sampling, canary_tolerance, request_seeds
-from mathrl.rollout.ranks import join_ranks
+from mathrl.rollout.ranks import from_rank_0, join_ranks
 from mathrl.rollout.vllm_arguments import llm_arguments
-from mathrl.rollout.vllm_shared_memory import own_shared_memory
 
 # Set before vllm is imported: no usage statistics, the engine in this process, its threads not bound to one core.
 ENVIRONMENT = {
@@ -279,3 +279,30 @@ def generation_config(folder: Path) -> Any:
         return GenerationConfig.from_pretrained(folder)
     except OSError:
         return None  # the folder has none
+
+
+FOLDER = Path("/dev/shm")  # where Linux keeps the shared memory of shm_open
+
+
+@contextmanager
+def own_shared_memory() -> Iterator[str]:
+    """While an engine is opened, at every rank: the name with which its shared memory begins, another in each run.
+
+    Afterwards the ranks have mapped the memory, and its files are removed, so that a killed run leaves none.
+    """
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    name = from_rank_0(lambda: f"mathrl-{uuid.uuid4().hex}")
+    original = ExecutorWithExternalLauncher._distributed_args
+
+    def named(executor: Any) -> tuple[str, int, int]:
+        _, rank, local_rank = original(executor)
+        return f"file://{name}", rank, local_rank  # the ranks have joined their group: nothing is opened there
+
+    ExecutorWithExternalLauncher._distributed_args = named
+    try:
+        yield name
+    finally:
+        ExecutorWithExternalLauncher._distributed_args = original
+        for file in FOLDER.glob(f"{name}-*"):
+            file.unlink(missing_ok=True)

@@ -55,9 +55,9 @@ def work(
     # torch: not before the inputs have been checked.
     from mathrl.planning.run_time import LENGTH, SAMPLED, SamplingClock
     from mathrl.rollout.engine import Sampling
-    from mathrl.rollout.open_sampler import open_sampler
     from mathrl.rollout.ranks import from_rank_0
     from mathrl.rollout.sample_problems import sample_problems, usable
+    from mathrl.rollout.sampler import open_sampler
 
     run.dataset("rl", split)
     problems = seeded_subset(read_problems(split), settings.max_problems, params.run.seed)

@@ -44,9 +44,9 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
         )
     # torch: not before the inputs have been checked.
     from mathrl.rollout.engine import Sampling
-    from mathrl.rollout.open_sampler import open_sampler
     from mathrl.rollout.ranks import from_rank_0
     from mathrl.rollout.sample_problems import sample_problems, usable
+    from mathrl.rollout.sampler import open_sampler
 
     problems = seeded_subset([p for file in data for p in read_problems(file)], settings.max_problems, seed)
     few_shot = few_shot_examples(params.prompt, examples)

@@ -1,9 +1,9 @@
-"""The gradient of one policy update over the global batch.
+"""The gradient of one policy update over the global batch, and the KL probe.
 
 Shapes: P groups of G responses in the global batch, S responses of a micro-batch, N response tokens of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,14 +18,17 @@ from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.trust_regions import log_ratio, squared_log_ratio
 from mathrl.core.seeding import derive_seed
 from mathrl.core.statistics import sum_in_order
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
 from mathrl.models.device import to_device
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import response_logprobs
-from mathrl.params.loss import Cispo, DppoKl, DppoTv, Gmpo, Gspo, Loss, LossKl, PpoClip, Sapo
+from mathrl.models.lora import adapters_off
+from mathrl.params.loss import Cispo, DppoKl, DppoTv, Gmpo, Gspo, KlProbe, Loss, LossKl, PpoClip, Sapo
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import Batch
+from mathrl.trainers.batch import Batch, group_logprobs, old_logprobs
+from mathrl.trainers.rollouts import RolloutGroup
 
 
 @dataclass(frozen=True)
@@ -207,3 +210,16 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         "ratio_max": ratio_N.max() if len(ratio_N) else ratio_N.new_zeros(()),
         "gaps": gap_counts(now_N[kept], old_N[kept]),
     }
+
+
+def probe_kl(groups: Sequence[RolloutGroup], reference: Any, params: Rl, ranks: Ranks) -> float:
+    """Mean k3 per token of the first rl.kl.groups groups, from the sampler's log-probs; every rank calls it.
+
+    With adapters the reference is the policy itself without them.
+    """
+    assert isinstance(params.kl, KlProbe)
+    probe = groups[: params.kl.groups]
+    sampler_N = old_logprobs(probe)
+    with adapters_off(reference):
+        reference_N = group_logprobs(reference, "reference", probe, params, ranks)
+    return float(kl_estimate(sampler_N, reference_N, "k3").mean())

@@ -1,13 +1,21 @@
-"""A group of an asynchronous run on its way from problem to trainer: its responses as they grow, then their grades."""
+"""Groups of an asynchronous run on their way from problem to trainer: responses as they grow, then their grades."""
 
 import hashlib
+import math
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
-from mathrl.core.types import Completion, Graded, ToolCall
+import numpy as np
+
+from mathrl.core.seeding import derive_seed
+from mathrl.core.types import Completion, FinishReason, Graded, ToolCall
 from mathrl.models.continuation import KeptKeys
+from mathrl.rollout.engine import Ended, Groups, Keep, Prompts, Sampling
+from mathrl.trainers.collect import Collector
 
 Run = tuple[int, int]  # a version of the weights and how many tokens in a row are by it
 
@@ -127,3 +135,168 @@ def _completion_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _completion(row: Mapping[str, Any]) -> Completion:
     return Completion(**{**row, "calls": tuple(ToolCall(**call) for call in row["calls"])})
+
+
+class GroupPool:
+    """Pending groups wait for room, running ones are sampled, ready ones wait for the trainer.
+
+    One thread calls `sample`; the other methods are for the trainer's while that thread is paused.
+    """
+
+    def __init__(self, collector: Collector, seed: int, segment: int, most_running: int) -> None:
+        """`segment` is the number of tokens by which a response grows at a time; `most_running` counts groups."""
+        self.collector, self.seed = collector, seed
+        self.segment, self.most_running = segment, most_running
+        self.pending: deque[PooledGroup] = deque()
+        self.running: list[PooledGroup] = []
+        self.ready: list[PooledGroup] = []
+        self.version, self.segments, self.numbered = 0, 0, 0
+        self.arrived: list[list[Any]] = []  # events since the last update
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.pending or self.running)
+
+    def add_round(self) -> None:
+        """Take the problems of one more step from the order; this rank's share of them is pending."""
+        collector, params, ranks = self.collector, self.collector.params, self.collector.ranks
+        problems = collector.order.take(params.prompts_per_step)
+        sizes = collector.order.sample_counts(problems, params.group_size)
+        for place in range(ranks.rank, len(problems), ranks.world):
+            self.pending.append(PooledGroup(self.numbered + place, problems[place], sizes[place]))
+        self.numbered += len(problems)
+
+    def update(self, version: int, staleness: int) -> list[PooledGroup]:
+        """The weights are of this version from now on; the groups that are too old for it.
+
+        Their problems come first again, so that no problem is lost.
+        """
+        self.version = version
+        old = [group for group in (*self.ready, *self.running) if group.oldest < version - staleness]
+        self.ready = [group for group in self.ready if group not in old]
+        self.running = [group for group in self.running if group not in old]
+        self.pending.extendleft(PooledGroup(group.number, group.problem, group.size) for group in reversed(old))
+        for response in chain.from_iterable(group.responses for group in self.running):
+            response.kept = None
+        return old
+
+    def sample(self) -> tuple[list[PooledGroup], dict[str, float]]:
+        """Sample one segment: the groups that it completes, graded, and the seconds of its parts."""
+        start, sampler = time.perf_counter(), self.collector.sampler
+        seed = derive_seed(self.seed, "rl", self.segments, self.collector.ranks.rank)
+        self.keys_left = sampler.engine.rollout.max_sequences
+        room = self.most_running - len(self.running)
+        new = [self.pending.popleft() for _ in range(min(room, len(self.pending)))]
+        self._continue(derive_seed(seed, "continued"))
+        if new:
+            self._begin(new, seed)
+        self.running += new
+        self.segments += 1
+        middle = time.perf_counter()
+        whole = [group for group in self.running if all(response.completion for response in group.responses)]
+        self.running = [group for group in self.running if group not in whole]
+        self._grade(whole)
+        tools = sampler.turns.waited if sampler.turns is not None else 0.0
+        return whole, {"generation": middle - start, "reward": time.perf_counter() - middle, "tools": tools}
+
+    def _begin(self, new: Sequence[PooledGroup], seed: int) -> None:
+        """The first segment of new groups; a prompt is sampled in parts of as many responses as all sizes allow."""
+        params, part = self.collector.params, math.gcd(*(group.size for group in new))
+        limit = min(self.segment, params.max_tokens)
+        for group in new:
+            group.responses = [PartialResponse() for _ in range(group.size)]
+        responses = [response for group in new for response in group.responses]
+        prompts = [self._prompt(group) for group in new for _ in range(group.size // part)]
+        limits = () if limit == params.max_tokens else (limit,) * len(prompts)
+        groups = self._generate(responses, prompts, Sampling(part, params.temperature, limit, limits=limits), seed)
+        self._add(responses, groups)
+
+    def _continue(self, seed: int) -> None:
+        """The next segment of the responses that are not whole."""
+        params = self.collector.params
+        pairs = [
+            (group, response) for group in self.running for response in group.responses if response.completion is None
+        ]
+        if not pairs:
+            return
+        responses = [response for _, response in pairs]
+        prompts = [[*self._prompt(group), *response.tokens] for group, response in pairs]
+        limits = tuple(min(self.segment, params.max_tokens - len(response.tokens)) for response in responses)
+        kept = tuple(response.kept for response in responses)
+        for response in responses:
+            response.kept = None
+        sampling = Sampling(1, params.temperature, max(limits), limits=limits, kept=kept if any(kept) else ())
+        self._add(responses, self._generate(responses, prompts, sampling, seed))
+
+    def _generate(
+        self, responses: Sequence[PartialResponse], prompts: Prompts, sampling: Sampling, seed: int
+    ) -> Groups:
+        sampler, most = self.collector.sampler, self.collector.params.max_tokens
+        if sampler.turns is not None:  # responses that call a tool are sampled whole
+            return sampler.turns.generate(prompts, sampling, seed)
+
+        def keep_keys(prompt: int, sample: int, tokens: Sequence[int], reason: FinishReason, keep: Keep) -> None:
+            response = responses[prompt * sampling.samples + sample]
+            if reason == "length" and len(response.tokens) + len(tokens) < most and self.keys_left > 0:
+                response.kept = keep()
+                self.keys_left -= 1
+
+        on_end: Ended = keep_keys if sampling.limits else None
+        return sampler.engine.generate(prompts, sampling, seed, on_end=on_end)
+
+    def _add(self, responses: Sequence[PartialResponse], groups: Groups) -> None:
+        most, tokenizer = self.collector.params.max_tokens, self.collector.sampler.tokenizer
+        for response, completion in zip(responses, chain.from_iterable(groups), strict=True):
+            first = not response.tokens
+            response.add(completion, self.version)
+            if completion.finish_reason == "length" and len(response.tokens) < most and self.segment < most:
+                continue
+            if not first:
+                text = tokenizer.decode(response.tokens, skip_special_tokens=True)
+                tokens, logprobs = np.array(response.tokens, np.int32), np.array(response.logprobs, np.float32)
+                completion = Completion(tokens, logprobs, text, completion.finish_reason)
+            response.completion, response.kept = completion, None
+
+    def _grade(self, groups: Sequence[PooledGroup]) -> None:
+        if not groups:
+            return
+        collector, params = self.collector, self.collector.params
+        pairs = [
+            (collector.problems[group.problem], response.completion)
+            for group in groups
+            for response in group.responses
+            if response.completion is not None
+        ]
+        sampling = Sampling(1, params.temperature, params.max_tokens)
+        graded = iter(collector.sampler.grade(pairs, sampling, collector.reward))
+        for group in groups:
+            group.graded = list(islice(graded, group.size))
+        self.arrived += [group.event() for group in groups]
+        groups[0].counters = dict(collector.reward.counters())
+
+    def _prompt(self, group: PooledGroup) -> Sequence[int]:
+        prompt = self.collector.prompts[group.problem]
+        assert prompt is not None  # orders hand out problems whose prompts fit
+        return prompt
+
+    def state(self) -> dict[str, Any]:
+        """As JSON, for the checkpoint."""
+        parts = {"pending": self.pending, "running": self.running, "ready": self.ready}
+        rows = {name: [group.to_row() for group in groups] for name, groups in parts.items()}
+        return {"version": self.version, "segments": self.segments, "numbered": self.numbered, **rows}
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the `state` of every rank; other ranks than those that saved it are dealt equal shares."""
+        rank, world = self.collector.ranks.rank, self.collector.ranks.world
+        if len(states) == world:
+            states, place = [states[rank]], slice(None)
+        else:
+            place = slice(rank, None, world)
+        self.version, self.numbered = states[0]["version"], states[0]["numbered"]
+        self.segments = max(state["segments"] for state in states)
+        parts = [(name, row) for name in ("ready", "running", "pending") for state in states for row in state[name]]
+        groups = [(name, PooledGroup.from_row(row)) for name, row in parts[place]]
+        self.ready, self.running, pending = (
+            [group for kind, group in groups if kind == name] for name in ("ready", "running", "pending")
+        )
+        self.pending = deque(pending)

@@ -32,9 +32,8 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import CriticFigures, critic_gradient
 from mathrl.trainers.dev_evaluation import evaluate_dev
-from mathrl.trainers.kl_probe import probe_kl
 from mathrl.trainers.open_rl import Helpers, open_rl
-from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
+from mathrl.trainers.policy_update import StepFigures, minibatches, probe_kl, update_gradient
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
 from mathrl.trainers.training_run import TrainingRun
 

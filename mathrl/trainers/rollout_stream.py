@@ -1,24 +1,30 @@
 """The stream of groups from the sampler to the trainer, both at work at the same time (rl.asynchronous).
 
-The sampler's thread samples segment after segment (`mathrl.trainers.group_pool`). The trainer takes the next groups
+The sampler's thread samples segment after segment (`mathrl.trainers.pooled_group`). The trainer takes the next groups
 that are ready, trains on them, and between two segments gives the sampler new weights and one more step's problems.
 Only then does the pool change by anything but sampling, and only then are groups found too old. There are always as
 many groups on their way as `staleness` + 1 steps train on, so a sampler that is far ahead waits.
 """
 
+import ctypes
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
 
 from mathrl.core.errors import UserError
+from mathrl.core.metrics import JsonlSink, complete_rows
+from mathrl.models.device import use_device
+from mathrl.models.torch_state import state_kept
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.rewards.counters import merged_counters
 from mathrl.trainers.collect import Collector, RolloutShare
-from mathrl.trainers.event_log import EventLog
-from mathrl.trainers.group_pool import GroupPool
-from mathrl.trainers.pooled_group import PooledGroup, groups_digest
-from mathrl.trainers.sampler_thread import SamplerThread
+from mathrl.trainers.pooled_group import GroupPool, PooledGroup, groups_digest
 from mathrl.trainers.training_run import TrainingRun
 
 Segment = tuple[list[PooledGroup], dict[str, float]]
@@ -188,3 +194,164 @@ class RolloutStream:
         """
         states: list[dict[str, Any]] = self.ranks.gather({**self.pool.state(), "updates": dict(self.updates)})
         return states if self.ranks.rank == 0 else None
+
+
+AWAKE = 1.0  # seconds: an error elsewhere ends a thread only where it runs Python
+Sampled = TypeVar("Sampled")
+
+
+class SamplerThread(Generic[Sampled]):
+    """Within its context calls `sample` whenever `has_work`, and hands each result to `keep`.
+
+    `has_work` and `keep` are called with the condition `changed` held. `waited` are the seconds without a call of
+    `sample`, which the caller resets.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        has_work: Callable[[], bool],
+        sample: Callable[[], Sampled],
+        keep: Callable[[Sampled], None],
+    ) -> None:
+        self.device, self.has_work, self.sample, self.keep = device, has_work, sample, keep
+        self.changed = threading.Condition()
+        self.busy, self.waited = False, 0.0
+        self._pauses, self._closing, self._ident = 0, False, 0
+        self._executor = ThreadPoolExecutor(1, "rollouts")
+        self._running: Future[None] | None = None
+
+    def __enter__(self) -> "SamplerThread[Sampled]":
+        self._running = self._executor.submit(self._run)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Sample nothing more; what is being sampled, because of an error, ends at its next line of Python.
+
+        The interpreter waits for every thread before it exits, also for one that samples for minutes.
+        """
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self.busy and self._running is not None and not self._running.done():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._ident), ctypes.py_object(SystemExit))
+
+    def _run(self) -> None:
+        self._ident = threading.get_ident()
+        use_device(self.device)
+        while self._may_sample():
+            with state_kept():
+                sampled = self.sample()
+            with self.changed:
+                self.keep(sampled)
+                self.busy = False
+                self.changed.notify_all()
+
+    def _may_sample(self) -> bool:
+        """Wait until there is something to sample; False once the context is left."""
+        start = time.perf_counter()
+        with self.changed:
+            while not self._closing and (self._pauses or not self.has_work()):
+                self.changed.wait(AWAKE)
+            self.waited += time.perf_counter() - start
+            self.busy = not self._closing
+            return self.busy
+
+    def wait(self) -> None:
+        """Wait for a change, with `changed` held. Raises what ended the thread."""
+        if self._running is not None and self._running.done():
+            self._running.result()
+        self.changed.wait(AWAKE)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context in which nothing is sampled; it begins at the end of the call that is under way."""
+        with self.changed:
+            self._pauses += 1
+            while self.busy:
+                self.wait()
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._pauses -= 1
+                self.changed.notify_all()
+
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Writes the events of a run, at rank 0, and holds those of the run that it repeats, if it repeats one."""
+
+    def __init__(
+        self, file: Path, settings: Mapping[str, Any], rank: int, resume_after: int | None, replay: str | None
+    ) -> None:
+        """Lines after the step `resume_after` are dropped; None starts a new log.
+
+        Raises:
+            UserError: `replay` is not a log of events, or one of a run with other settings.
+        """
+        self.rank, self.processes = rank, settings["run.processes"]
+        self.recorded = _read(Path(replay), settings) if replay is not None else None
+        self.sink = JsonlSink(file, resume_after=resume_after) if rank == 0 else None
+        if self.sink is not None and not self.sink.rows():
+            self.sink.append({"step": 0, "settings": dict(settings)})
+
+    def segments(self, step: int) -> int | None:
+        """How many segments this rank had sampled before the update of this step; None if no run is repeated."""
+        return None if self.recorded is None else int(self._event(step)[self.rank]["segments"])
+
+    def write(self, step: int, events: Sequence[Event]) -> None:
+        """Write the events of every rank before the update of this step.
+
+        Raises:
+            UserError: the run that is repeated had others.
+        """
+        if self.recorded is not None:
+            for rank, (event, recorded) in enumerate(zip(events, self._event(step), strict=True)):
+                differing = [name for name in recorded if as_json(event[name]) != recorded[name]]
+                if differing:
+                    raise UserError(
+                        f"rl.asynchronous.replay: step {step} departs from the log at rank {rank}: "
+                        f"{', '.join(differing)} differ; a replay needs the same code, model, data, parameters, "
+                        "machine and number of threads, and an engine whose samples are the same to the bit"
+                    )
+        if self.sink is not None:
+            self.sink.append({"step": step, "ranks": list(events)})
+
+    def _event(self, step: int) -> list[Event]:
+        assert self.recorded is not None
+        if step not in self.recorded:
+            raise UserError(
+                f"rl.asynchronous.replay: the log has no events of step {step}, the last is of step "
+                f"{max(self.recorded, default=0)}: set rl.steps to that"
+            )
+        events = self.recorded[step]
+        if len(events) != self.processes:
+            raise UserError(
+                f"rl.asynchronous.replay: the run was resumed with run.processes {len(events)} before step {step} of "
+                f"the log, and cannot be repeated from there: set rl.steps to {step - 1}"
+            )
+        return events
+
+
+def as_json(value: Any) -> Any:
+    """The value as it comes back from JSON: tuples are lists."""
+    return [as_json(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _read(file: Path, settings: Mapping[str, Any]) -> dict[int, list[Event]]:
+    where = f"rl.asynchronous.replay: {file}"
+    if not file.is_file():
+        raise UserError(f"{where}: no such file; name the events.jsonl of a run's record or of reports/rl")
+    rows = complete_rows(file)
+    if not rows or "settings" not in rows[0]:
+        raise UserError(f"{where}: not a log of events; name the events.jsonl of a run's record or of reports/rl")
+    for name, value in settings.items():
+        if rows[0]["settings"].get(name) != value:
+            raise UserError(
+                f"{where}: {name} is {rows[0]['settings'].get(name)} there and {value} here; set it as in the log"
+            )
+    return {int(row["step"]): row["ranks"] for row in rows[1:]}

@@ -16,8 +16,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine, NCCLWeightTransferEngine
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors, unpack_tensor
 
-from mathrl.rollout.received_weights import NcclReceiver
-from mathrl.rollout.vllm_worker import WeightReader
+from mathrl.rollout.vllm_worker import NcclReceiver, WeightReader
 from mathrl.rollout.weight_transfer import NcclSender
 
 ID_BYTES = 128  # of NCCL's identifier of a group: here the path of a file

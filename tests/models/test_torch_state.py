@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mathrl.core.errors import UserError
 from mathrl.models.device import rank_gpu, use_device
 from mathrl.models.torch_state import state_kept, torch_settings
-from mathrl.trainers.sampler_thread import SamplerThread
+from mathrl.trainers.rollout_stream import SamplerThread
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from mathrl.models.weights import folder_digest, write_buckets
 from mathrl.rollout.served_weights import ServedWeights
-from mathrl.rollout.server_protocol import FINISH, GENERATION, PATH, START, UPDATE, WEIGHTS
+from mathrl.rollout.vllm_login import FINISH, GENERATION, PATH, START, UPDATE, WEIGHTS
 
 
 class Engine:

@@ -21,9 +21,9 @@ from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.server import SentWeights
 from mathrl.rollout.server_engine import MOST_TRIES, ServerEngine
-from mathrl.rollout.server_protocol import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
 from mathrl.rollout.servers import ServerPool
-from mathrl.trainers.sampler_thread import SamplerThread
+from mathrl.rollout.vllm_login import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
+from mathrl.trainers.rollout_stream import SamplerThread
 
 TOKENIZER = character_tokenizer(FreshModel())
 HANG_SECONDS = 120.0

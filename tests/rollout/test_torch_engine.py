@@ -14,8 +14,7 @@ from mathrl.models.packing import Group
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.sample_token import nucleus, sample_token
-from mathrl.rollout.torch_engine import TorchEngine
+from mathrl.rollout.torch_engine import TorchEngine, nucleus, sample_token
 
 PROMPTS = [[20, 21, 22], [30], [40, 41, 42, 43, 44, 45], [50, 51]]
 TOKENIZER = character_tokenizer(FreshModel(alphabet="arithmetic"))

@@ -21,7 +21,7 @@ from mathrl.rollout.engine import Sampling
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.rollout.turns import TurnSampler, wave_seed
 from mathrl.tools.tool import Session, ToolOutput
-from mathrl.trainers.sampler_thread import SamplerThread
+from mathrl.trainers.rollout_stream import SamplerThread
 from tests.rollout.calculator import Calculator, CalculatorSession, Equations
 
 TOKENIZER = character_tokenizer(FreshModel(alphabet="arithmetic", marks=()))

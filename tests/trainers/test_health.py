@@ -25,7 +25,7 @@ from mathrl.params.train import Rl
 from mathrl.rewards import compose
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers import advantages
+from mathrl.trainers import batch
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingLog
 from tests.trainers.small import fast
@@ -261,7 +261,7 @@ def test_a_verifier_with_a_hole_is_found_by_the_exact_grader(
 def test_an_advantage_that_is_not_centred_is_found_at_once(
     train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advantages, "group_advantages", lambda rewards_PG, kind, **more: rewards_PG.clone())
+    monkeypatch.setattr(batch, "group_advantages", lambda rewards_PG, kind, **more: rewards_PG.clone())
     watch = train(steps=1)
     assert set(watch.findings) == {"centring"} and watch.findings["centring"].first == 1
 

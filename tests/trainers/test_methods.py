@@ -14,7 +14,7 @@ from mathrl.params.advantage import Critic, Gae, MaxRl
 from mathrl.params.curriculum import PassRate
 from mathrl.params.loss import KlController, Masked
 from mathrl.params.train import Rl
-from mathrl.trainers.advantages import outcome_advantages
+from mathrl.trainers.batch import outcome_advantages
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.golden_traces import HELPERS, method

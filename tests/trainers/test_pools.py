@@ -28,12 +28,10 @@ from mathrl.params.curriculum import (
 )
 from mathrl.params.train import Rl
 from mathrl.rollout.torch_engine import CopyEngine
-from mathrl.trainers.advantages import outcome_advantages
+from mathrl.trainers.batch import outcome_advantages
 from mathrl.trainers.curriculum import make_order
-from mathrl.trainers.pass_rate_model import Calibration, features, measured_rates, predict
-from mathrl.trainers.pools import PoolOrder
+from mathrl.trainers.pools import Calibration, PoolOrder, features, measured_rates, mixed_chance, predict, sample_counts
 from mathrl.trainers.rollouts import RolloutGroup
-from mathrl.trainers.sample_counts import mixed_chance, sample_counts
 
 
 def problems(count: int, **fields: Any) -> list[Problem]:

@@ -18,9 +18,8 @@ from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import Curriculum, PassRate, Shuffled
 from mathrl.params.train import Dev, Rl
 from mathrl.rollout.torch_engine import CopyEngine
-from mathrl.trainers.event_log import EventLog
-from mathrl.trainers.group_pool import GroupPool
-from mathrl.trainers.pooled_group import PartialResponse, PooledGroup
+from mathrl.trainers.pooled_group import GroupPool, PartialResponse, PooledGroup
+from mathrl.trainers.rollout_stream import EventLog
 from tests.trainers.small import short_rl
 from tests.trainers.test_asynchronous import run
 

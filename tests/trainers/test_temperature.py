@@ -26,8 +26,7 @@ from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.kl_probe import probe_kl
-from mathrl.trainers.policy_update import update_gradient
+from mathrl.trainers.policy_update import probe_kl, update_gradient
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
 
