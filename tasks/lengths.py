@@ -1,4 +1,4 @@
-"""Before the first stage: whether the lengths of all the stages fit the data (mathrl/stages/known_lengths.py)."""
+"""Before the first stage: whether all the stages fit the data (mathrl/stages/known_lengths.py)."""
 
 import json
 import subprocess
@@ -18,8 +18,10 @@ CURATED = Path("data/curated")
 
 
 def is_judged(params: Params) -> bool:
-    """Whether there is anything to ask: the lengths of a pretrained model, or benchmarks that may be unreadable."""
-    return params.model.base.type == "pretrained" or any(name != TEST for name in params.evaluate.benchmarks)
+    """Whether there is anything to ask: the lengths of a pretrained model, benchmarks that may be unreadable, or
+    solutions for sft that rows of files may lack."""
+    benchmarks = any(name != TEST for name in params.evaluate.benchmarks)
+    return params.model.base.type == "pretrained" or benchmarks or bool(params.sft.steps and params.curate.has_rows)
 
 
 def curated_splits(root: Path, params: Params) -> Path | None:
@@ -38,7 +40,7 @@ def check_lengths(workspace: Workspace, what: Sequence[str], env: Mapping[str, s
 
     Raises:
         UserError: a length that nobody typed for this run cuts off what the data need, or a benchmark or the
-            tokenizer that the run needs cannot be read.
+            tokenizer that the run needs cannot be read, or sft would learn solutions that a source has not.
     """
     curated = curated_splits(workspace.folder, workspace.params)
     command = [sys.executable, "-m", "mathrl.stages.known_lengths", *(["--curated"] if curated else []), *what]

@@ -17,7 +17,7 @@ from mathrl.params.recipe_steps import DEFAULT
 from mathrl.params.schema import stages_until
 from mathrl.recipes.controls import write_control_recipe
 from mathrl.recipes.graph import LINKED, graph_file, write_recipe_graph
-from mathrl.recipes.recipe import has_pretrained, recipe_warnings, step_overrides
+from mathrl.recipes.recipe import recipe_is_judged, recipe_warnings, step_overrides
 from mathrl.tasks.graph import PIPELINE, Graph
 from mathrl.tasks.inputs import link_inputs
 from mathrl.tasks.lengths import check_lengths, is_judged
@@ -79,7 +79,7 @@ def run_recipe(
     ]
     seeds, doubts = checked.seeds or (workspace.params.run.seed,), recipe_warnings(checked, workspace.folder / "params")
     graph = Graph(workspace.folder, graph_file(recipe))
-    asked = ("--recipe", recipe) if has_pretrained(checked, workspace.folder / "params") else ()
+    asked = ("--recipe", recipe) if recipe_is_judged(checked, workspace.folder / "params") else ()
     _run(workspace, graph, ("recipe", recipe), seeds, doubts, links, asked, jobs)
     report_recipe(workspace.folder, recipe)
     return str(workspace.folder)

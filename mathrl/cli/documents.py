@@ -188,6 +188,7 @@ class ListedRecipe(TypedDict):
     name: Annotated[str, "Name of the recipe."]
     description: Annotated[str, "What it is for."]
     steps: Annotated[list[str], "Names of its steps."]
+    misfit: Annotated[str, "Why it cannot run with the project's parameters; empty if it can."]
 
 
 class RecipesDocument(TypedDict):

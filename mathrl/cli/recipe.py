@@ -25,8 +25,9 @@ from mathrl.params.recipe_steps import DEFAULT, Recipe
 from mathrl.recipes.graph import graph
 from mathrl.recipes.recipe import (
     CLAIM,
-    has_pretrained,
     load_recipe,
+    read_recipe,
+    recipe_is_judged,
     recipe_names,
     recipe_values,
     recipe_warnings,
@@ -72,15 +73,25 @@ def recipe(
 
 
 def _print_recipes(as_json: bool) -> None:
+    """The recipes with their steps, and why one cannot run in this project."""
+    rows = []
+    for name in recipe_names():
+        misfit, written = "", None
+        try:
+            written = read_recipe(name)
+            written = load_recipe(name)
+        except UserError as error:
+            misfit = str(error)
+        description, steps = (written.description, list(written.steps)) if written else ("", [])
+        rows.append({"name": name, "description": description, "steps": steps, "misfit": misfit})
     if as_json:
-        recipes = {name: load_recipe(name) for name in recipe_names()}
-        rows = [{"name": n, "description": r.description, "steps": list(r.steps)} for n, r in recipes.items()]
         print_document({"recipes": rows})
         return
-    for name in recipe_names():
-        steps = load_recipe(name)
-        print(f"{name:<24} {steps.description}")
-        print(f"{'':<24} {' -> '.join(steps.steps)}")
+    for row in rows:
+        print(f"{row['name']:<24} {row['description']}")
+        print(f"{'':<24} {' -> '.join(row['steps'])}")
+        if row["misfit"]:
+            print(f"{'':<24} not in this project: {row['misfit']}")
 
 
 def print_steps(name: str, preset: str | None, overrides: Sequence[str], as_json: bool = False) -> None:
@@ -122,7 +133,7 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str], as_json
 
 def _lengths(checked: Recipe, preset: str | None, groups: Sequence[str]) -> tuple[list[str], list[str]]:
     """What the steps would say of their lengths, as far as the data are known: refused, and typed."""
-    if not has_pretrained(checked, preset=preset, overrides=tuple(groups)):
+    if not recipe_is_judged(checked, preset=preset, overrides=tuple(groups)):
         return [], []
     from mathrl.stages.known_lengths import judge_recipe  # the formats of rows, for a dry run alone
     from mathrl.tasks.lengths import curated_splits

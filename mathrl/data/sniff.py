@@ -29,9 +29,9 @@ PROMPTS = (
     "text", "messages", "conversations", "conversation", "chat", "dialogue",
 )  # fmt: skip
 ANSWERS = (
-    "answer", "final_answer", "expected_answer", "ground_truth", "gt_answer", "gt", "gold", "golden", "answer_number",
-    "correct_answer", "target", "label", "truth", "result", "a", "solution", "solutions", "output", "response",
-    "completion",
+    "answer", "answers", "final_answer", "expected_answer", "ground_truth", "gt_answer", "gt", "gold", "golden",
+    "answer_number", "correct_answer", "target", "label", "truth", "result", "a", "solution", "solutions", "output",
+    "response", "completion",
 )  # fmt: skip
 SOLUTIONS = (
     "solution", "worked_solution", "rationale", "reasoning", "explanation", "cot", "steps", "proof",

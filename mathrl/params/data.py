@@ -157,6 +157,11 @@ class Curate(Section):
         """Whether the split gets rows: from a source of its own, or as a share of the rl rows."""
         return any(source.fills(split) for source in self.sources) or bool(getattr(self, f"{split}_share", 0.0))
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether a source has rows of files or of the hub; generated problems have all that a stage asks for."""
+        return any(not isinstance(source, GeneratedSource) for source in self.sources)
+
     @model_validator(mode="after")
     def _unique_names(self) -> "Curate":
         seen = [(s.name, s.split if not isinstance(s, GeneratedSource) else "") for s in self.sources]

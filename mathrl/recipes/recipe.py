@@ -68,23 +68,9 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
         UserError: no such recipe, wrong fields, a reference to an unknown step or to one without such an output,
             a cycle, or invalid parameters; all of them in one message.
     """
-    files = recipe_files(folder)
-    if name not in files:
-        raise UserError(f"no recipe {name!r}{did_you_mean(name, files)}; recipes: {', '.join(files)}")
-    file = files[name]
-    values = read_yaml(file)
     chosen, settings = split_choices(overrides)
-    values["overrides"] = [*(values.get("overrides") or []), *settings]
-    try:
-        recipe = TypeAdapter(Recipe).validate_python(values)
-    except ValidationError as error:
-        raise UserError(
-            "; ".join(f"{file}: {'.'.join(map(str, path))}: {text}" for _, path, text in messages(error, Recipe))
-        ) from None
-    if "base" not in recipe.steps and any(
-        other == "base" for step in recipe.steps.values() for _, other, _ in references(step)
-    ):
-        recipe = recipe.model_copy(update={"steps": {"base": BaseStep(), **recipe.steps}})
+    recipe = read_recipe(name, folder, settings)
+    file = recipe_files(folder)[name]
     layers = read_layers(folder, preset, None, chosen)
     recipe = _resolved(recipe, layers)
     errors = list(_errors(recipe, layers, folder.parent))
@@ -93,6 +79,28 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
     if errors:
         raise UserError("; ".join(f"{file}: {line}" for line in dict.fromkeys(errors)))
     return recipe.model_copy(update={"steps": _ordered(recipe, file)})
+
+
+def read_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Recipe:
+    """The recipe as its file says, and the step `base` if others start from it.
+
+    Raises:
+        UserError: no such recipe, or wrong fields.
+    """
+    files = recipe_files(folder)
+    if name not in files:
+        raise UserError(f"no recipe {name!r}{did_you_mean(name, files)}; recipes: {', '.join(files)}")
+    values = read_yaml(files[name])
+    values["overrides"] = [*(values.get("overrides") or []), *overrides]
+    try:
+        recipe = TypeAdapter(Recipe).validate_python(values)
+    except ValidationError as error:
+        lines = (f"{files[name]}: {'.'.join(map(str, path))}: {text}" for _, path, text in messages(error, Recipe))
+        raise UserError("; ".join(lines)) from None
+    needed = {other for step in recipe.steps.values() for _, other, _ in references(step)}
+    if "base" in needed - {*recipe.steps}:
+        recipe = recipe.model_copy(update={"steps": {"base": BaseStep(), **recipe.steps}})
+    return recipe
 
 
 def write_recipe(recipe: Recipe, file: Path, header: str) -> None:
@@ -309,11 +317,13 @@ def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
     return done
 
 
-def has_pretrained(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()) -> bool:
-    """Whether a step starts from a pretrained model."""
+def recipe_is_judged(recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()) -> bool:
+    """Whether there is anything to ask of the data: a step starts from a pretrained model, or learns from rows of files
+    or the hub, which may have no solutions."""
     layers = read_layers(folder, preset, None, split_choices(overrides)[0])
     steps = recipe.steps.values()
-    return any(not layers.is_fresh((*recipe.set, *step.set, *recipe.overrides)) for step in steps)
+    pretrained = any(not layers.is_fresh((*recipe.set, *step.set, *recipe.overrides)) for step in steps)
+    return pretrained or layers.params(recipe.overrides).curate.has_rows
 
 
 def recipe_warnings(

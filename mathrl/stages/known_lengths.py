@@ -1,4 +1,4 @@
-"""The lengths of a run or a recipe against its data, before it runs: where the texts and the tokenizer can be read.
+"""A run or a recipe against its data, before it runs: lengths, and solutions for SFT, where the texts can be read.
 
 A dry run and `mathrl plan` look at what is on this machine; a flow asks before its first stage, by
 `python -m mathrl.stages.known_lengths [--curated] [--recipe NAME | STAGE …]`, and reads the benchmarks of
@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +22,11 @@ from mathrl.core.paths import typed_overrides
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
 from mathrl.data.difficulty import seeded_subset
+from mathrl.data.registry import NORMALISED, find
 from mathrl.data.sources import resolve_benchmark, resolve_source
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params import Params
-from mathrl.params.data import Curate
+from mathrl.params.data import Curate, GeneratedSource, HubSource, Source
 from mathrl.params.evaluate import TEST
 from mathrl.params.final_values import Doubt, verdict
 from mathrl.params.load import FOLDER
@@ -35,11 +37,13 @@ from mathrl.recipes.recipe import load_recipe, step_params
 SPLITS = {"sft": "sft", "difficulty": "rl", "rl": "rl", "sample": "rl", "evaluate": TEST}
 CURATED = Path("data/curated")
 WORKED = 0.5  # share of the problems with solutions from which on these say how long responses are
+FIRST = 200  # rows of a file that say whether it has solutions
 Splits = dict[str, list[Problem]]
 
 
 class Judged(NamedTuple):
-    """A sentence per refused length, unreadable benchmark and tokenizer, and per typed length.
+    """A sentence per refused length, source without solutions for sft, unreadable benchmark and tokenizer, and per
+    typed length.
 
     `unknown`: some problems or a tokenizer could not be read.
     """
@@ -126,7 +130,8 @@ class _Reader:
 def judge_lengths(
     params: Params, stages: Sequence[str], typed: Sequence[str], curated: Path | None, *, fetch: bool = False
 ) -> Judged:
-    """What the stages would say of their lengths (data/lengths.py) and of the benchmarks of `evaluate`.
+    """What the stages would say of their lengths (data/lengths.py), of what sft learns and of the benchmarks of
+    `evaluate`.
 
     Args:
         curated: The folder of the curated splits if they are up to date; None: the sources are read, if all of them
@@ -151,7 +156,7 @@ def judge_recipe(
     """As `judge_lengths`, of every step of a recipe over params/ in `folder`, the preset, and groups in `overrides`."""
     layers, asked = read_layers(folder, preset, None, split_choices(overrides)[0]), []
     for name, step in recipe.steps.items():
-        if isinstance(step, OnProblems) and step.stage in SPLITS:
+        if isinstance(step, OnProblems) and step.stage in SPLITS and (step.stage != "sft" or "sft" in step.data):
             params, splits, of = step_params(recipe, name, layers), curated, step.curated or recipe.curated
             if of is not None:  # the splits of a step, which are made by the recipe
                 params, splits = params.model_copy(update={"curate": step_params(recipe, of, layers).curate}), None
@@ -190,7 +195,9 @@ def _judge(asked: Sequence[Asked], typed: Sequence[str], fetch: bool) -> Judged:
     reader, refused, warned = _Reader(fetch), list[str](), list[str]()
     seen: set[tuple[str, str]] = set()
     for one in asked:
+        where = f"steps.{one.step}: " if one.step else ""
         try:
+            unworked = _unworked(one.params) if one.stage == "sft" else ""
             found = list(_doubts(one, reader))
         except UserError:
             if fetch:
@@ -199,10 +206,43 @@ def _judge(asked: Sequence[Asked], typed: Sequence[str], fetch: bool) -> Judged:
             continue
         new = {doubt.key: doubt for doubt in reversed(found) if (one.step, doubt.key) not in seen}
         seen |= {(one.step, key) for key in new}
-        where = f"steps.{one.step}: " if one.step else ""
+        refused += [f"{where}{unworked}"] if unworked else []
         for lines, said in zip((refused, warned), verdict(reversed(new.values()), typed), strict=True):
             lines += [f"{where}{line}" for line in said]
     return Judged([*dict.fromkeys(reader.unreadable), *refused], warned, reader.unknown)
+
+
+def _unworked(params: Params) -> str:
+    """What to write where the split sft is to teach solutions that a source is known not to have; empty elsewhere."""
+    curate, sft = params.curate, params.sft
+    shared = bool(curate.sft_share) and not any(source.fills("sft") for source in curate.sources)
+    taught = [source for source in curate.sources if source.fills("rl" if shared else "sft")]
+    if not sft.steps or sft.terse_share == 1:
+        return ""
+    without = [source.name for source in taught if not _has_solutions(source, curate.data_folder)]
+    if not without:
+        return ""
+    return (
+        f"sft learns from worked solutions, and {' and '.join(without)} of curate.sources has none: leave sft out with "
+        "sft.steps=0 (method=grpo does), learn the answers alone with sft.terse_share=1, or name the field with the "
+        "solutions (solution_key)"
+    )
+
+
+def _has_solutions(source: Source, data_folder: str | None) -> bool:
+    """Whether one of the first rows has a solution; of the hub's rows, whether the registry knows a field for it."""
+    if isinstance(source, GeneratedSource):
+        return True
+    resolved = resolve_source(source, data_folder)
+    if not resolved.files:
+        named = isinstance(source, HubSource) and find(source.id)
+        published = [shape for shape in resolved.shapes if shape != NORMALISED]  # NORMALISED: of local files
+        return not named or any(shape.solution_key or shape.format == "multiple_choice" for shape in published)
+    from mathrl.data.reading import read_source
+
+    rows = islice(read_source(replace(resolved, limit=FIRST), 0), FIRST)
+    problems = [row for row in rows if isinstance(row, Problem)]
+    return not problems or any(problem.solution for problem in problems)
 
 
 def _doubts(asked: Asked, reader: _Reader) -> Iterator[Doubt]:
