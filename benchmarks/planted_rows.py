@@ -32,7 +32,7 @@ from mathrl.data.row_files import read_rows
 from mathrl.data.row_formats import RowShape, to_problem
 from mathrl.data.row_values import BadRow
 from mathrl.grading.extract import closing_brace
-from mathrl.params.quality import Quality
+from mathrl.params.data import Quality
 
 HOSTS = ("gsm8k_train.jsonl.gz", "math_train.jsonl.gz")
 REAL = (*HOSTS, "gsm8k_test.jsonl", "math_test.jsonl.gz", "dapo_math_17k_train.jsonl.gz", "cmath_dev.jsonl",

@@ -21,7 +21,7 @@ from pathlib import Path
 from mathrl.core.types import Problem
 from mathrl.data.quality import broken_rules
 from mathrl.data.row_files import read_rows
-from mathrl.params.quality import Quality
+from mathrl.params.data import Quality
 
 PER_KIND, CLEAN = 125, 1000
 KINDS: dict[str, tuple[str, ...]] = {

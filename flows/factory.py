@@ -25,9 +25,8 @@ from mathrl.compose.experiment import preset_names
 from mathrl.compose.load import NO_PRESET, read_layers
 from mathrl.compose.names import help_lines
 from mathrl.core.paths import GROUPS, main_checkout
-from mathrl.params.form import section_form
+from mathrl.params.form import main_fields, main_overrides, section_form
 from mathrl.params.load import read_yaml
-from mathrl.params.main_fields import main_fields, main_overrides
 from mathrl.params.schema import READS, sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable
 from mathrl.recipes.recipe import recipe_files

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 
-from mathrl.compose.resolved import write_resolved
+from mathrl.compose.load import write_resolved
 from mathrl.core.code_values import RESOLVE, STAGE, write_code
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from mathrl.params.meaning import Meaning, yaml_value
-from mathrl.params.trl_meanings import TRL_RL, TRL_SFT
-from mathrl.params.verl_meanings import VERL_RL
+from mathrl.params.engines import TRL_RL, TRL_SFT, VERL_RL
+from mathrl.params.training_engine import Meaning, yaml_value
 
 PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
 TABLES = {"trl sft": TRL_SFT, "trl rl": TRL_RL, "verl rl": VERL_RL}

@@ -28,9 +28,8 @@ from mathrl.data.row_formats import RowShape
 from mathrl.data.sniff import SAMPLE, Sniffed, sniff, source_fields
 from mathrl.data.sources import ResolvedSource, resolve_benchmark
 from mathrl.grading import reading
-from mathrl.params.data import Decontaminate, FileSource
+from mathrl.params.data import Decontaminate, FileSource, Quality, Rule
 from mathrl.params.load import dump_yaml, validated
-from mathrl.params.quality import Quality, Rule
 
 RULE, GATE = Decontaminate(), Quality()
 MOST = 0.5  # share of the rows above which a rule of the quality gate is left out

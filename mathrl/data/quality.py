@@ -15,7 +15,7 @@ from mathrl.data.answers import after_hashes, answer_tag, last_boxed
 from mathrl.data.missing_figures import describes_its_figure, missing_figure
 from mathrl.data.prompt_leaks import leak
 from mathrl.grading import compare, option, option_set, reading
-from mathrl.params.quality import Quality, Rule
+from mathrl.params.data import Quality, Rule
 
 DESCRIPTIONS: dict[Rule, str] = {
     "proof": "asks for a proof",

@@ -14,7 +14,7 @@ from mathrl.data.deduplicate import Reason
 from mathrl.data.processes import in_order
 from mathrl.data.quality import DESCRIPTIONS, Broken, broken_rules, votes_of
 from mathrl.data.row_store import ShardRows, StoredProblems
-from mathrl.params.quality import Quality
+from mathrl.params.data import Quality
 
 EXAMPLES = 3  # per rule in the report
 

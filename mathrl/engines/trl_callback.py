@@ -16,7 +16,7 @@ from mathrl.engines.trl_checkpoints import SealedCheckpoint, seal
 from mathrl.engines.trl_packages import TrainerCallback
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.preemption import Stopped, StopRequest
-from mathrl.params.trl_meanings import TRL_METRICS
+from mathrl.params.engines import TRL_METRICS
 from mathrl.trainers.training_run import TrainingLog, TrainingRun
 
 # What the progress bar shows, and the figure it is.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from mathrl.core.types import Completion, Graded, Problem
+from mathrl.params.engines import VERL_METRICS
 from mathrl.params.train import Rl
-from mathrl.params.verl_meanings import VERL_METRICS
 from mathrl.rewards.counters import merged_counters
 from mathrl.trainers.rollouts import metrics_by_source, rollout_groups, rollout_metrics
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mathrl.params.options import FreeOptions
-from mathrl.params.section import Section
+from mathrl.params.section import FreeOptions, Section
 
 
 class PoolWeights(Section):

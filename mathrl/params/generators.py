@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from mathrl.params.options import Options
-from mathrl.params.section import Section
+from mathrl.params.section import Options, Section
 
 SplitName = Literal["sft", "rl", "dev", "test"]
 Levels = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]

@@ -18,11 +18,10 @@ from mathrl.params.engines import engine_problem
 from mathrl.params.messages import did_you_mean, messages, parameters
 from mathrl.params.old_names import OldNames, new_key
 from mathrl.params.other_trainers import ours
+from mathrl.params.own_code import function_problems, sampler_problems, tool_problems
 from mathrl.params.paths import choose_type, merge, name_types, place_at, written_at
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import SECRET, Section
-from mathrl.params.tool_problems import tool_problems
-from mathrl.params.user_function import function_problems, sampler_problems
 
 FOLDER = Path("params")
 MOST_PATHS = 4  # in a suggestion

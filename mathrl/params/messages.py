@@ -10,8 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
-from mathrl.params.section import SECRET, Section
-from mathrl.params.unions import Tags, annotation, tags_of
+from mathrl.params.section import SECRET, Section, Tags, annotation, tags_of
 
 # Former parameters: what to write instead.
 REPLACED = {

@@ -12,15 +12,14 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from mathrl.params.engines import TRL_METRICS, TRL_RL, VERL_METRICS, VERL_RL
 from mathrl.params.schema import SECTIONS
-from mathrl.params.trl_meanings import TRL_METRICS, TRL_RL
-from mathrl.params.verl_meanings import VERL_METRICS, VERL_RL
 
 FILE = Path(__file__).with_name("other_trainers.yaml")
 TRAINERS = ("verl", "TRL", "RLinf", "OpenRLHF")
 OTHERS = "others"  # names of no one trainer, for the lookup alone
 NAME = re.compile(r"`([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)`")
-# verl_meanings.py names settings from their section.
+# engines.py names settings of verl from their section.
 VERL_SECTIONS = {name: f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref", "model")}
 
 

@@ -1,10 +1,64 @@
 """Section of the pages flow: mathematical pages out of a corpus of texts, round by round."""
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
-from mathrl.params.corpus_executors import Executor, LocalExecutor
-from mathrl.params.page_classifiers import LinearClassifier, PageClassifier
 from mathrl.params.section import Section
+
+
+class LinearClassifier(Section):
+    """Logistic regression on hashed n-grams (scikit-learn), trained in each round."""
+
+    type: Literal["linear"] = "linear"
+    ngram: int = Field(2, ge=1, le=3, description="Longest n-gram that the classifier uses, in words.")
+    epochs: int = Field(20, ge=1, description="Training epochs of the classifier.")
+
+
+class FastTextClassifier(Section):
+    """A trained fastText model, as in datatrove's filter; there is one round, since no round trains it."""
+
+    type: Literal["fasttext"]
+    model: str = Field(description="Model file of fastText (.bin or .ftz), of a source that you trust.")
+    label: str = Field("math", description="The model's label for mathematics, without the prefix __label__.")
+
+
+PageClassifier = Annotated[LinearClassifier | FastTextClassifier, Field(discriminator="type")]
+
+
+class LocalExecutor(Section):
+    """Processes of this machine."""
+
+    type: Literal["local"] = "local"
+    workers: int | None = Field(None, ge=1, description="Files processed at the same time; null: one per core.")
+
+
+class Cluster(Section):
+    """What Slurm and Ray have in common. All machines need the same checkout, environment and state folder."""
+
+    workers: int | None = Field(None, ge=1, description="Jobs that run at the same time; null: no limit.")
+    files_per_job: int = Field(1, ge=1, description="Files of pages that one job processes.")
+    cpus_per_job: int = Field(1, ge=1, description="Processor cores per job.")
+    gb_per_cpu: int = Field(2, ge=1, description="Memory per core in GB.")
+
+
+class SlurmExecutor(Cluster):
+    """Array jobs of Slurm, submitted with sbatch; the stage waits for them."""
+
+    type: Literal["slurm"]
+    partition: str = Field(description="Slurm partition.")
+    time: str = Field("24:00:00", description="Slurm time limit of a job.")
+    qos: str | None = Field(None, description="Slurm quality of service.")
+    sbatch: dict[str, str] = Field(default_factory=dict, description="Further options of sbatch, such as account.")
+
+
+class RayExecutor(Cluster):
+    """Tasks of a Ray cluster: that of RAY_ADDRESS, or a local one."""
+
+    type: Literal["ray"]
+
+
+Executor = Annotated[LocalExecutor | SlurmExecutor | RayExecutor, Field(discriminator="type")]
 
 
 class Seeds(Section):

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from mathrl.params.messages import item_of, section_of
 from mathrl.params.optimizer import other_rates
 from mathrl.params.schema import Params
-from mathrl.params.unions import Tags, annotation, tags_of, unions_of, usual_tag
+from mathrl.params.section import Tags, annotation, tags_of, unions_of, usual_tag
 
 Path = Sequence[str]
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mathrl.params.options import FreeOptions, Options
-from mathrl.params.section import Section
+from mathrl.params.section import FreeOptions, Options, Section
 
 
 class _Part(Section):

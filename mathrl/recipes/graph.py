@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedSeq
 
 from mathrl.compose import load_params
-from mathrl.compose.resolved import RESOLVED
+from mathrl.compose.load import RESOLVED
 from mathrl.core.code_values import FILE as CODE_FILE
 from mathrl.core.code_values import OWN, RESOLVE
 from mathrl.core.code_values import STAGE as CODE

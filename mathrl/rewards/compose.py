@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from mathrl.core.errors import UserError
 from mathrl.grading import Verdict, countdown_correct, extract, grade_batch, read_truth
 from mathrl.params.messages import messages
-from mathrl.params.options import Options
 from mathrl.params.reward_parts import (
     AccuracyOptions,
     CountdownOptions,
@@ -32,6 +31,7 @@ from mathrl.params.reward_parts import (
     RewardPart,
 )
 from mathrl.params.run import Reward
+from mathrl.params.section import Options
 from mathrl.rewards.cascade import Cascade
 from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge
 from mathrl.rewards.exact_audit import ExactAudit

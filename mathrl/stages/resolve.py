@@ -5,7 +5,7 @@ other stages of dvc.yaml depend on their sections of it and on nothing in params
 that changes reruns exactly the stages whose values change.
 """
 
-from mathrl.compose.resolved import write_resolved
+from mathrl.compose.load import write_resolved
 from mathrl.core.errors import exit_on_user_error
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from torch import Tensor
 from mathrl.core.files import encodable
 from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
-from mathrl.params.kept_rollouts import KeepRollouts
+from mathrl.params.train import KeepRollouts
 from mathrl.trainers.batch import Batch
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.training_run import TrainingRun

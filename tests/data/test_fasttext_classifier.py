@@ -14,8 +14,7 @@ from mathrl.data.corpus import rounds
 from mathrl.data.corpus.corpus import Corpus
 from mathrl.data.corpus.fasttext_classifier import FastTextModel, check_model, lines
 from mathrl.data.corpus.rounds import CollectedPages
-from mathrl.params.page_classifiers import FastTextClassifier
-from mathrl.params.pages import Pages
+from mathrl.params.pages import FastTextClassifier, Pages
 
 pytest.importorskip("fasttext", reason="fasttext-predict is not installed: pip install -e '.[fasttext]'")
 

@@ -11,8 +11,7 @@ from mathrl.core.types import Problem
 from mathrl.data import curation
 from mathrl.data.curation_account import manifest, write_report
 from mathrl.data.quality import DESCRIPTIONS, broken_rules
-from mathrl.params.data import Curate
-from mathrl.params.quality import Quality
+from mathrl.params.data import Curate, Quality
 
 
 def broken(question: str, answer: str = "7", solution: str | None = None, votes: str = "") -> list[str]:

@@ -6,14 +6,11 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params.engines import engine_problem
-from mathrl.params.meaning import Meaning, yaml_value
+from mathrl.params.engines import TRL_RL, TRL_SFT, VERL_RL, engine_problem
 from mathrl.params.messages import parameters
 from mathrl.params.schema import READS, SECTIONS, Params
-from mathrl.params.section import Section
-from mathrl.params.trl_meanings import TRL_RL, TRL_SFT
-from mathrl.params.unions import annotation, tags_of
-from mathrl.params.verl_meanings import VERL_RL
+from mathrl.params.section import Section, annotation, tags_of
+from mathrl.params.training_engine import Meaning, yaml_value
 from tests.test_house import load_tool
 
 ROOT = Path(__file__).parents[2]

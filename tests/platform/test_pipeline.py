@@ -299,7 +299,7 @@ def test_dvc_knows_what_every_preset_changes(checkout: Checkout) -> None:
     code = (
         "from pathlib import Path; from dvc.dependency import ParamsDependency; from dvc.repo import Repo\n"
         "from mathrl.compose import load_params, write_params; from mathrl.params.schema import READS, STAGES\n"
-        "from mathrl.compose.experiment import preset_names; from mathrl.compose.resolved import write_resolved\n"
+        "from mathrl.compose.experiment import preset_names; from mathrl.compose.load import write_resolved\n"
         "now, stages = load_params(), Repo().index.stages\n"
         "for name in preset_names(Path('params')):\n"
         "    preset = load_params(preset=name)\n"

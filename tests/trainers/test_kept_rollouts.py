@@ -14,9 +14,8 @@ from mathrl.core.rollout_files import WHOLE, RolloutFolder, read_responses, read
 from mathrl.core.types import Completion, Graded
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
-from mathrl.params.kept_rollouts import KeepRollouts
 from mathrl.params.optimizer import AdamW
-from mathrl.params.train import Rl
+from mathrl.params.train import KeepRollouts, Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.trainers.kept_rollouts import KeptRollouts, odd_reasons
 from mathrl.trainers.rl import train_rl

@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix, vstack
 from mathrl.data.corpus.calibration import Floats, Labels, Models, cross_fit
 from mathrl.data.corpus.fasttext_classifier import FastTextModel, check_model, lines
 from mathrl.data.corpus.page_features import vectorizer
-from mathrl.params.page_classifiers import FastTextClassifier, PageClassifier
+from mathrl.params.pages import FastTextClassifier, PageClassifier
 
 Inputs = Any  # csr_matrix (texts, BUCKETS) of the linear classifier; fasttext_classifier.Lines
 

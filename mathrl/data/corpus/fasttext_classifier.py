@@ -20,7 +20,7 @@ from mathrl.core.files import encodable, read_json, write_json
 from mathrl.data.corpus.calibration import CHUNK, Floats
 from mathrl.data.corpus.page_shards import PageShard
 from mathrl.data.sources import absolute
-from mathrl.params.page_classifiers import FastTextClassifier
+from mathrl.params.pages import FastTextClassifier
 
 Lines = npt.NDArray[np.object_]
 PREFIX = "__label__"

@@ -18,8 +18,7 @@ from mathrl.data.reading import Read, input_row, read_source, taken
 from mathrl.data.row_files import list_files, read_rows
 from mathrl.data.row_values import BadRow, payload
 from mathrl.data.sources import resolve_evaluation
-from mathrl.params.corpus_executors import Executor
-from mathrl.params.pages import Pages, PagesClean, Seeds
+from mathrl.params.pages import Executor, Pages, PagesClean, Seeds
 
 CRAWLS = (".warc", ".warc.gz", ".wet", ".wet.gz")
 # The package of each module that reading web archives needs: the extra warc.

@@ -23,7 +23,7 @@ from loguru import logger
 
 from mathrl.core.errors import UserError
 from mathrl.data.processes import cores
-from mathrl.params.corpus_executors import Executor, RayExecutor, SlurmExecutor
+from mathrl.params.pages import Executor, RayExecutor, SlurmExecutor
 
 _running: set[int] = set()  # this process, while its executor runs
 USER_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
