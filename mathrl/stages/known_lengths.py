@@ -31,7 +31,7 @@ from mathrl.params.evaluate import TEST
 from mathrl.params.final_values import Doubt, verdict
 from mathrl.params.load import FOLDER
 from mathrl.params.recipe_steps import OnProblems, Recipe
-from mathrl.recipes.recipe import load_recipe, step_params
+from mathrl.recipes.recipe import curate_of, load_recipe, step_params
 
 # What the stages prompt with.
 SPLITS = {"sft": "sft", "difficulty": "rl", "rl": "rl", "sample": "rl", "evaluate": TEST}
@@ -157,9 +157,11 @@ def judge_recipe(
     layers, asked = read_layers(folder, preset, None, split_choices(overrides)[0]), []
     for name, step in recipe.steps.items():
         if isinstance(step, OnProblems) and step.stage in SPLITS and (step.stage != "sft" or "sft" in step.data):
-            params, splits, of = step_params(recipe, name, layers), curated, step.curated or recipe.curated
-            if of is not None:  # the splits of a step, which are made by the recipe
-                params, splits = params.model_copy(update={"curate": step_params(recipe, of, layers).curate}), None
+            params, splits = step_params(recipe, name, layers), curated
+            if step.curated or recipe.curated:  # the splits of a step, which are made by the recipe
+                splits = None
+            if (curate := curate_of(recipe, name, layers)) is not None:
+                params = params.model_copy(update={"curate": curate})
             asked.append(Asked(step.stage, params, splits, name))
     return _judge(asked, recipe.overrides, fetch)
 
@@ -235,8 +237,8 @@ def _has_solutions(source: Source, data_folder: str | None) -> bool:
         return True
     resolved = resolve_source(source, data_folder)
     if not resolved.files:
-        named = isinstance(source, HubSource) and find(source.id)
-        published = [shape for shape in resolved.shapes if shape != NORMALISED]  # NORMALISED: of local files
+        named = find(source.id) if isinstance(source, HubSource) and not source.solution_key else None
+        published = [shape for shape in named.shapes if shape != NORMALISED] if named else []  # that is of local files
         return not named or any(shape.solution_key or shape.format == "multiple_choice" for shape in published)
     from mathrl.data.reading import read_source
 

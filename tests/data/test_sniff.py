@@ -112,3 +112,13 @@ def test_a_named_field_is_taken_and_what_has_no_question_or_answer_is_refused() 
         sniff([{"question": q, "link": f"https://example.org/{'x' * 80}/{i}"} for i, (q, _) in enumerate(ASKED)])
     with pytest.raises(UserError, match=r"no field looks like a question \(fields: x, y\)"):
         sniff([{"x": 1, "y": 2}] * 5)
+
+
+def test_rows_that_mathrl_curated_itself_have_their_answers_and_their_solution() -> None:
+    solved = [
+        {"id": str(n), "question": q, "answers": [str(a)], "solution": f"{LONG}{a}"} for n, (q, a) in enumerate(ASKED)
+    ]
+    shape = sniff(solved).shape
+    assert (shape.answer_key, shape.solution_key, shape.id_key) == ("answers", "solution", "id")
+    shape = sniff([{name: row[name] for name in ("question", "answers")} for row in solved]).shape
+    assert (shape.answer_key, shape.solution_key) == ("answers", None)

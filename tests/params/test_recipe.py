@@ -1,10 +1,12 @@
 """Recipes: what is refused, with which words, and in which order the steps come."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from mathrl.cli.recipe import list_recipes
 from mathrl.core.errors import UserError
 from mathrl.params.recipe_steps import references
 from mathrl.recipes.recipe import load_recipe, recipe_names, step_overrides
@@ -124,3 +126,19 @@ def test_all_errors_of_a_file_are_reported_at_once(folder: Path) -> None:
 def test_seeds_are_not_set_twice(folder: Path) -> None:
     write(folder, SFT, more="seeds: [0, 1]\nset: [run.seed=3]")
     assert "the recipe has seeds; change those" in refusal(folder)
+
+
+def test_the_list_has_every_recipe_and_says_why_one_does_not_fit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, SFT, "rl: {stage: rl, start: nothing}")
+    monkeypatch.chdir(folder.parent)
+    list_recipes(as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == recipe_names(folder)
+    place = lines.index("mine                     mine")
+    assert lines[place + 1].split() == ["base", "->", "sft", "->", "rl"]
+    assert "not in this project: params/recipes/mine.yaml: steps.rl.start: 'nothing' is not a step" in lines[place + 2]
+    list_recipes(as_json=True)
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["recipes"]}
+    assert "is not a step" in rows["mine"]["misfit"] and not rows["sft-rl"]["misfit"]
