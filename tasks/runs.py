@@ -11,8 +11,8 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import main_checkout
+from mathrl.params.final_values import ignored_settings
 from mathrl.params.form import form_overrides
-from mathrl.params.ignored import warnings
 from mathrl.params.recipe_steps import DEFAULT
 from mathrl.params.schema import stages_until
 from mathrl.recipes.controls import write_control_recipe
@@ -41,7 +41,7 @@ def run_stages(
     """
     workspace = prepare(target, preset, [*form_overrides(sections), *overrides], allow_dirty=allow_dirty)
     chain = stages_until(target)
-    seeds, doubts = [workspace.params.run.seed], [*warnings(workspace.params), *workspace.doubtful]
+    seeds, doubts = [workspace.params.run.seed], [*ignored_settings(workspace.params), *workspace.doubtful]
     asked = chain if is_judged(workspace.params) else ()
     graph = Graph(workspace.folder, target=chain[-1])
     _run(workspace, graph, ("stage", target), seeds, doubts, [(chain, ())], asked)

@@ -30,8 +30,7 @@ from mathrl.core.files import read_json
 from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params
-from mathrl.params.final_values import check_final_values
-from mathrl.params.ignored import warnings
+from mathrl.params.final_values import check_final_values, ignored_settings
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import TARGETS, sections_read, stages_until
@@ -142,7 +141,7 @@ def _plan_document(
         "parameters": [{"key": key, "value": value, "source": source} for key, value, source in rows],
         "sources": curate.resolve(params),
         "model": _model(params),
-        "warnings": [*warnings(params), *layers.notes, *doubtful],
+        "warnings": [*ignored_settings(params), *layers.notes, *doubtful],
     }
 
 
@@ -168,7 +167,7 @@ def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str],
         if not is_up_to_date(folder, stages[-1], env):
             return None
         Mirror().finish()
-    for line in [*warnings(workspace.params), *workspace.doubtful]:
+    for line in [*ignored_settings(workspace.params), *workspace.doubtful]:
         show(f"warning: {line}\n")
     where = "" if folder == main_checkout() else f" in {os.path.relpath(folder)}"
     print(f"nothing to do{where}: {', '.join(stages)} up to date")
@@ -265,7 +264,7 @@ def _print_plan(
     print(f"model: {_model(params)}")
     if "rl" in stages_until(stage) and params.rl.kept_size:
         print(f"rl.keep_rollouts: {params.rl.kept_size}")
-    for line in [*warnings(params), *more_warnings]:
+    for line in [*ignored_settings(params), *more_warnings]:
         print(f"warning: {line}")
 
 

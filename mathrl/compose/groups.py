@@ -12,6 +12,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.paths import GROUPS
+from mathrl.params.final_values import SAMPLING
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import SECTIONS
@@ -21,7 +22,6 @@ PRESETS = "presets"
 HERE = Path(__file__).parent
 HELP, FRESH = "help", "fresh"
 TRAINED = ("sft", "rl", "dpo", "reward_model")
-SAMPLED = ("difficulty", "rl", "sample", "evaluate")
 # The parameters that a group of each kind may set, with all that is below them.
 MAY_SET: dict[str, tuple[str, ...]] = {
     "data": (
@@ -32,7 +32,7 @@ MAY_SET: dict[str, tuple[str, ...]] = {
         "evaluate.extraction",
         "prompt.max_tokens",
         "prompt.template",
-        *(f"{section}.max_tokens" for section in SAMPLED),
+        *(f"{section}.max_tokens" for section in SAMPLING),
     ),
     "model": (
         "model",

@@ -7,9 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mathrl.compose.groups import SAMPLED, Layer, file_names, group_layer, help_of
+from mathrl.compose.groups import Layer, file_names, group_layer, help_of
 from mathrl.core.errors import UserError
 from mathrl.core.hardware import Hardware
+from mathrl.params.final_values import SAMPLING
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean, near_path
 from mathrl.params.paths import merge
@@ -20,7 +21,7 @@ BOXED_INSTRUCTION = "Please reason step by step, and put your final answer withi
 MEMORY = re.compile(r"^(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)\s*(GB|GiB)$", re.IGNORECASE)
 LOOKED_AT = 500  # rows from which the fields of a file are guessed
 DATA_FILE = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|arrow)(\.(gz|zst|bz2|xz))?$", re.IGNORECASE)
-LENGTHS = ("prompt.max_tokens", *(f"{section}.max_tokens" for section in SAMPLED))
+LENGTHS = ("prompt.max_tokens", *(f"{section}.max_tokens" for section in SAMPLING))
 
 
 def layer_of(kind: str, name: str, folder: Path) -> Layer:

@@ -1,10 +1,10 @@
 """Section rl.curriculum: which problems a training step takes, and how many responses each gets."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mathrl.params.section import FreeOptions, Section
+from mathrl.params.section import DottedOptions, Section
 
 
 class PoolWeights(Section):
@@ -81,18 +81,6 @@ class AdaptiveSamples(Section):
         return self
 
 
-class SamplerOptions(FreeOptions):
-    """The class and its keyword arguments."""
-
-    path: str = Field(
-        pattern=r"^\w+(\.\w+)+$",
-        description="Dotted path of the class, such as my.module.sampler; other options are its keyword arguments.",
-    )
-
-    def keywords(self) -> dict[str, Any]:
-        return {name: value for name, value in self.values().items() if name != "path"}
-
-
 class Shuffled(Section):
     """Reshuffled every pass."""
 
@@ -139,7 +127,7 @@ class UserCurriculum(Section):
     """A class of yours hands out the problems."""
 
     type: Literal["user"] = "user"
-    sampler: SamplerOptions = Field(description="The class that hands out the problems.")
+    sampler: DottedOptions = Field(description="The class that hands out the problems.")
 
 
 # Those whose order of problems is known before training.

@@ -8,11 +8,11 @@ from symtable import symtable
 from typing import Any
 
 from mathrl.params.advantage import Process
-from mathrl.params.curriculum import SamplerOptions
 from mathrl.params.messages import did_you_mean
 from mathrl.params.reward_parts import FunctionPart
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
+from mathrl.params.section import DottedOptions
 
 
 def function_problems(reward: Reward) -> Iterator[str]:
@@ -28,7 +28,7 @@ def function_problems(reward: Reward) -> Iterator[str]:
                     yield f"{place}.{number}.options.{problem}"
 
 
-def sampler_problems(sampler: SamplerOptions) -> Iterator[str]:
+def sampler_problems(sampler: DottedOptions) -> Iterator[str]:
     """The errors in the class of rl.curriculum.sampler, with its path in the section rl."""
     problem, definitions = _definitions(sampler.path)
     classes = [node for node in definitions if isinstance(node, ast.ClassDef)]

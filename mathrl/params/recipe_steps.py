@@ -258,37 +258,33 @@ def short(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
+# The fields that name other steps, with the kinds of output allowed there; some stages allow others.
+REFERENCES: dict[str, Names] = {
+    **dict.fromkeys(("start", "teacher", "reference", "models", "model"), ("a model",)),
+    "evaluation": ("an evaluation",),
+    "reward_model": ("a reward model",),
+    "process_reward_model": ("a process reward model",),
+    "curated": ("splits",),
+    "critic": ("a model", "a reward model"),
+    "difficulty": ("pass rates",),
+    **dict.fromkeys(("replay", "data"), ("samples",)),
+}
+OTHER_REFERENCES: dict[tuple[str, str], Names] = {
+    ("process_reward_model", "start"): ("a model", "a process reward model"),
+    ("reward_model", "start"): ("a model", "a reward model"),
+    ("sft", "data"): ("a split", "samples"),
+    **dict.fromkeys((("rl", "data"), ("sample", "data")), ("a split", "a mixture")),
+    **dict.fromkeys((("difficulty", "data"), ("mix", "data")), ("a split",)),
+}
+
+
 def references(step: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """A step's references to others: the field, the name, and the kinds of output allowed. Splits are left out.
 
     What is taken by its path, such as models/sft, is no step.
     """
-    for field, kinds in (
-        ("start", ("a model",)),
-        ("teacher", ("a model",)),
-        ("reference", ("a model",)),
-        ("models", ("a model",)),
-        ("model", ("a model",)),
-        ("evaluation", ("an evaluation",)),
-        ("reward_model", ("a reward model",)),
-        ("process_reward_model", ("a process reward model",)),
-        ("curated", ("splits",)),
-        ("critic", ("a model", "a reward model")),
-        ("difficulty", ("pass rates",)),
-        ("replay", ("samples",)),
-        ("data", ("samples",)),
-    ):
-        value = getattr(step, field, None)
-        if step.stage == "process_reward_model" and field == "start":
-            kinds = ("a model", "a process reward model")
-        elif step.stage == "reward_model" and field == "start":
-            kinds = ("a model", "a reward model")
-        elif field == "data" and step.stage == "sft":
-            kinds = ("a split", "samples")
-        elif field == "data" and step.stage in ("rl", "sample"):
-            kinds = ("a split", "a mixture")
-        elif field == "data" and step.stage in ("difficulty", "mix"):
-            kinds = ("a split",)
+    for field, usual in REFERENCES.items():
+        kinds, value = OTHER_REFERENCES.get((step.stage, field), usual), getattr(step, field, None)
         for name in (value,) if isinstance(value, str) else value or ():
             if not is_path(name) and not (field == "data" and "a split" in kinds and name in SPLITS):
                 yield field, name, kinds

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mathrl.params.section import FreeOptions, Options, Section
+from mathrl.params.section import DottedOptions, Options, Section
 
 
 class _Part(Section):
@@ -153,23 +153,11 @@ class RepetitionPart(_Part):
     options: RepetitionOptions = RepetitionOptions()
 
 
-class FunctionOptions(FreeOptions):
-    """The function and its keyword arguments."""
-
-    path: str = Field(
-        pattern=r"^\w+(\.\w+)+$",
-        description="Dotted path of the function, such as my.module.f; other options are its keyword arguments.",
-    )
-
-    def keywords(self) -> dict[str, Any]:
-        return {name: value for name, value in self.values().items() if name != "path"}
-
-
 class FunctionPart(_Part):
     """A function of the user (docs/extend/reward.md)."""
 
     type: Literal["function"]
-    options: FunctionOptions
+    options: DottedOptions
 
 
 RewardPart = Annotated[

@@ -175,3 +175,15 @@ class FreeOptions(Options):
     """Options whose names only a user's function knows."""
 
     model_config = ConfigDict(extra="allow")
+
+
+class DottedOptions(FreeOptions):
+    """A function or class of the user, and its keyword arguments."""
+
+    path: str = Field(
+        pattern=r"^\w+(\.\w+)+$",
+        description="Dotted path, such as my.module.f; other options are keyword arguments of this function or class.",
+    )
+
+    def keywords(self) -> dict[str, Any]:
+        return {name: value for name, value in self.values().items() if name != "path"}

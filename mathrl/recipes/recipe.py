@@ -14,8 +14,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.advantage import Distillation, Gae, Process
 from mathrl.params.data import Curate
-from mathrl.params.final_values import judge, trained_values
-from mathrl.params.ignored import warnings
+from mathrl.params.final_values import ignored_settings, judge, trained_values
 from mathrl.params.load import FOLDER, dump_yaml, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
@@ -329,13 +328,12 @@ def recipe_is_judged(recipe: Recipe, folder: Path = FOLDER, preset: str | None =
 def recipe_warnings(
     recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()
 ) -> list[str]:
-    """Settings without effect (mathrl/params/ignored.py) and doubtful values that a person typed, each with the first
-    step that has it."""
+    """Settings without effect and doubtful values that a person typed, each with the first step that has it."""
     steps: dict[str, str] = {}
     layers = read_layers(folder, preset, None, split_choices(overrides)[0])
     for name, step in recipe.steps.items():
         params = step_params(recipe, name, layers)
-        for line in [*warnings(params), *judge(params, [step.stage], recipe.overrides)[1]]:
+        for line in [*ignored_settings(params), *judge(params, [step.stage], recipe.overrides)[1]]:
             steps.setdefault(line, name)
     return [f"{step}: {line}" for line, step in steps.items()]
 

@@ -24,14 +24,13 @@ from mathrl.params.messages import messages
 from mathrl.params.reward_parts import (
     AccuracyOptions,
     CountdownOptions,
-    FunctionOptions,
     MajorityPart,
     NoisyAccuracyOptions,
     OverlongOptions,
     RewardPart,
 )
 from mathrl.params.run import Reward
-from mathrl.params.section import Options
+from mathrl.params.section import DottedOptions, Options
 from mathrl.rewards.cascade import Cascade
 from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge
 from mathrl.rewards.exact_audit import ExactAudit
@@ -153,7 +152,7 @@ def _overlong(options: OverlongOptions, params: Reward) -> PartFunction:
     return value
 
 
-def _function(options: FunctionOptions, params: Reward) -> PartFunction:
+def _function(options: DottedOptions, params: Reward) -> PartFunction:
     function, keywords = _user_function(options.path), options.keywords()
 
     def value(item: RewardInput, verdict: Verdict) -> PartValue:

@@ -17,9 +17,9 @@ from mathrl.params.curriculum import (
     FixedOrder,
     PassRate,
     PoolCurriculum,
-    SamplerOptions,
     UserCurriculum,
 )
+from mathrl.params.section import DottedOptions
 from mathrl.trainers.demonstrations import Stream
 from mathrl.trainers.pools import PoolOrder
 
@@ -177,7 +177,7 @@ class UserOrder:
     numbers in the sequence that it was made with.
     """
 
-    def __init__(self, params: SamplerOptions, problems: Sequence[Problem], usable: Sequence[int], seed: int) -> None:
+    def __init__(self, params: DottedOptions, problems: Sequence[Problem], usable: Sequence[int], seed: int) -> None:
         """Raises UserError: no such class, a method is missing, or it cannot be made with these options."""
         self.path, self.usable = params.path, list(usable)
         self.place = {index: place for place, index in enumerate(self.usable)}

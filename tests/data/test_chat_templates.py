@@ -15,7 +15,7 @@ from mathrl.core.types import Completion, Problem
 from mathrl.data.templates import TODAY, render, response_end
 from mathrl.models.load import load_tokenizer
 from mathrl.models.tool_messages import end_tokens, turn_end
-from mathrl.params.ignored import ignored_settings
+from mathrl.params.final_values import ignored_settings
 from mathrl.params.run import Prompt
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler

@@ -11,7 +11,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
-from mathrl.params.ignored import warnings
+from mathrl.params.final_values import ignored_settings
 from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_warnings
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ PARAMS = ROOT / "params"
 
 @pytest.mark.parametrize("preset", [None, *preset_names(PARAMS)])
 def test_the_shipped_parameters_have_no_idle_settings(preset: str | None) -> None:
-    assert warnings(load_params(PARAMS, preset=preset)) == []
+    assert ignored_settings(load_params(PARAMS, preset=preset)) == []
 
 
 def test_the_shipped_recipes_have_no_idle_settings() -> None:
@@ -49,14 +49,14 @@ def test_a_setting_without_effect_is_named_and_one_with_effect_is_not(
     idle: str, others: list[str], used: list[str]
 ) -> None:
     key = idle.partition("=")[0]
-    (line,) = warnings(load_params(PARAMS, overrides=[idle, *others]))
+    (line,) = ignored_settings(load_params(PARAMS, overrides=[idle, *others]))
     assert (key in line or key == "rl.lora") and " no effect: " in line
-    assert warnings(load_params(PARAMS, overrides=[idle, *used])) == []
+    assert ignored_settings(load_params(PARAMS, overrides=[idle, *used])) == []
 
 
 def test_settings_with_one_reason_share_a_line() -> None:
     overrides = ["evaluate.temperature=0", "rollout.engine=torch", "rollout.vllm.sleep=true", "rollout.vllm.eager=true"]
-    (line,) = warnings(load_params(PARAMS, overrides=overrides))
+    (line,) = ignored_settings(load_params(PARAMS, overrides=overrides))
     assert line == "rollout.vllm.sleep, rollout.vllm.eager have no effect: rollout.engine is torch"
 
 

@@ -19,11 +19,11 @@ from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import (
     AdaptiveSamples,
     Curriculum,
+    DottedOptions,
     PoolCurriculum,
     Pools,
     PoolWeights,
     Retire,
-    SamplerOptions,
     UserCurriculum,
 )
 from mathrl.params.train import Rl
@@ -254,7 +254,7 @@ class Alike(Alternating):
     sample_counts = property()  # it has none
 
 
-USER = UserCurriculum(sampler=SamplerOptions(path=f"{__name__}.Alternating", step=3))  # type: ignore[call-arg]
+USER = UserCurriculum(sampler=DottedOptions(path=f"{__name__}.Alternating", step=3))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("curriculum", [ADAPTIVE, USER], ids=["pools", "user"])
@@ -304,7 +304,7 @@ def _group(rewards: list[int]) -> RolloutGroup:
 
 
 def user(path: str, **options: Any) -> Any:
-    params = UserCurriculum(sampler=SamplerOptions(path=path, **options))
+    params = UserCurriculum(sampler=DottedOptions(path=path, **options))
     return make_order(params, problems(4), range(4), 0, seed=0)
 
 
