@@ -59,7 +59,7 @@ def recipe(
     os.chdir(main_checkout())
     preset = joined(presets)
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
-        list_recipes(as_json)
+        print_recipes(as_json)
     elif name == DEFAULT:
         run("pipeline", None, presets, overrides, dry_run, allow_dirty=allow_dirty, as_json=as_json)
     elif dry_run:
@@ -72,7 +72,7 @@ def recipe(
         print_recipe(folder, name, time.time() - began, as_json)
 
 
-def list_recipes(as_json: bool) -> None:
+def print_recipes(as_json: bool) -> None:
     """The recipes with their steps, and why one cannot run in this project."""
     rows = []
     for name in recipe_names():

@@ -81,7 +81,12 @@ def check_final_values(params: Params, stages: Iterable[str], typed: Iterable[st
 
 def judge(params: Params, stages: Iterable[str], typed: Iterable[str] = ()) -> tuple[list[str], list[str]]:
     """A sentence per value that is refused, and one per value that is taken because a person typed it."""
-    return verdict(dict.fromkeys(doubt for stage in stages for doubt in _doubts(params, stage)), typed)
+    return verdict(doubts_of(params, stages), typed)
+
+
+def doubts_of(params: Params, stages: Iterable[str]) -> list[Doubt]:
+    """The values that do not suit the pretrained model, whoever wrote them."""
+    return list(dict.fromkeys(doubt for stage in stages for doubt in _doubts(params, stage)))
 
 
 def verdict(doubts: Iterable[Doubt], typed: Iterable[str] = ()) -> tuple[list[str], list[str]]:

@@ -68,7 +68,7 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
             a cycle, or invalid parameters; all of them in one message.
     """
     chosen, settings = split_choices(overrides)
-    recipe = read_recipe(name, folder, settings)
+    recipe = read_recipe(name, folder, tuple(settings))
     file = recipe_files(folder)[name]
     layers = read_layers(folder, preset, None, chosen)
     recipe = _resolved(recipe, layers)

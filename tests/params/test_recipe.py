@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mathrl.cli.recipe import list_recipes
+from mathrl.cli.recipe import print_recipes
 from mathrl.core.errors import UserError
 from mathrl.params.recipe_steps import references
 from mathrl.recipes.recipe import load_recipe, recipe_names, step_overrides
@@ -133,12 +133,12 @@ def test_the_list_has_every_recipe_and_says_why_one_does_not_fit(
 ) -> None:
     write(folder, SFT, "rl: {stage: rl, start: nothing}")
     monkeypatch.chdir(folder.parent)
-    list_recipes(as_json=False)
+    print_recipes(as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == recipe_names(folder)
     place = lines.index("mine                     mine")
     assert lines[place + 1].split() == ["base", "->", "sft", "->", "rl"]
     assert "not in this project: params/recipes/mine.yaml: steps.rl.start: 'nothing' is not a step" in lines[place + 2]
-    list_recipes(as_json=True)
+    print_recipes(as_json=True)
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["recipes"]}
     assert "is not a step" in rows["mine"]["misfit"] and not rows["sft-rl"]["misfit"]
