@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,29 +11,34 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from mathrl.core.parent import is_alive
 from mathrl.grading import SymbolicEngine, grade
-from mathrl.grading.engine_process import _Worker, keep
+from mathrl.grading.engine_process import keep
 
-SYMBOLIC = ("\\boxed{\\sum_{k=1}^n k^2}", "\\sum_{j=1}^n j^2")
+LIMIT = 0.2
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[SymbolicEngine]:
-    started = SymbolicEngine()
+    started = SymbolicEngine(limit=10.0)
     assert started.warm_up()
     yield started
     started.close()
 
 
+def keepers() -> list[int]:
+    """The processes of this process's engines."""
+    return sorted(child.pid for child in psutil.Process().children())
+
+
 def test_the_engine_shows_what_evaluation_does_not_reach(engine: SymbolicEngine) -> None:
     assert engine.ask("x^2-1", "(x-1)(x+1)").equal
     assert not engine.ask("x^2-1", "(x-1)(x+2)").equal
-    verdict = grade(*SYMBOLIC, engine=engine)
-    assert verdict.correct
-    assert verdict.rule == "boxed; symbolic"
+    verdict = grade("\\boxed{\\sum_{k=1}^n k^2}", "\\sum_{j=1}^n j^2", engine=engine)
+    assert (verdict.correct, verdict.rule) == (True, "boxed; symbolic")
 
 
 def hang(truth: str, answer: str) -> bool:
@@ -40,50 +46,39 @@ def hang(truth: str, answer: str) -> bool:
         pass
 
 
-def hog(truth: str, answer: str) -> bool:
-    return len(bytearray(8 << 30)) > 0
-
-
 def leave(truth: str, answer: str) -> bool:
     raise SystemExit
 
 
-def sleep(truth: str, answer: str) -> bool:
-    time.sleep(600)
-    return False
+COMPARE = {
+    "who": lambda truth, answer: os.getpid(),
+    "hang": hang,
+    "leave": leave,
+    "hog": lambda truth, answer: len(bytearray(8 << 30)) > 0,
+    "wait": lambda truth, answer: time.sleep(2 * LIMIT) is None,
+    "sleep": lambda truth, answer: time.sleep(600) is None,
+}
 
 
 def test_a_late_worker_is_killed_and_replaced_at_once() -> None:
-    compare = {"hang": hang, "sleep": sleep, "fine": lambda truth, answer: truth == answer}
-    worker = _Worker(compare, 0.3)
-    assert worker.ask(b'["1","1","hang"]\n') is None
-    ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-    assert ended is not None and ended.si_status == signal.SIGPROF, "by its processor time"
-    worker.kill()
-    assert not is_alive(worker.pid)
-    requests = [["1", "1", "hang"], ["1", "1", "fine"], ["1", "2", "fine"], ["1", "1", "sleep"], ["2", "2", "fine"]]
+    modes = ["who", "leave", "hog", "wait", "who", "hang", "who", "sleep", "who"]
     sink = io.BytesIO()
-    keep(io.BytesIO(b"".join(json.dumps(r).encode() + b"\n" for r in requests)), sink, compare, 0.3)
-    lines = sink.getvalue().splitlines()
-    assert lines[0] == b"ready"
-    late = {"equal": False, "error": "timeout", "seconds": 0.3}
-    replies = [json.loads(line) for line in lines[1:]]
-    assert [replies[0], replies[3]] == [late, late], "the sleeper by the clock"
-    assert [replies[n]["equal"] for n in (1, 2, 4)] == [True, False, True]
-
-
-def test_the_time_of_others_is_not_a_pair_s_own() -> None:
-    worker = _Worker({"wait": lambda truth, answer: time.sleep(0.5) is None}, 0.1)
-    assert worker.ask(b'["1","1","wait"]\n') == {"equal": True, "seconds": pytest.approx(0, abs=0.1)}
-    worker.kill()
-
-
-def test_a_worker_survives_memory_and_exit() -> None:
-    worker = _Worker({"hog": hog, "leave": leave}, 5.0)
-    for name, error in (("hog", "MemoryError"), ("leave", "SystemExit")):
-        reply = worker.ask(json.dumps(["1", "1", name]).encode() + b"\n")
-        assert reply is not None and (reply["equal"], reply["error"]) == (False, error)
-    worker.kill()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    keep(io.BytesIO(b"".join(json.dumps(["1", "1", mode]).encode() + b"\n" for mode in modes)), sink, COMPARE, LIMIT)
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    ready, *lines = sink.getvalue().splitlines()
+    first, left, hogged, waited, second, hung, third, slept, fourth = map(json.loads, lines)
+    assert ready == b"ready"
+    assert first["equal"] == second["equal"], "an exit and a lack of memory are replies, no ends"
+    assert [(reply["equal"], reply["error"]) for reply in (left, hogged)] == [
+        (False, "SystemExit"),
+        (False, "MemoryError"),
+    ]
+    assert waited == {"equal": True, "seconds": pytest.approx(0, abs=LIMIT / 2)}, "the time of others is not its own"
+    assert hung == slept == {"equal": False, "error": "timeout", "seconds": LIMIT}
+    assert spent < 3 * LIMIT, "the one that computes is ended by its processor time, the sleeper by the clock"
+    workers = {reply["equal"] for reply in (first, third, fourth)}
+    assert len(workers) == 3 and not any(map(is_alive, workers))
 
 
 def test_it_works_from_threads_and_leaves_the_alarm_alone(engine: SymbolicEngine) -> None:
@@ -104,50 +99,55 @@ def test_it_works_from_threads_and_leaves_the_alarm_alone(engine: SymbolicEngine
     assert all("symbolic" in verdict.rule for verdict in verdicts)
 
 
-def test_a_lost_engine_is_replaced(engine: SymbolicEngine) -> None:
-    process = engine._process
-    assert process is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+def test_lone_surrogates_pass_and_a_lost_engine_is_replaced(engine: SymbolicEngine) -> None:
+    before = keepers()
+    assert not engine.ask("x^2\ud83d", "\udc80y").equal
+    assert engine.ask("x", "x").equal
+    assert keepers() == before
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    while any(map(is_alive, before)):
+        time.sleep(0.01)
     assert engine.warm_up()
     assert engine.ask("x", "x").equal
+    assert not set(before) & set(keepers())
 
 
-def test_a_start_that_takes_longer_than_the_limit_costs_no_pair() -> None:
-    patient = SymbolicEngine(limit=0.5, patience=120.0)  # the start takes a second or more
+def test_a_start_that_takes_longer_than_the_limit_costs_no_pair_but_does_not_hold_up_the_caller() -> None:
+    patient, hasty = SymbolicEngine(limit=0.5, patience=120.0), SymbolicEngine(limit=0.01, patience=0.0)
+    assert hasty.ask("x", "y") == (False, "the symbolic engine is still starting")
+    starting = threading.Thread(target=hasty.warm_up)
+    starting.start()
+    while not hasty._lock.locked():
+        time.sleep(0.001)
+    assert hasty.ask("x", "y") == (False, "the symbolic engine is busy")
     assert [patient.ask("4", "so \\boxed{4}", "whole") for _ in range(2)] == [(True, "")] * 2
-    patient.close()
-
-
-def test_a_busy_engine_does_not_hold_up_the_caller() -> None:
-    held = SymbolicEngine(limit=0.05)
-    held._lock.acquire()
-    outcome = held.ask("x", "y")
-    assert not outcome.equal
-    assert outcome.reason == "the symbolic engine is busy"
+    starting.join()
+    for engine in (patient, hasty):
+        engine.close()
 
 
 SCRIPT = """
-import os, sys, time
+import os, sys
+import psutil
 from mathrl.grading import grade, warm_up
-from mathrl.grading.engine import default_engine
-pair = ("\\\\boxed{\\\\sum_{k=1}^n k^2}", "\\\\sum_{j=1}^n j^2")
+def engine():
+    (process,) = psutil.Process().children()
+    return process.pid
+def correct(name):
+    return grade(f"\\\\boxed{{\\\\sum_{{{name}=1}}^n {name}^2}}", "\\\\sum_{j=1}^n j^2").correct
 warm_up()
-assert grade(*pair).correct
-parent_engine = default_engine()._process.pid
-child = os.fork()
-if child == 0:
-    from mathrl.grading.grade import _cache
-    _cache.clear()
-    warm_up()
-    fine = grade(*pair).correct and default_engine()._process.pid != parent_engine
-    default_engine().close()
-    os._exit(0 if fine else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert grade("\\\\boxed{\\\\sum_{k=1}^n k^3}", "\\\\sum_{j=1}^n j^3").rule.endswith("symbolic")
+assert correct("k")
+parent_engine = engine()
 print(parent_engine, flush=True)
 if sys.argv[1] == "die":
     os.kill(os.getpid(), 9)
+child = os.fork()
+if child == 0:
+    warm_up()
+    os._exit(0 if correct("m") and engine() != parent_engine else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert correct("p")
 """
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from mathrl.grading import extract, grade
-from mathrl.grading.extract import without_think
 
+MINERVA = "So $\\boxed{255}$. Final Answer: The final answer is $10,455$. I hope it is correct."
 # (right, accepted answer, response)
 RESPONSES = [
     (True, "B", "The answer is (B)."),
@@ -153,13 +153,15 @@ RESPONSES = [
     (True, "3", "<answer> $3$ </answer>"),
     (True, "3", "<answer>x = 3</answer>"),
     (True, "3", "<answer>\n3\n</answer>"),
+    (True, "42", "<think>\\boxed{41}</think> \\boxed{42}"),
+    (False, "42", "<think>\\boxed{42}</think> Some other text."),
+    (True, "10455", MINERVA),
+    (False, "255", MINERVA),
 ]
 
 
-@pytest.mark.parametrize(("right", "truth", "response"), RESPONSES)
-def test_responses(right: bool, truth: str, response: str) -> None:
-    verdict = grade(response, truth)
-    assert verdict.correct == right, verdict
+def test_responses() -> None:
+    assert [row for row in RESPONSES if grade(row[2], row[1]).correct != row[0]] == []
 
 
 @pytest.mark.parametrize(
@@ -179,6 +181,8 @@ def test_responses(right: bool, truth: str, response: str) -> None:
         ("", None, "none"),
         ("<think>\\boxed{4}", None, "think"),
         ("<think>\\boxed{4}</think>", None, "none"),
+        ("<think>1</think>2<think>3</think>4", "4", "whole"),
+        ("1</think>2", "2", "whole"),
         ("\\boxed{}", "", "boxed"),
     ],
 )
@@ -194,14 +198,6 @@ def test_strict_wants_a_marked_answer() -> None:
         assert not grade(response, "5", "strict").correct
     for response in ("\\boxed{5}", "<answer>5</answer>", "#### 5", "the answer is 5"):
         assert grade(response, "5", "strict").correct
-
-
-def test_think_is_no_answer() -> None:
-    assert without_think("<think>a</think>b<think>c</think>d") == "d"
-    assert without_think("a</think>b") == "b"
-    assert without_think("<think>a") is None
-    assert not grade("<think>\\boxed{42}</think> Some other text.", "42").correct
-    assert grade("<think>\\boxed{41}</think> \\boxed{42}", "42").correct
 
 
 def test_several_accepted_answers() -> None:

@@ -1,25 +1,22 @@
 """Laws that hold for any text: reflexive, symmetric for numbers, stable under spelling, never raising."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mathrl.grading import SymbolicEngine, compare, extract, grade, grade_batch
-from mathrl.grading.evaluate import Refused, exact
-from mathrl.grading.normalize import canonical
-from mathrl.grading.parser import parse
+from mathrl.grading import compare, extract, grade, grade_batch
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+# Texts and their values.
 numbers = st.one_of(
-    st.integers(-(10**12), 10**12).map(str),
-    st.fractions(max_denominator=10**6).map(lambda f: f"\\frac{{{f.numerator}}}{{{f.denominator}}}"),
-    st.fractions(max_denominator=10**6).map(lambda f: f"{f.numerator}/{f.denominator}"),
-    st.decimals(-(10**6), 10**6, places=3, allow_nan=False, allow_infinity=False).map(str),
+    st.integers(-(10**12), 10**12).map(lambda n: (str(n), Fraction(n))),
+    st.fractions(max_denominator=10**6).map(lambda f: (f"\\frac{{{f.numerator}}}{{{f.denominator}}}", f)),
+    st.fractions(max_denominator=10**6).map(lambda f: (f"{f.numerator}/{f.denominator}", f)),
+    st.decimals(-(10**6), 10**6, places=3, allow_nan=False, allow_infinity=False).map(lambda d: (str(d), Fraction(d))),
 )
 letters = st.sampled_from(["x", "y", "a", "n", "\\theta"])
 atoms = st.one_of(st.integers(0, 99).map(str), letters, st.just("\\pi"))
@@ -28,14 +25,6 @@ ODD = ["\ud83d", "\udc80", "\0", "\r", "\u2028", "\ufeff", "😀"]
 any_text = st.lists(st.sampled_from(ODD) | st.text(), max_size=5).map(
     lambda parts: json.loads(json.dumps("".join(parts)))
 )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SymbolicEngine]:
-    started = SymbolicEngine(limit=10.0)
-    assert started.warm_up()
-    yield started
-    started.close()
 
 
 def _combine(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -70,23 +59,16 @@ def test_reflexive(answer: str) -> None:
 @given(st.text(max_size=60))
 def test_reflexive_on_whatever_it_extracts(response: str) -> None:
     found = extract(response).text
-    if found is not None and canonical(found):
+    if found is not None and compare(found, found).rule != "empty":
         assert grade(response, found).correct
 
 
 @QUICK
 @given(numbers, numbers)
-def test_symmetric_for_numbers(a: str, b: str) -> None:
-    values = []
-    for text in (a, b):
-        tree = parse(canonical(text))
-        assert tree is not None
-        values.append(exact(tree))
-    if values[0] == values[1]:
-        assert compare(a, b).equal
-        assert compare(b, a).equal
-    if "." not in a + b:
-        assert compare(a, b).equal == compare(b, a).equal == (values[0] == values[1])
+def test_symmetric_for_numbers(first: tuple[str, Fraction], second: tuple[str, Fraction]) -> None:
+    (a, left), (b, right) = first, second
+    if left == right or "." not in a + b:
+        assert compare(a, b).equal == compare(b, a).equal == (left == right)
 
 
 @QUICK
@@ -116,77 +98,15 @@ def test_stable_under_latex_spacing(answer: str) -> None:
 @QUICK
 @given(expressions)
 def test_one_more_is_never_equal(answer: str) -> None:
-    tree = parse(canonical(answer))
-    assert tree is not None
-    try:
-        exact(tree)
-    except Refused:
-        return
     assert not compare(answer, f"{answer}+1").equal
 
 
-pieces = st.sampled_from(
-    [
-        "\\boxed{",
-        "}",
-        "{",
-        "(",
-        ")",
-        "[",
-        "]",
-        "\\frac",
-        "\\sqrt",
-        "^",
-        "_",
-        "\\text{",
-        "and",
-        ",",
-        ";",
-        "1",
-        "2",
-        "3.5",
-        "x",
-        "\\pi",
-        "\\infty",
-        "\\pm",
-        "=",
-        "<",
-        "\\le",
-        "\\in",
-        "\\cup",
-        "%",
-        "$",
-        "<think>",
-        "</think>",
-        "<answer>",
-        "</answer>",
-        "####",
-        "answer",
-        "is",
-        "\\begin{pmatrix}",
-        "\\end{pmatrix}",
-        "&",
-        "\\\\",
-        "!",
-        "|",
-        "\\{",
-        "\\}",
-        "-",
-        "+",
-        "*",
-        "/",
-        "\\sum",
-        "\\int",
-        "10^{10^{10}}",
-        "é",
-        "中",
-        "�",
-        "\x00",
-        "\ud83d",
-        "\udc80",
-        "…",
-    ]
+PIECES = (
+    r"\boxed{ } { ( ) [ ] \frac \sqrt ^ _ \text{ and , ; 1 2 3.5 x \pi \infty \pm = < \le \in \cup % $ ! | \{ \} - + "
+    r"* / <think> </think> <answer> </answer> #### answer is \begin{pmatrix} \end{pmatrix} & \\ \sum \int "
+    "10^{10^{10}} é 中 …"
 )
+pieces = st.sampled_from([*PIECES.split(), "�", "\x00", "\ud83d", "\udc80"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -212,10 +132,3 @@ def test_lone_surrogates_in_response_and_truth() -> None:
     assert grade("\ud83d so \\boxed{7}", "7").correct
     assert not grade("\\boxed{8\ud83d}", "7\ud83d").correct
     assert grade("x" * 1_000_000 + "\ud83d \\boxed{7}", "7").correct
-
-
-def test_the_engine_takes_lone_surrogates_and_lives(engine: SymbolicEngine) -> None:
-    process = engine._process
-    assert not engine.ask("x^2\ud83d", "\udc80y").equal
-    assert engine.ask("x^2-1", "(x-1)(x+1)").equal
-    assert engine._process is process

@@ -1,30 +1,39 @@
-"""The labelled cases, where their folder is known: MATHRL_CASES, or shared/cases beside the repository."""
+"""Labelled cases: those of a person's audit, and where their folder is known (MATHRL_CASES, or shared/cases) many more."""
 
 import gzip
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mathrl.grading import grade, warm_up
+from mathrl.core.files import read_jsonl
+from mathrl.grading import grade, grade_batch, warm_up
 
+AUDITED = sorted(Path(__file__).parent.glob("audited-*.jsonl"))
 _BESIDE = Path(__file__).parents[3] / "shared" / "cases"
 FOLDER = Path(os.environ["MATHRL_CASES"]) if "MATHRL_CASES" in os.environ else _BESIDE
-pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason=f"no labelled cases: set MATHRL_CASES ({FOLDER} is no folder)"
-)
+shared = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no labelled cases: set MATHRL_CASES ({FOLDER} is no folder)")
+
+
+def disagreements(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The sources of the rows whose verdict differs from the person's."""
+    verdicts = grade_batch([row["response"] for row in rows], [row["ground_truth"] for row in rows])
+    return [row["source"] for row, verdict in zip(rows, verdicts, strict=True) if verdict.correct != row["right"]]
+
+
+def test_audited_verdicts_are_right_now() -> None:
+    """Rows of `mathrl audit RUN --cases tests/grading/audited-NAME.jsonl`."""
+    assert {file.name: disagreements(list(read_jsonl(file))) for file in AUDITED} == {file.name: [] for file in AUDITED}
+    row = {"response": "\\boxed{4}", "ground_truth": "4"}
+    assert disagreements([row | {"right": True, "source": "a"}, row | {"right": False, "source": "b"}]) == ["b"]
 
 
 def rows(abuse: bool) -> list[dict[str, Any]]:
-    found = [
-        json.loads(line)
-        for path in sorted(FOLDER.glob("*.jsonl"))
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    return [row for row in found if ("group" in row) == abuse]
+    cases = [row for path in sorted(FOLDER.glob("*.jsonl")) for row in read_jsonl(path)]
+    return [row for row in cases if ("group" in row) == abuse]
 
 
 def verdict(row: dict[str, Any], trap: Path) -> bool:
@@ -34,6 +43,7 @@ def verdict(row: dict[str, Any], trap: Path) -> bool:
     return grade(f"\\boxed{{{text}}}" if row["form"] == "bare" else text, row["ground_truth"]).correct
 
 
+@shared
 def test_accuracy_on_the_cases(tmp_path: Path) -> None:
     warm_up()
     judged = [(row, verdict(row, tmp_path)) for row in rows(abuse=False) if row["expected"] is not None]
@@ -43,6 +53,7 @@ def test_accuracy_on_the_cases(tmp_path: Path) -> None:
     assert len(false_positives) <= 0.003 * len(judged), false_positives
 
 
+@shared
 def test_exam_of_other_systems_assertions() -> None:
     warm_up()
     lines = gzip.decompress((FOLDER / "exam_dev.jsonl.gz").read_bytes()).splitlines()
@@ -56,6 +67,7 @@ def test_exam_of_other_systems_assertions() -> None:
     assert [row for row in wrong if not row["expected"]] == []
 
 
+@shared
 def test_abuse(tmp_path: Path, processor_seconds: Callable[[], float]) -> None:
     warm_up()
     judged = []
