@@ -30,9 +30,9 @@ from mathrl.grading.evaluate import (
     Point,
     Refused,
     TooLarge,
-    close,
     evaluate,
-    exact,
+    exact_value,
+    nearly_equal,
     numeric_value,
     residue,
 )
@@ -62,7 +62,7 @@ def same_expression(a: Node, b: Node) -> bool | None:
     try:
         if not symbols(a) and not symbols(b):
             try:
-                left, right = exact(a), exact(b)
+                left, right = exact_value(a), exact_value(b)
             except TooLarge:
                 if both <= FIELD_KINDS:
                     return all(residue(a, 0, prime) == residue(b, 0, prime) for prime in PRIMES)
@@ -87,7 +87,7 @@ def same_expression(a: Node, b: Node) -> bool | None:
 
 def _must_exist(node: Node) -> None:
     """Raises `Refused` where a closed expression is undefined or too large, whatever it is compared with."""
-    if "const:inf" not in kinds(node) and exact(node) is None:
+    if "const:inf" not in kinds(node) and exact_value(node) is None:
         numeric_value(node)
 
 
@@ -103,7 +103,7 @@ def constant_ratio(a: Node, b: Node, positive: bool) -> bool | None:
         ratio = first[0][0] / first[0][1]
         if positive and (ratio.imag or ratio.real < 0):
             return False
-        return close(left, right * ratio, min(precision, 150))
+        return nearly_equal(left, right * ratio, min(precision, 150))
 
     try:
         return _at_points(a, b, 0, proportional)
@@ -111,8 +111,8 @@ def constant_ratio(a: Node, b: Node, positive: bool) -> bool | None:
         raise Refused("a value out of range") from error
 
 
-def _at_points(a: Node, b: Node, log_base: int, agree: Callable[[Any, Any, int], bool] = close) -> bool | None:
-    sides = bool(kinds(a) & _SIDES) and agree is close
+def _at_points(a: Node, b: Node, log_base: int, agree: Callable[[Any, Any, int], bool] = nearly_equal) -> bool | None:
+    sides = bool(kinds(a) & _SIDES) and agree is nearly_equal
     for real, needed, points in _stages(a, b):
         compared = left_out = 0
         for values in points:
@@ -123,7 +123,7 @@ def _at_points(a: Node, b: Node, log_base: int, agree: Callable[[Any, Any, int],
             if right is None:
                 left_out += sides
             elif agree(left, right, 160):
-                if not compared and agree is close and not _pair_agrees_closely(a, b, values, real, log_base):
+                if not compared and agree is nearly_equal and not _pair_agrees_closely(a, b, values, real, log_base):
                     return False
                 compared += 1
             else:
@@ -158,7 +158,7 @@ def _pair(
 def _pair_agrees_closely(a: Node, b: Node, values: Point, real: bool, log_base: int) -> bool:
     """Whether they agree to 370 digits too: pi and pi + 10^{-50} do not."""
     pair = _pair(a, b, values, real, log_base, HIGH_PRECISION)
-    return pair is None or pair[1] is None or close(pair[0], pair[1], HIGH_PRECISION)
+    return pair is None or pair[1] is None or nearly_equal(pair[0], pair[1], HIGH_PRECISION)
 
 
 def _stages(a: Node, b: Node) -> Iterator[tuple[bool, int, Iterable[Point]]]:
@@ -368,7 +368,7 @@ def _polynomial_roots(line: Node, name: str) -> list[float] | None:
     values: list[Fraction] = []
     try:
         for x in range(7):
-            value = exact(substitute(line, {name: num(x)}))
+            value = exact_value(substitute(line, {name: num(x)}))
             if value is None:
                 return None
             values.append(value)

@@ -12,7 +12,7 @@ from mathrl.grading.extract import last_value, prose_words
 from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeeze
 from mathrl.grading.parser import parse
 from mathrl.grading.scalar import Restated
-from mathrl.grading.structure import same
+from mathrl.grading.structure import same_answer
 from mathrl.grading.words import (
     labelled_option,
     leading_option,
@@ -171,7 +171,7 @@ def _compare_trees(truth: str, answer: str) -> Match | None:
         left_tree, right_tree = parse(left), parse(right)
         if left_tree is None or right_tree is None:
             continue
-        equal = same(left_tree, right_tree)
+        equal = same_answer(left_tree, right_tree)
         if equal:
             return Match(True, "structure", "")
         if result is None or equal is None:
@@ -179,7 +179,7 @@ def _compare_trees(truth: str, answer: str) -> Match | None:
     pointed = _decimal_point(truth, answer), _decimal_point(answer, truth)
     if pointed != (truth, answer):
         left_tree, right_tree = (parse(merge_thousands(text, True)) for text in pointed)
-        if left_tree is not None and right_tree is not None and same(left_tree, right_tree):
+        if left_tree is not None and right_tree is not None and same_answer(left_tree, right_tree):
             return Match(True, "decimal comma", "")
     return result
 

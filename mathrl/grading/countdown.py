@@ -108,11 +108,11 @@ def countdown_correct(expression: str, numbers: Sequence[int], target: int | Fra
     except NotAnExpression as error:
         return False, str(error)
     if sorted(used) != sorted(numbers):
-        return False, f"uses {_spelled(used)} instead of {_spelled(numbers)}"
+        return False, f"uses {_spell(used)} instead of {_spell(numbers)}"
     return (True, "") if value == target else (False, f"gives {value} instead of {target}")
 
 
-def _spelled(numbers: Sequence[int]) -> str:
+def _spell(numbers: Sequence[int]) -> str:
     return ", ".join(str(number) for number in sorted(numbers)[:8])
 
 

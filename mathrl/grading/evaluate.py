@@ -53,7 +53,7 @@ def check_clock() -> None:
         raise OutOfTime("the comparison took too long")
 
 
-def exact(node: Node) -> Fraction | None:
+def exact_value(node: Node) -> Fraction | None:
     """The rational value of a closed expression, or None where it is not rational or has no rule.
 
     Raises:
@@ -69,7 +69,7 @@ def exact(node: Node) -> Fraction | None:
         total = Fraction(0 if kind == "add" else 1)
         check_clock()
         for child in args[0]:
-            part = exact(child)
+            part = exact_value(child)
             if part is None:
                 return None
             total = total + part if kind == "add" else total * part
@@ -77,7 +77,7 @@ def exact(node: Node) -> Fraction | None:
         return total
     if kind == "base":
         return in_base(args[0], args[1])
-    values = [exact(arg) for arg in args if isinstance(arg, Node)]
+    values = [exact_value(arg) for arg in args if isinstance(arg, Node)]
     if any(value is None for value in values) or not values:
         return None
     return _exact_of(node, [value for value in values if value is not None])
@@ -210,7 +210,7 @@ def residue(node: Node, point: int, prime: int = PRIME) -> int:
     if kind == "div":
         return residue(args[0], point, prime) * _inverse(residue(args[1], point, prime), prime) % prime
     if kind == "pow":
-        exponent = exact(args[1])
+        exponent = exact_value(args[1])
         if exponent is None or exponent.denominator != 1:
             raise Refused("an exponent that is not an integer")
         base = residue(args[0], point, prime)
@@ -257,7 +257,7 @@ def evaluate(node: Node, values: Point, real: bool, log_base: int, precision: in
 
     Raises:
         OutsideDomain: `real`, and a radicand or logarithm leaves the reals there.
-        Refused: as `exact`; also where more cancels than the bits can show.
+        Refused: as `exact_value`; also where more cancels than the bits can show.
     """
     numeric = Numeric(values, real, log_base)
     try:
@@ -323,7 +323,7 @@ class Numeric:
         if kind == "pow":
             return self.power(self(args[0]), args[1])
         if kind == "root":
-            index = exact(args[1])
+            index = exact_value(args[1])
             if index is None or index.denominator != 1 or not 1 <= index <= 1000:
                 raise Refused("a root index out of range")
             return self.rational_power(self(args[0]), Fraction(1, int(index)))
@@ -397,7 +397,7 @@ class Numeric:
         return value
 
     def power(self, base: Any, exponent_node: Node) -> Any:
-        exponent = exact(exponent_node)
+        exponent = exact_value(exponent_node)
         if exponent is not None:
             return self.rational_power(base, exponent)
         value = self(exponent_node)
@@ -484,7 +484,7 @@ class Numeric:
 
 
 def numeric_value(node: Node, precision: int = PRECISION) -> Any:
-    """The value of a closed expression (an mpf or mpc); raises `Refused` as `exact` does."""
+    """The value of a closed expression (an mpf or mpc); raises `Refused` as `exact_value` does."""
     if symbols(node):
         raise Refused("not closed")
     try:
@@ -493,7 +493,7 @@ def numeric_value(node: Node, precision: int = PRECISION) -> Any:
         raise Refused(str(error)) from error
 
 
-def close(left: Any, right: Any, precision: int = PRECISION) -> bool:
+def nearly_equal(left: Any, right: Any, precision: int = PRECISION) -> bool:
     """Whether two values of `evaluate` differ by rounding alone."""
     size = max(abs(left), abs(right))
     return bool(abs(left - right) <= size.context.ldexp(size, _MARGIN - precision))

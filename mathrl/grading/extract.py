@@ -243,7 +243,7 @@ def _claim(claim: str) -> str:
     if formula:
         following = claim[formula.end() : formula.end() + 12].lstrip()
         if not following.startswith((",", "and", "or", "，")) or following[1:2] in ("", "\n"):
-            return _last_member(_inside(formula))
+            return _last_member(_formula_text(formula))
     if claim.startswith("**") and claim.find("**", 2) > 0:
         return claim[2 : claim.find("**", 2)]
     end = _SENTENCE_END.search(claim)
@@ -255,7 +255,7 @@ def _claim(claim: str) -> str:
     return nested.text if nested.text is not None and nested.rule != "whole" else line
 
 
-def _inside(match: re.Match[str]) -> str:
+def _formula_text(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None).strip()
 
 
@@ -278,12 +278,12 @@ def _unmarked_answer(text: str) -> Extraction:
         return Extraction(text, "whole")
     formula = None
     for match in _FORMULA.finditer(text):
-        inside = _inside(match)
+        inside = _formula_text(match)
         if inside and prose_words(inside) < 2:
             formula = match
     number = _last_number(text)
     if formula is not None and (number is None or number.start() < formula.end()):
-        return Extraction(_last_member(_inside(formula)), "last formula")
+        return Extraction(_last_member(_formula_text(formula)), "last formula")
     if number is not None:
         return Extraction(number[0].strip(), "last number")
     return Extraction(text, "whole") if len(text) <= 80 else NOTHING

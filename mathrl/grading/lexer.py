@@ -261,7 +261,7 @@ class Cursor:
                 depth -= 1
             texts.append(token.value)
 
-    def deeper(self) -> None:
+    def nest(self) -> None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ParseError("nested too deeply")

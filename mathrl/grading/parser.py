@@ -99,7 +99,7 @@ class Parser(Cursor):
                 return left
 
     def sum(self) -> Node:
-        self.deeper()
+        self.nest()
         terms: list[Node] = []
         while True:
             sign = self.peek()
@@ -266,7 +266,7 @@ class Parser(Cursor):
         return sym("\\" + name)
 
     def postfix_free(self) -> Node:
-        self.deeper()
+        self.nest()
         node = self.primary()
         self.depth -= 1
         return node
@@ -409,7 +409,7 @@ class Parser(Cursor):
 
     def brace_group(self) -> Node:
         """A TeX group; with commas in it, a set whose braces lost their backslash."""
-        self.deeper()
+        self.nest()
         previous = self.tokens[self.i - 2].value if self.i > 1 else ""
         inside = self.items("}")
         self.expect("}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
-from mathrl.grading.evaluate import exact, numeric_value
+from mathrl.grading.evaluate import exact_value, numeric_value
 from mathrl.grading.syntax import Node, children, infinity_sign, key, kinds, num, symbols
 from mathrl.grading.words import SINGLE_LETTER_UNITS, scale
 
@@ -28,7 +28,7 @@ def refuse_restated(truth: Node, answer: Node) -> None:
         for kind in answer_kinds:
             if kind.startswith("op:") and kind[3:] in TASK_OPERATORS:
                 raise Restated(f"the answer restates the task ({kind[3:]})")
-    if "func:log" in answer_kinds - truth_kinds and _log_with_base(answer) and exact(truth) is not None:
+    if "func:log" in answer_kinds - truth_kinds and _log_with_base(answer) and exact_value(truth) is not None:
         raise Restated("the answer restates the task (log)")
 
 
@@ -92,7 +92,7 @@ def _same_digits(truth: Node, answer: Node) -> bool:
 
 
 def _within(node: Node, value: Fraction, distance: Fraction, strict: bool = False) -> bool:
-    rational = exact(node)
+    rational = exact_value(node)
     if rational is not None:
         gap = abs(rational - value)
         return gap < distance or (gap == distance and not strict)

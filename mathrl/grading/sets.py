@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cmp_to_key
 from typing import Any, NamedTuple
 
-from mathrl.grading.evaluate import HIGH_PRECISION, Refused, close, exact, numeric_value
+from mathrl.grading.evaluate import HIGH_PRECISION, Refused, exact_value, nearly_equal, numeric_value
 from mathrl.grading.syntax import Node, infinity_sign, key, neg, num, substitute, symbols
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
@@ -37,7 +37,7 @@ def _end(node: Node) -> Any:
     if symbols(node):
         raise NotASet("an end with symbols")
     try:
-        value: Any = exact(node)
+        value: Any = exact_value(node)
         if value is None:
             value = numeric_value(node, HIGH_PRECISION)
     except Refused as error:
@@ -58,7 +58,7 @@ def _compare(a: Any, b: Any) -> int:
     context = (a if not isinstance(a, Fraction) else b).context
     with context.workprec(HIGH_PRECISION):
         left, right = (context.mpf(x.numerator) / x.denominator if isinstance(x, Fraction) else x for x in (a, b))
-        if close(left, right, HIGH_PRECISION):
+        if nearly_equal(left, right, HIGH_PRECISION):
             return 0
         return -1 if left < right else 1
 
@@ -203,7 +203,7 @@ def _linear(node: Node) -> tuple[Fraction, Fraction]:
     if len(names) != 1:
         raise NotASet("several variables")
     try:
-        values = [exact(substitute(node, {next(iter(names)): num(x)})) for x in (0, 1, 5)]
+        values = [exact_value(substitute(node, {next(iter(names)): num(x)})) for x in (0, 1, 5)]
     except Refused as error:
         raise NotASet(str(error)) from error
     at0, at1, at5 = values

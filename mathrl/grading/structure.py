@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from mathrl.grading.by_value import INTEGER_NAMES, constant_ratio, same_expression
 from mathrl.grading.evaluate import PRIME, Refused, check_clock, residue
@@ -33,14 +34,14 @@ MAX_ITEMS = 200
 _SETS = frozenset(["union", "inter", "minus", "reals"])
 
 
-def same(truth: Node, answer: Node) -> bool | None:
+def same_answer(truth: Node, answer: Node) -> bool | None:
     r"""Whether two parsed answers agree; None where nothing here settles it.
 
     Raises:
         Refused, Restated: the answer is undefined, too large, or repeats the task.
 
     >>> from mathrl.grading.parser import parse
-    >>> same(parse("0<x<1"), parse("(0,1)")), same(parse("(1,2)"), parse("(2,1)"))
+    >>> same_answer(parse("0<x<1"), parse("(0,1)")), same_answer(parse("(1,2)"), parse("(2,1)"))
     (True, False)
     """
     check_clock()
@@ -225,7 +226,7 @@ def _drop_repeats(items: list[Node]) -> list[Node]:
     distinct: list[Node] = []
     for item in items:
         if not any(
-            key(item) == key(seen) or (symbols(item) == symbols(seen) and same(seen, item)) for seen in distinct
+            key(item) == key(seen) or (symbols(item) == symbols(seen) and same_answer(seen, item)) for seen in distinct
         ):
             distinct.append(item)
     return distinct
@@ -237,13 +238,12 @@ def _in_any_order(truth_items: list[Node], answer_items: list[Node]) -> bool | N
     truth_counts, answer_counts = _by_unit(truth_items), _by_unit(answer_items)
     if len(truth_items) > 1 and truth_counts.keys() == answer_counts.keys() and len(truth_counts) == len(truth_items):
         return _in_order(list(truth_counts.values()), [answer_counts[word] for word in truth_counts])
-    unmatched = list(answer_items)
-    unknown = False
+    unmatched, unknown = list(answer_items), False
     for item in truth_items:
         index = next((i for i, candidate in enumerate(unmatched) if key(candidate) == key(item)), None)
         if index is None:
             for i, candidate in enumerate(unmatched):
-                verdict = same(item, candidate)
+                verdict = same_answer(item, candidate)
                 if verdict:
                     index = i
                     break
@@ -264,7 +264,7 @@ def _in_order(truth_items: Sequence[Node], answer_items: Sequence[Node]) -> bool
         return False
     result: bool | None = True
     for left, right in zip(truth_items, answer_items, strict=True):
-        verdict = same(left, right)
+        verdict = same_answer(left, right)
         if verdict is False:
             return False
         result = None if verdict is None else result
@@ -284,25 +284,25 @@ def _tuples(truth: Node, answer: Node) -> bool | None:
         return _in_order(truth_parts, answer_parts)
     tuple_node, counterpart = (truth, answer) if truth.kind == "tuple" else (answer, truth)
     tuple_parts = _flatten(tuple_node.args[2])
+
+    def truth_first(own: Any, other: Any) -> tuple[Any, Any]:
+        return (own, other) if tuple_node is truth else (other, own)
+
     if counterpart.kind == "list":
-        list_parts = _assigned_values(counterpart.args[0]) or list(counterpart.args[0])
         if tuple_node.args[:2] != ("(", ")"):
             return False
-        return _in_order(tuple_parts, list_parts) if tuple_node is truth else _in_order(list_parts, tuple_parts)
+        return _in_order(*truth_first(tuple_parts, _assigned_values(counterpart.args[0]) or counterpart.args[0]))
     if counterpart.kind == "matrix":
         rows = counterpart.args[0]
         if len(rows) == 1 or all(len(row) == 1 for row in rows):
-            cells = [cell for row in rows for cell in row]
-            verdict = _in_order(tuple_parts, cells) if tuple_node is truth else _in_order(cells, tuple_parts)
+            verdict = _in_order(*truth_first(tuple_parts, [cell for row in rows for cell in row]))
             if verdict or not all(part.kind == "tuple" for part in tuple_parts):
                 return verdict
         if all(part.kind == "tuple" for part in tuple_parts):
             nested = Node("matrix", (tuple(tuple(part.args[2]) for part in tuple_parts),))
-            return _matrices(nested, counterpart) if tuple_node is truth else _matrices(counterpart, nested)
+            return _matrices(*truth_first(nested, counterpart))
         if len(tuple_parts) == 1:
-            return same(tuple_parts[0], counterpart) if tuple_node is truth else same(counterpart, tuple_parts[0])
-    if len(tuple_parts) == 1 and counterpart.kind == "tuple":
-        return None
+            return same_answer(*truth_first(tuple_parts[0], counterpart))
     return False
 
 
@@ -326,7 +326,7 @@ def _same_relation(truth: Node, answer: Node) -> bool | None:
     operators = relation.args[0]
 
     def same_value(value: Node) -> bool | None:
-        return same(value, counterpart) if relation is truth else same(counterpart, value)
+        return same_answer(value, counterpart) if relation is truth else same_answer(counterpart, value)
 
     if operators == ("in",):
         return same_value(relation.args[1][1])
@@ -404,7 +404,7 @@ def _two_relations(truth: Node, answer: Node) -> bool | None:
         left = _chain_values(truth, from_answer=False)
         right = _chain_values(answer, from_answer=True)
         if left and right and key(truth_members[0]) == key(answer_members[0]):
-            return same(left[0], right[0])
+            return same_answer(left[0], right[0])
         return False
     if len(truth_operators) == len(answer_operators) == 1 and {*truth_operators, *answer_operators} <= set(_FLIP):
         return _inequalities(truth, answer)
@@ -417,10 +417,10 @@ def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node]) 
         names = symbols(truth_sides[1])
         functions = "app" in (left.kind, right.kind) and bool(names) and names == symbols(answer_sides[1])
         if key(left) == key(right) or functions:
-            return same(truth_sides[1], answer_sides[1])
+            return same_answer(truth_sides[1], answer_sides[1])
         renamed = _variable_map(left, right)
         if renamed is not None:
-            return same(truth_sides[1], substitute(answer_sides[1], renamed))
+            return same_answer(truth_sides[1], substitute(answer_sides[1], renamed))
     if not _names(*truth_sides) & _names(*answer_sides):
         return False
     return _proportional(_difference(*truth_sides), _difference(*answer_sides), positive=False)
@@ -452,7 +452,7 @@ def _variable_map(left: Node, right: Node) -> dict[str, Node] | None:
 
 def _memberwise(truth_members: Sequence[Node], answer_members: Sequence[Node]) -> bool:
     return len(truth_members) == len(answer_members) and all(
-        same(left, right) for left, right in zip(truth_members, answer_members, strict=True)
+        same_answer(left, right) for left, right in zip(truth_members, answer_members, strict=True)
     )
 
 

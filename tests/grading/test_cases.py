@@ -1,4 +1,4 @@
-"""Labelled cases: those of a person's audit, and where their folder is known (MATHRL_CASES, or shared/cases) many more."""
+"""Labelled cases: those of audits, and, where their folder is known (MATHRL_CASES, or shared/cases), many more."""
 
 import gzip
 import json
