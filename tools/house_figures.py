@@ -3,6 +3,8 @@
 import argparse
 import ast
 import statistics
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +13,23 @@ from pathlib import Path
 LIBRARY = ("mathrl", "flows", "tasks")
 # Names that say what a word does in a sentence and not what the value holds.
 VAGUE = ("each", "found", "how", "given", "own", "said", "known", "told")
+# A response and an accepted answer, graded from the public `grade` to the verdict.
+GRADED = (("0.5", "1/2"), ("(x-1)(x+1)", "x^2-1"))
+_TRACE = r"""
+import sys
+sys.path.insert(0, sys.argv[1])
+from mathrl.grading import grade
+calls = []
+def record(frame, event, argument):
+    file = frame.f_code.co_filename
+    if event == "call" and file.startswith(sys.argv[1]):
+        calls.append(file)
+sys.setprofile(record)
+verdict = grade(f"\\boxed{{{sys.argv[2]}}}", sys.argv[3])
+sys.setprofile(None)
+assert verdict.correct, verdict
+print(len(set(calls)), "/", sum(file != before for file, before in zip(calls, ["", *calls])))
+"""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -29,6 +48,7 @@ def figures(checkout: Path) -> dict[str, str]:
         "lines per file: median, 90th percentile, maximum": (
             f"{statistics.median(lengths):.0f}, {lengths[int(0.9 * len(lengths))]}, {lengths[-1]}"
         ),
+        "files of less than 40 lines": str(sum(length < 40 for length in lengths)),
         "longest function, in lines": f"{lines(longest)} (`{in_file.stem}.{longest.name}`)",
         "functions of more than 120 lines": str(sum(lines(function) > 120 for function, _ in functions)),
         "most parameters of a function": f"{len(parameters(widest))} (`{its_file.stem}.{widest.name}`)",
@@ -43,6 +63,10 @@ def figures(checkout: Path) -> dict[str, str]:
     rows["names that several types have"] = ", ".join(name for name, count in types.items() if count > 1) or "none"
     floors = import_floors(checkout)
     rows["rooms of mathrl, floors"] = f"{sum(len(floor) for floor in floors)}, {len(floors)}"
+    for answer, truth in GRADED if (checkout / "mathrl" / "grading").is_dir() else ():
+        command = [sys.executable, "-c", _TRACE, str(checkout.resolve()), answer, truth]
+        trace = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows[f"files / moves between files to grade `{answer}` = `{truth}`"] = trace.stdout.strip()
     rows["lines of the README"] = str(len((checkout / "README.md").read_text(encoding="utf-8").splitlines()))
     return rows
 

@@ -176,15 +176,10 @@ def _stages(a: Node, b: Node) -> Iterator[tuple[bool, int, Iterable[Point]]]:
     else:
         points = real_points(names)
         if "const:i" not in both:
-            yield True, 2, chain(points, _on_every_side(a, b, names) if has_kinks(both, a, b) else ())
+            yield True, 2, chain(points, branch_points(a, b, names) if has_kinks(both, a, b) else ())
             if names & INTEGER_NAMES:
                 yield True, 4, whole_points(names, names & INTEGER_NAMES)
         yield False, 2, points[:4]
-
-
-def _on_every_side(a: Node, b: Node, names: frozenset[str]) -> Iterator[Point]:
-    """As `branch_points`, but sought only when it is asked for: most unequal pairs differ before."""
-    yield from branch_points(a, b, names)
 
 
 # Letters that usually stand for integers.
@@ -284,8 +279,11 @@ def _is_integer(node: Node) -> bool:
     return node.kind == "num" and bool(node.args[0].denominator == 1)
 
 
-def branch_points(a: Node, b: Node, names: frozenset[str]) -> list[Point]:
-    """A point, or two, in each interval between breaks; at most 48, spread over the lines."""
+def branch_points(a: Node, b: Node, names: frozenset[str]) -> Iterator[Point]:
+    """A point, or two, in each interval between breaks; at most 48, spread over the lines.
+
+    They are sought when the first is asked for: most unequal pairs differ before.
+    """
     switches = [switch for switch in dict.fromkeys([*_switches(a), *_switches(b)]) if symbols(switch)]
     steps = not {"floor", "ceil"}.isdisjoint(kinds(a) | kinds(b))  # their value at a break is another than beside it
     points: list[Point] = []
@@ -296,7 +294,7 @@ def branch_points(a: Node, b: Node, names: frozenset[str]) -> list[Point]:
             values = [*_between(breaks), *(breaks if steps else ())]
             points += [base | {name: Fraction(value).limit_denominator(10**6)} for value in values]
     step = max(1, -(-len(points) // _MAX_POINTS))
-    return points[::step]
+    yield from points[::step]
 
 
 def _switches(node: Node) -> Iterator[Node]:

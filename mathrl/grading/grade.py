@@ -24,11 +24,9 @@ from mathrl.grading.parser import parse
 from mathrl.grading.words import last_option, option
 
 CACHE_SIZE = 65_536
-ENGINE_BUDGET = 0.3  # processor time; after it, further accepted answers are compared without the engine
-
-
 # Matches by (extracted, truth); emptied when full. Each operation on it is atomic, so threads need no lock.
 _cache: dict[tuple[str, str], Match] = {}
+ENGINE_BUDGET = 0.3  # processor time; after it, further accepted answers are compared without the engine
 _TRANSIENT = ("the symbolic engine is still starting", "the symbolic engine is busy", "the symbolic engine was lost")
 SMALL_BATCH = 4096  # one process grades fewer pairs than this before a second has started
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])

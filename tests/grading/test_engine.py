@@ -31,7 +31,7 @@ def engine() -> Iterator[SymbolicEngine]:
 
 def keepers() -> list[int]:
     """The processes of this process's engines."""
-    return sorted(child.pid for child in psutil.Process().children())
+    return [child.pid for child in psutil.Process().children() if is_alive(child.pid)]
 
 
 def test_the_engine_shows_what_evaluation_does_not_reach(engine: SymbolicEngine) -> None:
