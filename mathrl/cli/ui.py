@@ -30,6 +30,7 @@ from mathrl.core.paths import home, is_loopback, main_checkout, state_root, trac
 from mathrl.tasks.concurrency import SLOTS
 from mathrl.tasks.prefect_server import ORIGINS
 from mathrl.tracking.client import EXPERIMENT, KIND
+from mathrl.tracking.moved_store import follow_move
 from mathrl.tracking.views import keep_views
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")
@@ -71,6 +72,7 @@ def ui(
     env = _environment(root, prefect_port, mlflow_port, host) | {Variable.ROLLOUTS: f"http://{HOST}:{rollouts_port}"}
     logs = home() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    follow_move()
     children: list[subprocess.Popen[bytes]] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:  # a command in the background ignores it

@@ -17,6 +17,7 @@ from typing import Any
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 
+HOME = ".mathrl"
 RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and the outputs of its steps
 AUDITS = Path("reports/audits")  # each with sample, labels and rates
 CURATED_SFT, CURATED_TEST = Path("data/curated/sft.jsonl"), Path("data/curated/test.jsonl")
@@ -27,23 +28,29 @@ PRESET = "preset "  # before a preset's name among those overrides
 GROUPS = ("data", "model", "method", "hardware")  # what an experiment is composed of, in the order in which they apply
 
 
-@cache
 def main_checkout() -> Path:
     """The main checkout's folder, from it or from any worktree of it.
 
     Raises:
         UserError: the current folder is in no git repository.
     """
+    return _checkout_of(os.getcwd())
+
+
+@cache
+def _checkout_of(folder: str) -> Path:
+    """git is asked once per folder: a program, or a notebook, may go from one project to another."""
     try:
         answer = subprocess.run(
             ["git", "rev-parse", "--path-format=absolute", "--git-common-dir"],
             capture_output=True,
             text=True,
             check=True,
+            cwd=folder,
         )
     except (subprocess.CalledProcessError, FileNotFoundError):
         raise UserError(
-            f"{Path.cwd()} is not in a git repository, which mathrl needs to version data and models: "
+            f"{folder} is not in a git repository, which mathrl needs to version data and models: "
             "make a project with `mathrl init FOLDER`, or start from `git clone` and not from an unpacked archive"
         ) from None
     return Path(answer.stdout.strip()).parent
@@ -127,7 +134,15 @@ def _asked_for() -> list[str]:
 
 def home() -> Path:
     folder = Variable.HOME.get()
-    return Path(folder).absolute() if folder else main_checkout() / ".mathrl"
+    return Path(folder).absolute() if folder else main_checkout() / HOME
+
+
+def present_folder(workspace: str) -> str:
+    """The folder in which a run worked; in a project that was moved since, where that folder is now."""
+    old, root = Path(workspace), home().parent
+    if home().name != HOME or old.is_relative_to(root) or old.is_dir():
+        return workspace
+    return str(root / "runs" / old.name if old.parent.name == "runs" else root)
 
 
 def state_root() -> Path:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, TypedDict
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
-from mathrl.core.paths import home
+from mathrl.core.paths import home, present_folder
 
 RUN, METRICS, MIRROR, ROLLOUTS, EVENTS = "run.json", "metrics.jsonl", "mirror.json", "rollouts", "events.jsonl"
 MOST_RUNS = 10_000  # of the same parameters and inputs
@@ -182,7 +182,11 @@ def records_folder() -> Path:
 def read_record(folder: Path) -> RunRecord | None:
     """The record in a folder, whatever older version wrote it; None where none is, or where it was cut short."""
     row = _read(folder / RUN)
-    return None if row is None else RunRecord(folder, **_known_fields(RunRecord, row))
+    if row is None:
+        return None
+    record = RunRecord(folder, **_known_fields(RunRecord, row))
+    record.workspace = present_folder(record.workspace)
+    return record
 
 
 def written_times(prefix: str = "") -> dict[Path, int]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
+from mathrl.core.installation import install_command
 from mathrl.core.out_of_memory import memory_part
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.deepspeed_config import deepspeed_config
@@ -171,7 +172,7 @@ def check_supported(params: Optimizer, name: str, ema: float | None) -> None:
     """Raises UserError: DeepSpeed is not installed, or does not support the optimizer or the average."""
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError(
-            "training.backend is deepspeed, which is not installed: run `make engines`, or set "
+            f"training.backend is deepspeed, which is not installed: `{install_command('deepspeed')}` installs it; or set "
             "training.backend to torch"
         )
     changes = []

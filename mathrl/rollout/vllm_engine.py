@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
+from mathrl.core.installation import install_command
 from mathrl.core.types import Completion, FinishReason
 from mathrl.models.device import hardware_of, rank_gpu
 from mathrl.models.load import resolve_folder
@@ -52,7 +53,7 @@ def check_vllm() -> None:
     """Raises UserError: vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
-            "rollout.engine needs vLLM, which is not installed: `make engines` installs the build for this machine; "
+            f"rollout.engine needs vLLM, which is not installed: `{install_command('vllm')}` installs it; "
             "or set rollout.engine to torch"
         )
 

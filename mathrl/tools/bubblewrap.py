@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from mathrl.core.errors import UserError
+from mathrl.core.installation import install_command
 from mathrl.params.tools import Bubblewrap
 from mathrl.tools.syscalls import interpreter_filter, sandbox_filter
 
@@ -186,7 +187,7 @@ def _package_folders() -> Iterator[Path]:
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
-            raise UserError(f"the package {name}, which the sandbox offers, is not installed: make install")
+            raise UserError(f"the package {name}, which the sandbox offers, is not installed: {install_command()}")
         folder = Path(spec.submodule_search_locations[0])
         yield folder
         if (libraries := folder.with_name(f"{name}.libs")).is_dir():

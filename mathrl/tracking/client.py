@@ -11,6 +11,7 @@ from filelock import FileLock
 from mathrl.core.environment import without_collections
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.paths import home, shown, tracking_uri
+from mathrl.tracking.moved_store import follow_move
 from mathrl.tracking.views import views
 
 EXPERIMENT = "mathrl"
@@ -41,6 +42,7 @@ def connect() -> Any:
     home().mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(home() / "tracking.lock"):  # the first process creates the tables of a local file
+            follow_move()
             client = mlflow.MlflowClient(uri)
         experiment(client)
         return client

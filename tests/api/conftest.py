@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.paths import main_checkout
 from tests.platform.conftest import Checkout, copy_databases, make_checkout
 
 SMALL = (
@@ -62,6 +61,4 @@ def small_project(small_checkout: Any, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("PATH", small_checkout.env["PATH"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(sys, "executable", small_checkout.executable)
-    main_checkout.cache_clear()
     yield small_checkout.folder
-    main_checkout.cache_clear()
