@@ -74,7 +74,7 @@ few
 clean python - <<'PYTHON'
 from mathrl.compose import load_params, write_params
 
-lengths = [f"{stage}.max_tokens=16" for stage in ("rl", "difficulty", "evaluate")]
+lengths = [f"{stage}.max_tokens=128" for stage in ("rl", "difficulty", "evaluate")]
 sizes = ["difficulty.max_problems=32", "rl.steps=2", "rl.prompts_per_step=4", "rl.group_size=4", "run.processes=1"]
 starts = ["rl.min_pass_at_8=0", "mix.components=[{source: own, weight: 1.0, band: [0.0, 1.0]}]"]
 short = "{type: function, name: short, weight: 0.1, options: {path: own.rewards.short}}"
