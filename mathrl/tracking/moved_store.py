@@ -28,6 +28,7 @@ def follow_move() -> None:
         for old in {location for (location,) in store.execute(named)} - {place}:
             for table, column in ((table, column) for table in tables & COLUMNS.keys() for column in COLUMNS[table]):
                 store.execute(
-                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} = ? OR {column} LIKE ?",
-                    (place, len(old) + 1, old, f"{old}/%"),
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
+                    f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
+                    (place, len(old) + 1, old, len(old) + 1, f"{old}/"),
                 )
