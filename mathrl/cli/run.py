@@ -26,8 +26,8 @@ from mathrl.core.code_values import OWN, changed_code, keep_results
 from mathrl.core.environment import Variable, without_collections
 from mathrl.core.errors import UserError
 from mathrl.core.exit_status import EXIT_TERMINATED
-from mathrl.core.installation import UI
 from mathrl.core.files import read_json
+from mathrl.core.installation import UI
 from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params

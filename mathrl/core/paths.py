@@ -34,11 +34,11 @@ def main_checkout() -> Path:
     Raises:
         UserError: the current folder is in no git repository.
     """
-    return _checkout_of(os.getcwd())
+    return _checkout_of(Path.cwd())
 
 
 @cache
-def _checkout_of(folder: str) -> Path:
+def _checkout_of(folder: Path) -> Path:
     """git is asked once per folder: a program, or a notebook, may go from one project to another."""
     try:
         answer = subprocess.run(

@@ -172,8 +172,8 @@ def check_supported(params: Optimizer, name: str, ema: float | None) -> None:
     """Raises UserError: DeepSpeed is not installed, or does not support the optimizer or the average."""
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError(
-            f"training.backend is deepspeed, which is not installed: `{install_command('deepspeed')}` installs it; or set "
-            "training.backend to torch"
+            f"training.backend is deepspeed, which is not installed: `{install_command('deepspeed')}` installs it; "
+            "or set training.backend to torch"
         )
     changes = []
     if params.type != "adamw":

@@ -24,9 +24,11 @@ def follow_move() -> None:
         tables = {name for (name,) in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "experiments" not in tables:
             return
-        named = "SELECT artifact_location FROM experiments WHERE name LIKE 'mathrl%' AND artifact_location LIKE 'file://%'"
+        named = (
+            "SELECT artifact_location FROM experiments WHERE name LIKE 'mathrl%' AND artifact_location LIKE 'file://%'"
+        )
         for old in {location for (location,) in store.execute(named)} - {place}:
-            for table, column in ((table, column) for table in tables & COLUMNS.keys() for column in COLUMNS[table]):
+            for table, column in [(name, column) for name in tables & COLUMNS.keys() for column in COLUMNS[name]]:
                 store.execute(
                     f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
                     f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",

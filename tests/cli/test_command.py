@@ -210,3 +210,18 @@ def test_the_doctor_names_a_server_that_does_not_answer() -> None:
     assert ill.returncode == 1
     (line,) = [line for line in ill.stdout.splitlines() if "127.0.0.1:9" in line]
     assert line.startswith("missing") and "mathrl ui" in line
+
+
+def test_a_recipe_that_the_parameters_refuse_is_listed_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "experiment.yaml").write_text("presets: [demo]\n")
+    (tmp_path / "params" / "rl.yaml").write_text("group_size: 2\n")
+    monkeypatch.chdir(tmp_path)
+    lines = CliRunner().invoke(app, ["recipe"], catch_exceptions=False).output.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("beyond-objectives"))
+    assert "chains -> short_sft ->" in lines[place + 1]
+    assert "not in this project" in lines[place + 2] and "group_size must be at least 8" in lines[place + 2]
+    assert any(line.startswith("study ") for line in lines)

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,29 @@ from mathrl.cli.reproduce import reproduce
 from mathrl.core.errors import UserError
 from mathrl.params.schema import STAGES
 from mathrl.registry.reproduction import Certificate, StageCheck, plan_reproduction
+from mathrl.tasks.reproduction import FreshClone
 from mathrl.tracking.lineage import Back, Step
 
 Checkout = Any
 pytestmark = pytest.mark.timeout(1800)
+# Builds the wheel of a package of one line, with nothing but Python.
+WHEEL = """
+import zipfile
+
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "needed-1.0-py3-none-any.whl"
+    files = {
+        "needed.py": "x = 1",
+        "needed-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: needed\\nVersion: 1.0\\n",
+        "needed-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    }
+    files["needed-1.0.dist-info/RECORD"] = "".join(f"{file},,\\n" for file in files)
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        for file, text in files.items():
+            wheel.writestr(file, text)
+    return name
+"""
 AGAIN = [stage for stage in STAGES if stage != "register"]
 
 
@@ -159,3 +180,23 @@ def test_verdicts() -> None:
     ):
         assert verdict(same, other, code=code, code_again=again).verdict.endswith(said)
     assert verdict(lacking, {}).complete and not verdict(lacking, {}).same
+
+
+def test_a_projects_clone_gets_what_its_pyproject_needs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A project has no Makefile: its packages are those of pyproject.toml, into an environment in the clone."""
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / "constraints.txt").write_text("")
+    (clone / "pyproject.toml").write_text('[project]\nname = "own"\nversion = "0.1.0"\ndependencies = ["./needed"]\n')
+    (clone / "needed").mkdir()
+    (clone / "needed" / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path = ["."]\n'
+    )
+    (clone / "needed" / "build.py").write_text(WHEEL)
+    with pytest.raises(UserError, match="No module named 'mathrl'"):
+        FreshClone(clone, "", clone, str(bare / "bin" / "python")).install()
+    installed = clone / ".venv" / "bin" / "python"
+    assert subprocess.run([installed, "-c", "import needed"], check=False).returncode == 0
+    assert "lacks packages" in capfd.readouterr().out
