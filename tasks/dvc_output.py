@@ -33,6 +33,8 @@ ADVICE = (
     "Use `dvc push`",
 )
 # An empty split is usual (SFT that is off); a failed stage has written its own error.
+# Of those that hold DVC's locks, in the order of its message.
+HOLDER = re.compile(r"^ +\(PID (\d+)\): (.*)$")
 NOISE = re.compile(r"WARNING: '[^']*' is empty\.$|ERROR: failed to reproduce ")
 LAST_OF_TRACEBACK = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 
@@ -60,6 +62,19 @@ def was_stopped(lines: Sequence[str]) -> bool:
     False
     """
     return any(pattern.search(line) for line in lines for pattern in (STOPPED, BUSY, REMOVED))
+
+
+def lock_holders(lines: Sequence[str]) -> str:
+    """The processes for which DVC refused to run; empty: it did not.
+
+    >>> lock_holders(["ERROR: '/p/dvc.lock' is busy, it is being blocked by:", "  (PID 6450): /env/bin/dvc repro", ""])
+    'process 6450 (/env/bin/dvc repro)'
+    >>> lock_holders(["  (PID 6450): a line of the stage's own"])
+    ''
+    """
+    if not any("it is being blocked by:" in line for line in lines):
+        return ""
+    return ", ".join(dict.fromkeys(f"process {m[1]} ({m[2].strip()})" for line in lines if (m := HOLDER.match(line))))
 
 
 def error_message(lines: Sequence[str]) -> str:

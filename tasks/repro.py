@@ -20,7 +20,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.parent import is_alive
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.params.load import FOLDER
-from mathrl.tasks.dvc_output import Event, error_message, event, failed_stage, was_stopped
+from mathrl.tasks.dvc_output import Event, error_message, event, failed_stage, lock_holders, was_stopped
 
 GUARD_SIGNALLED = 130  # exit status of mathrl.core.guard when it was told to end everything
 LAST_LINES = 25
@@ -190,6 +190,8 @@ class Repro:
         self.stopped = code != GUARD_SIGNALLED and was_stopped(self.lines)
         if self.stopped:
             raise Preempted(f"stage {stage} was stopped from outside; it kept its checkpoint and can resume")
+        if holders := lock_holders(self.lines):
+            raise UserError(f"{self.workspace} is in use by {holders}: wait for its end, or stop it")
         raise UserError(f"stage {stage} failed: {error_message(self.lines)}")
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ from mathrl.core.parent import is_alive
 from mathrl.params.load import dump_yaml
 from mathrl.tasks.dvc_output import was_stopped
 from mathrl.tasks.graph import last_maker, needed_steps
-from mathrl.tasks.repro import Repro, stages_up_to_date
+from mathrl.tasks.repro import Repro, running, stages_up_to_date
 from mathrl.tasks.runner import places_for, side_by_side
 
 Checkout = Any
@@ -90,6 +90,23 @@ def test_a_signal_ends_every_step(checkout: Checkout, tmp_path: Path) -> None:
             assert time.monotonic() < deadline, f"step {name} lives on"
             time.sleep(0.1)
     assert not (checkout.folder / "side" / "long_x").exists()
+
+
+def test_a_dvc_of_somebody_else_is_named(checkout: Checkout, tmp_path: Path) -> None:
+    write(checkout, {"slow": {"cmd": f"touch {tmp_path}/here; sleep 600", "outs": ["slow"]}})
+    other = subprocess.Popen(["dvc", "repro", "side/dvc.yaml"], cwd=checkout.folder, env=checkout.env,
+                             start_new_session=True)  # fmt: skip
+    try:
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "here").exists():
+            assert other.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        repro = Repro(checkout.folder, "side/dvc.yaml", dict(checkout.env), lambda text: None)
+        with running(repro), pytest.raises(UserError, match=r"is in use by process \d+ \(.*repro side/dvc.yaml\): wait"):
+            repro.follow("slow")
+    finally:
+        os.killpg(other.pid, signal.SIGTERM)
+        other.wait(timeout=60)
 
 
 def test_a_step_is_started_again_where_dvc_itself_was_busy() -> None:
