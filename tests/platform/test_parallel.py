@@ -102,7 +102,10 @@ def test_a_dvc_of_somebody_else_is_named(checkout: Checkout, tmp_path: Path) -> 
             assert other.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         repro = Repro(checkout.folder, "side/dvc.yaml", dict(checkout.env), lambda text: None)
-        with running(repro), pytest.raises(UserError, match=r"is in use by process \d+ \(.*repro side/dvc.yaml\): wait"):
+        with (
+            running(repro),
+            pytest.raises(UserError, match=r"is in use by process \d+ \(.*repro side/dvc.yaml\): wait"),
+        ):
             repro.follow("slow")
     finally:
         os.killpg(other.pid, signal.SIGTERM)
