@@ -20,7 +20,7 @@ from mathrl.core.files import write_json, write_text
 from mathrl.core.paths import home, own_packages
 
 STAGE = "code"  # the stage that writes the file; no stage of the pipeline that a person starts
-FILE = "code.yaml"
+FILE, LOCK = "code.yaml", "dvc.lock"
 HEADER = "# Written by the stage code: what decides the results of each stage's code (docs/projects.md).\n"
 OWN = "own"
 PACKAGE = Path(__file__).parents[1]
@@ -107,14 +107,28 @@ def read_kept(project: Path = Path()) -> dict[str, tuple[str, str]]:
 
 
 def changed_code(project: Path = Path()) -> dict[str, tuple[str, str]]:
-    """The value before and the value now of each stage whose code has changed since it was last looked at."""
-    old, new = read_code(project / FILE), code_values(project)
-    kept = read_kept(project)
-    return {
-        stage: (old[stage], value)
-        for stage, value in new.items()
-        if old.get(stage, value) != value and kept.get(stage, ("", ""))[1] != value
-    }
+    """The value before and the value now of each stage whose results other code made than would run now."""
+    new, kept, changed = code_values(project), read_kept(project), dict[str, tuple[str, str]]()
+    for stage, old in [*read_code(project / FILE).items(), *_of_results(project / LOCK)]:
+        value = new.get(stage, old)
+        if old != value and kept.get(stage, ("", ""))[1] != value:
+            changed[stage] = (old, value)
+    return changed
+
+
+def _of_results(lock: Path) -> list[tuple[str, str]]:
+    """The values with which the results that are there were made, by stage. code.yaml may have been written since."""
+    if not lock.is_file():
+        return []
+    from ruamel.yaml import YAML  # the verifier has none
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        stages = YAML(typ="safe").load(lock)["stages"].values()
+        values = [stage.get("params", {}).get(FILE, {}) for stage in stages]
+    except (YAMLError, KeyError, TypeError, AttributeError):  # cut off by a kill: the run that follows mends it
+        return []
+    return [(name, str(value)) for stage in values for name, value in stage.items()]
 
 
 def keep_results(project: Path = Path()) -> list[str]:

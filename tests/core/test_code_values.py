@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.core import code_values as module
-from mathrl.core.code_values import code_values, keep_results, read_code, write_code
+from mathrl.core.code_values import changed_code, code_values, keep_results, read_code, write_code
 
 CODE = {
     "stages/rl.py": (
@@ -163,6 +163,20 @@ def test_results_are_kept_until_the_code_changes_again(checkout: Path) -> None:
     assert keep_results() == [] and write_code() == []  # again
     loop.write_text(loop.read_text().replace("steps + 1)", "steps + 2)"))
     assert write_code() == ["rl"] and read_code(Path("code.yaml")) == code_values()
+
+
+def test_results_are_kept_also_after_a_look_has_written_the_new_values(checkout: Path) -> None:
+    """A dry run and DVC's own status write code.yaml; dvc.lock says with which code the results were made."""
+    write_code()
+    before, loop = read_code(Path("code.yaml")), checkout / "trainers" / "loop.py"
+    made = f"  rl:\n    cmd: python\n    params:\n      code.yaml:\n        own: ''\n        rl: {before['rl']}\n"
+    Path("dvc.lock").write_text(f"schema: '2.0'\nstages:\n  mix:\n    cmd: python\n{made}")
+    loop.write_text(loop.read_text().replace("(steps)", "(steps + 1)"))
+    assert write_code() == ["rl"] and list(changed_code()) == ["rl"]
+    assert keep_results() == ["rl"] and changed_code() == {}
+    assert write_code() == ["rl"] and read_code(Path("code.yaml")) == before, "as the results have it"
+    Path("dvc.lock").write_text("schema: '2.0'\nstages:\n  rl:\n    cm")
+    assert changed_code() == {}
 
 
 def test_the_values_of_this_checkout_are_the_same_from_what_is_kept(
