@@ -52,7 +52,7 @@ def recipe(
 ) -> None:
     """Run the steps of a recipe that are out of date; without a name, list the recipes.
 
-    As params/ has it, it writes pipelines/recipes/NAME/dvc.yaml and runs `dvc repro` on it in the checkout; with
+    As params/ has it, it writes pipelines/recipes/NAME/dvc.yaml and runs `dvc repro` on it in the project; with
     data=…, model=…, method=…, hardware=…, --preset or --set, in a worktree under runs/.
     """
     overrides = with_choices(choices, overrides)

@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Run a stage, or the whole pipeline, with everything before it that is out of date.
 
-    As it stands in params/ it runs `dvc repro` in the checkout; with data=…, model=…, method=…, hardware=…, --preset or
+    As it stands in params/ it runs `dvc repro` in the project; with data=…, model=…, method=…, hardware=…, --preset or
     --set, in a worktree under runs/.
     """
     if stage not in TARGETS:

@@ -64,7 +64,7 @@ class Variable(StrEnum):
     TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "stages.stage_run")
     CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "mathrl.tasks.stage_output")
     OWN_SERVER = ("MATHRL_OWN_SERVER", "1: this command has a Prefect server of its own", "tasks")
-    WORKSPACE = ("MATHRL_WORKSPACE", "checkout in which the worker of `mathrl ui` runs flows", "prefect.yaml")
+    WORKSPACE = ("MATHRL_WORKSPACE", "project in which the worker of `mathrl ui` runs flows", "prefect.yaml")
 
     def get(self) -> str:
         """The variable's value, empty if it is not set."""

@@ -270,7 +270,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     try:
         value = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; run the command from the top of the checkout") from None
+        raise UserError(f"{file}: no such file; run the command from the top of the project") from None
     if value is None:
         return {}
     if not isinstance(value, dict):

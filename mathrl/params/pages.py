@@ -65,7 +65,7 @@ class Seeds(Section):
     """Labelled texts to train the classifier on."""
 
     files: tuple[str, ...] = Field(
-        (), description="Files with one text per row; relative paths start at the top of the checkout."
+        (), description="Files with one text per row; relative paths start at the top of the project."
     )
     text_key: str = Field("text", description="Field with the text, such as solution for a problem set.")
     limit: int | None = Field(None, ge=1, description="Maximum number of texts (seeded choice).")

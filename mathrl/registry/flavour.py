@@ -6,6 +6,7 @@
 The version's files are MLmodel, requirements.txt, the folder itself as `model/` and its tokenizer.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -46,6 +47,7 @@ def save_flavour(folder: Path, usage: Usage, target: Path, run_id: str, model_id
     from huggingface_hub import ModelCard
     from mlflow.models import Model
 
+    logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)  # uv's environments have no pip: a warning
     # With an absolute path MLflow does not look for a repository of this name on the hub.
     mlflow.transformers.save_model(
         str(folder.absolute()),
