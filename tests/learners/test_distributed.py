@@ -11,6 +11,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks, check_gpus
+from mathrl.params.training import Fsdp, Training
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
@@ -61,6 +62,12 @@ def test_two_ranks_on_one_gpu_are_refused_by_name() -> None:
     check_gpus([("node1", "GPU-a"), ("node1", "GPU-b"), ("node2", "GPU-a")])
     with pytest.raises(UserError, match=r"ranks 1 and 3 have the same GPU of node1 \(GPU-b\): node1 has 2 for its 3 "):
         check_gpus([("node1", "GPU-a"), ("node1", "GPU-b"), ("node2", "GPU-a"), ("node1", "GPU-b")])
+
+
+def test_ranks_that_cannot_share_micro_batches_are_refused_at_once() -> None:
+    shared = Training(backend="fsdp", fsdp=Fsdp(context_parallel=2))
+    with pytest.raises(UserError, match=r"context_parallel is 2, but there is 1 rank: make run\.processes"):
+        Ranks(torch.device("cpu"), shared)
 
 
 def test_one_rank_makes_one_pass_per_micro_batch_and_at_least_one() -> None:

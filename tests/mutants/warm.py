@@ -20,10 +20,11 @@ import sys
 import time
 import traceback
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -62,13 +63,19 @@ class Reach:
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def tests(self, file: str, lines: tuple[int, int]) -> list[str]:
-        """Those that run one of the lines, the quickest first.
+    @cached_property
+    def breadth(self) -> Counter[str]:
+        """How many lines each test runs."""
+        return Counter(test for rows in self.lines.values() for tests in rows.values() for test in tests)
 
-        Golden traces come before others that take as long: they compare every figure.
+    def tests(self, file: str, lines: tuple[int, int]) -> list[str]:
+        """Those that run one of the lines: first the quick ones that run few others, which are about these.
+
+        Golden traces come before others that are as quick and broad: they compare every figure.
         """
         found = {test for line in range(lines[0], lines[1] + 1) for test in self.lines.get(file, {}).get(line, ())}
-        return sorted(found, key=lambda test: (self.seconds[test] / (8 if GOLDEN in test else 1), test))
+        costs = {test: self.seconds[test] * self.breadth[test] / (8 if GOLDEN in test else 1) for test in found}
+        return sorted(found, key=lambda test: (costs[test], test))
 
     def halves(self, tests: Sequence[str]) -> tuple[list[str], list[str]]:
         """The first of the tests, which take together a thirtieth of the time of all, and the others."""

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from mathrl.core.errors import UserError
+from mathrl.core.seeding import derive_seed
 from mathrl.models.base import character_tokenizer
 from mathrl.models.lora import add_lora
 from mathrl.models.tool_messages import end_tokens
@@ -74,6 +75,7 @@ def test_seeds_are_a_requests_own() -> None:
     seeds = request_seeds(7, 5)
     assert seeds[:3] == request_seeds(7, 3) and len(set(seeds)) == 5 and seeds != request_seeds(8, 5)
     assert all(0 <= seed < 2**62 for seed in seeds)
+    assert seeds[1] == derive_seed(7, "request", 1) >> 1
 
 
 def test_what_ends_a_response() -> None:

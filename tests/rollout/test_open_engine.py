@@ -12,18 +12,24 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from mathrl.compose import load_params
+from mathrl.core.errors import UserError
+from mathrl.core.types import Problem
 from mathrl.models.base import character_tokenizer
+from mathrl.models.device import hardware_of
 from mathrl.models.load import export_model
 from mathrl.models.weights import folder_digest
 from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import FreshModel, Model
 from mathrl.rollout.engine import EXACT, ROUNDED, Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
-from mathrl.rollout.resolve import has_gpu_vllm
+from mathrl.rollout.open_sampler import open_sampler
+from mathrl.rollout.resolve import has_gpu_vllm, resolve_rollout
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from tests.rollout.test_servers import Stand, params
 
+ROOT = Path(__file__).parents[2]
 TOKENIZER = character_tokenizer(FreshModel())
 ENDS = sorted([TOKENIZER.eos_token_id, 9])
 
@@ -88,6 +94,41 @@ def test_a_trainer_samples_from_its_own_model_or_ahead_from_a_copy(folder: Path,
         assert all(
             torch.equal(one, other) for one, other in zip(engine.model.parameters(), model.parameters(), strict=True)
         )
+
+
+def test_a_stages_sampler_has_its_engine_its_longest_sequence_its_prompt_and_its_examples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    resolved: list[Any] = []
+
+    def opened(*arguments: Any) -> Any:
+        given.extend(arguments)
+        return open_engine(*arguments)
+
+    def chosen(*arguments: Any, **named: Any) -> Any:
+        resolved.append((arguments, named))
+        return resolve_rollout(*arguments, **named)
+
+    monkeypatch.setattr("mathrl.rollout.open_sampler.open_engine", opened)
+    monkeypatch.setattr("mathrl.rollout.open_engine.resolve_rollout", chosen)
+    overrides = ["run.device=cpu", "model.precision=float32", "sample.max_tokens=9", "prompt.max_tokens=33"]
+    all_of_it = load_params(ROOT / "params", overrides=[*overrides, "sample.continuations=2", "prompt.few_shot=1"])
+    examples = [Problem("e", "1+1=", ("2",), "own", "sft", solution="1+1=2")]
+    sampler = open_sampler(folder, all_of_it, "sample", examples)
+    expected = (folder, all_of_it.model, all_of_it.rollout, torch.device("cpu"), 33 + 2 * 9)
+    assert tuple(given) == expected
+    (arguments, named), hardware = resolved[0], hardware_of(torch.device("cpu"))
+    assert arguments == (all_of_it.rollout, folder, all_of_it.model, hardware)
+    assert named == {"longest": 33 + 2 * 9, "ranks": 1}
+    assert isinstance(sampler.engine, TorchEngine) and sampler.engine.rollout.engine == "torch"
+    assert sampler.engine.tokenizer is sampler.tokenizer and sampler.engine.model.dtype == torch.float32
+    assert sampler.prompt == all_of_it.prompt and list(sampler.few_shot) == examples
+    assert open_sampler(folder, all_of_it, "sample").few_shot == ()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    on_gpu = load_params(ROOT / "params", overrides=[*overrides[1:], "run.device=cuda"])
+    with pytest.raises(UserError, match="run.device is cuda, but torch finds no GPU"):
+        open_sampler(folder, on_gpu, "sample")
 
 
 def test_a_vllm_for_gpus_is_one_without_the_package_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,11 @@
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Completion, Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.params.rollout import Rollout
@@ -79,3 +83,47 @@ def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 1 + len(others)
     sampler.engine = NO_ENGINE  # nothing is sampled again
     assert sample(tmp_path) == first
+
+
+def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(small: Any, tmp_path: Path) -> None:
+    _, sampler = small.policy()
+    sampler.engine.rollout = Rollout(max_sequences=4)
+    problems, sampling, told = small.PROBLEMS[:5], Sampling(2, 1.0, 6), []
+
+    def sample(state: Path | None = tmp_path, sampler: Any = sampler) -> Any:
+        told.clear()
+        given = {"seed": 3, "name": "x", "state": state, "on_progress": told.append}
+        return sample_problems(sampler, problems, sampling, small.CountsOnes(), **given)
+
+    found = sample()
+    assert sum(told) == 5 * 2
+    expected = []
+    for chunk in range(3):
+        seed = derive_seed(3, "x", 0, chunk)
+        expected += sampler.sample(problems[2 * chunk : 2 * chunk + 2], sampling, small.CountsOnes(), seed)
+    rows = [
+        {
+            "response": graded.completion.text, "extracted": None, "correct": graded.correct, "rule": "none",
+            "length": len(graded.completion.tokens), "truncated": len(graded.completion.tokens) == 6
+            and graded.completion.tokens[-1] != small.TOKENIZER.eos_token_id,
+        }
+        for group in expected for graded in group
+    ]  # fmt: skip
+    assert [row for group in found for row in group] == rows
+    assert {row["truncated"] for row in rows} == {row["correct"] for row in rows} == {True, False}
+    # The file is torn within its second line: what is whole is told at once, the rest is sampled again.
+    (file,) = tmp_path.iterdir()
+    whole = file.read_text(encoding="utf-8")
+    lines = whole.splitlines(keepends=True)
+    assert [json.loads(line)["chunk"] for line in lines] == [0, 1, 2]
+    for torn in (lines[0] + lines[1][:-9], lines[0] + lines[1][:-1], lines[0] + lines[2]):
+        file.write_text(torn, encoding="utf-8")
+        assert sample() == found and told[0] == 2 * 2 and sum(told) == 5 * 2
+        assert file.read_text(encoding="utf-8") == whole
+    file.write_text(lines[0] + lines[1][:-9], encoding="utf-8")
+    broken = Sampler(NO_ENGINE, TOKENIZER, Prompt())
+    broken.engine.rollout = sampler.engine.rollout
+    with pytest.raises(AssertionError):
+        sample(sampler=broken)
+    assert file.read_text(encoding="utf-8") == lines[0], "the torn line is gone"
+    assert sample() == sample(None)

@@ -251,6 +251,34 @@ def test_calls_run_at_once_and_their_order_changes_nothing(engine: TorchEngine) 
     assert turn_sampler(engine, Meeting(callers)).generate(PROMPTS, SAMPLING, 5) == expected
 
 
+@pytest.mark.parametrize("sessions", [64, 3])
+def test_calls_begin_while_others_are_sampled_unless_sessions_are_few(engine: TorchEngine, sessions: int) -> None:
+    """A call of the engine is over: all that it has asked for ran meanwhile, or nothing of a first wave did."""
+    tool, waves = Calculator(), [(0, 0)]
+    generate = engine.generate
+
+    def watched(prompts: Any, sampling: Sampling, seed: int, **options: Any) -> Any:
+        found = generate(prompts, sampling, seed, **options)
+        limits = [limit for limit in sampling.limits or (sampling.max_tokens,) * len(prompts) for _ in found[0]]
+        flat = [completion for group in found for completion in group]
+        asked = sum(
+            completion.finish_reason == "stop_string" and len(completion.tokens) < limit
+            for completion, limit in zip(flat, limits, strict=True)
+        )
+        expected, since = waves[-1][0] + asked, time.monotonic()
+        while tool.runs < expected and sessions == 64 and time.monotonic() < since + 5:
+            time.sleep(0.01)
+        waves.append((expected, tool.runs))
+        return found
+
+    engine.generate = watched  # type: ignore[method-assign]
+    turn_sampler(engine, tool, sessions=sessions, max_calls=9).generate(PROMPTS, SAMPLING, 5)
+    if sessions == 64:
+        assert len(waves) > 3 and waves[1][0] > 5 and all(expected == runs for expected, runs in waves)
+    else:
+        assert waves[1][0] > 5 and waves[1][1] == 0
+
+
 def test_an_error_elsewhere_ends_the_thread_that_waits_for_calls(engine: TorchEngine) -> None:
     never, sampled = Meeting(1000), threading.Event()  # so many calls are not made
     sampler, generate = turn_sampler(engine, never), engine.generate

@@ -13,6 +13,7 @@ from mathrl.core.files import write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.rollout_files import rollout_files
+from mathrl.rollout import open_engine, resolve
 from mathrl.stages.launch import GLOO, NCCL
 from tests.stages.rl_runs import CASES, FILE, differences, prepare, record_of, run, written
 
@@ -80,6 +81,33 @@ def test_no_two_settings_train_alike() -> None:
     for name in CASES:
         for other in CASES:
             assert name == other or differences(GOLDEN[name]["metrics"], GOLDEN[other]["metrics"]), (name, other)
+
+
+def test_the_engine_is_chosen_for_the_longest_sequence_and_told_of_adapters(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an engine in this process has no need of, and servers have."""
+    asked: dict[str, Any] = {}
+
+    def watch(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            asked[name] = given, named
+            return real(*given, **named)
+
+        monkeypatch.setattr(module, name, watched)
+
+    watch(resolve, "resolve_rollout")
+    watch(open_engine, "training_engine")
+    settings = ["rl.steps=1", "rl.dev.every=0", "prompt.max_tokens=50", "rl.lora={r: 2}"]
+    run("continuations of steps", settings)
+    (rollout, start, model, hardware), named = asked["resolve_rollout"]
+    assert (start, model.precision, hardware.is_gpu) == (Path("start"), "float32", False)
+    assert rollout.engine == "auto" and named == {"longest": 50 + 2 * 8, "ranks": 1}
+    (network, folder, tokenizer, model, rollout, ahead, lora), named = asked["training_engine"]
+    assert (folder, model.precision, rollout.engine, ahead, named) == (Path("start"), "float32", "torch", False, {})
+    assert lora.r == 2 and len(tokenizer) == network.config.vocab_size
 
 
 def test_a_killed_run_goes_on_to_the_same_bits_and_says_which_rollouts_are_lost(

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
+from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.asynchronous import Asynchronous
@@ -99,6 +100,9 @@ def test_the_lag_is_in_updates_of_which_a_step_may_have_several(small: Any, tmp_
     params = AHEAD.model_copy(update={"steps": 3, "epochs": 3, "minibatches": 2})
     rows, *_ = run(small, params, tmp_path, kind=CopyEngine)
     assert [(row["rollout/lag"], row["rollout/lag_max"]) for row in rows] == [(0, 0), (6, 6), (6, 6)]
+    saved = CheckpointFolder(tmp_path / "checkpoints").latest()
+    assert saved is not None and saved.values["order"]["cursor"] == 3 * 4, "nothing is sampled that no step trains on"
+    assert saved.values["stream"][0]["numbered"] == 3 * 4 and saved.values["stream"][0]["segments"] == 3
 
 
 def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:

@@ -74,6 +74,21 @@ def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
     assert (found[0][1].clipped > 0) == (clip is not None)
 
 
+@pytest.mark.parametrize(("kernel", "passes"), [("varlen", 1), ("cpu", 2)])
+def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(small: Any, kernel: str, passes: int) -> None:
+    """Two responses to a long prompt, which one kernel alone shares."""
+    model, sampler = small.policy()
+    groups = [replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 600)]
+    params = ppo(Critic(), group_size=2, tokens_per_microbatch=1300)
+    critic: Any = make_critic(params.critic or Critic(), model, None, 10, 0, CPU)
+    batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
+    critic.model.__dict__["_kernel"] = kernel
+    counted, forward = [], critic.forward
+    critic.forward = lambda *given: counted.append(1) or forward(*given)
+    critic_gradient(critic, params, batch)
+    assert len(counted) == passes
+
+
 def test_figures_of_a_step_are_means_over_its_updates(small: Any) -> None:
     model, sampler = small.policy()
     groups, step = small.rollouts(model, sampler), CriticFigures()

@@ -10,6 +10,7 @@ from mathrl.core.types import Problem
 from mathrl.params.curriculum import EasyToHard, PassRate
 from mathrl.params.train import Rl
 from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.demonstrations import Stream
 
 
 def problem(number: int, pass_rate: float | None = None, level: int | None = None) -> Problem:
@@ -76,6 +77,43 @@ def test_pass_rate_draws_by_p_times_1_minus_p_without_repetition_in_a_step(floor
     assert Counter(order("pass_rate").take(12)) == Counter([*ALL, *ALL])
     eight = order("pass_rate").take(8)
     assert len(eight) == 8 and set(eight) == set(ALL)
+
+
+def test_an_order_hands_out_what_it_handed_out_before() -> None:
+    """With every second rollout right; not all problems are usable."""
+    expected = {
+        "shuffled": "043520452323504024",
+        "as_given": "023450234502345023",
+        "easy_to_hard": "004423552323504024",
+        "pass_rate": "254352345453523054",
+    }
+    for kind, drawn in expected.items():
+        found, taken = order(kind, planned=8, usable=[0, 2, 3, 4, 5]), list[int]()
+        for _ in range(6):
+            taken += (step := found.take(3))
+            assert found.sample_counts(step, 4) == [4, 4, 4] and found.metrics() == {}
+            for place, problem in enumerate(step):
+                found.observe(problem, correct=place % 2 * 4, samples=4)
+        assert "".join(map(str, taken)) == drawn, kind
+
+
+def test_weights_are_told_apart_that_are_alike_in_float32() -> None:
+    found = order("pass_rate", floor=0.0)
+    found.pass_rates = [1.0] * 5 + [1 - 1e-9]
+    assert [found.take(1) for _ in range(5)] == [[5]] * 5
+
+
+def test_a_pass_is_shuffled_once() -> None:
+    stream = Stream(4, seed=1)
+    passes = []
+    for _ in range(2):
+        taken, orders = [], set()
+        for _ in range(4):
+            taken.append(stream.take())
+            orders.add(id(stream._order))
+        assert sorted(taken) == [0, 1, 2, 3] and len(orders) == 1
+        passes.append(stream._order)
+    assert passes[0] is not passes[1]
 
 
 def test_estimates_follow_the_rollouts_and_are_resumed() -> None:

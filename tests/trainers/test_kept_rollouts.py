@@ -1,5 +1,6 @@
 """Kept rollouts: complete and equal after a kill, without an effect on the run, and true of its tokens."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,21 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import Metaspace
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from mathrl.core.hashing import digest_path
 from mathrl.core.rollout_files import WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
-from mathrl.core.types import Completion, Graded
+from mathrl.core.types import Completion, Graded, Problem, ToolCall
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.optimizer import AdamW
 from mathrl.params.train import KeepRollouts, Rl
 from mathrl.rewards.compose import build_reward
-from mathrl.trainers.kept_rollouts import KeptRollouts, odd_reasons
+from mathrl.trainers.batch import Batch
+from mathrl.trainers.kept_rollouts import KeptRollouts, odd_reasons, of_responses
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -122,6 +128,60 @@ def test_what_is_odd() -> None:
     silent = group((False, False), (0.0, 0.0))
     said = tuple(replace(each, extracted=None, disagrees=True) for each in silent.graded)
     assert odd_reasons(replace(silent, graded=said), 0) == ["no answer", "graders disagree"]
+
+
+def word_pieces() -> Any:
+    """A tokenizer like Llama's: a token has its space before it, which is left out at the start of a text."""
+    words = Tokenizer(WordLevel({"\u2581so": 0, "so": 1, "\u2581": 2, "?": 3}, unk_token="?"))
+    words.decoder = Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=words)
+
+
+def test_the_row_of_a_response_with_a_call_has_all_that_is_known_of_it() -> None:
+    call = ToolCall(1, 3, "1+", "(...)\ud83d", "error", 0.5)
+    completion = Completion(np.array([0, 1, 2, 1]), np.array([-1.0, 0.0, 0.0, -2.0]), "so\ud83d", "length", (call,))
+    other = Completion(np.array([1]), np.array([-0.5]), "so", "stop")
+    graded = (
+        Graded("p", completion, True, 1.0, {}, "1\ud83d", "number", True),
+        Graded("p", other, False, 0.25, {}, None, "none"),
+    )
+    made = RolloutGroup(
+        0, (9,), (completion.tokens, other.tokens), ((-1.0, -2.0), (-0.5,)), (1.0, 0.25), (True, False), (True, False),
+        ({"b": 2.0, "a": 1.0}, {}), (0.5, 0.0), graded=graded, calls=((call,), ()),
+        sampled=(completion.sampled, other.sampled),
+    )  # fmt: skip
+    problem = Problem("p\ud83d", "q\ud83d", ("1", "2\ud83d"), "s\ud83d", "rl", level=3)
+    kept = KeptRollouts(KeepRollouts(which="all"), [problem], word_pieces(), 0, None)
+    batch = Batch([made], torch.tensor([2, 1]), None, torch.tensor([0.5, -0.5]), torch.ones(2, dtype=torch.bool))
+    values = of_responses(batch, torch.tensor([3.0, 4.0, 5.0]).numpy())[0]
+    rows = list(kept._rows(7, made, [0, 1], (values, [each * 2 for each in values])))
+    arrays = [
+        {name: row.pop(name).tolist() for name in ("logprobs", "advantages", "ratios")}  # type: ignore[attr-defined]
+        for row in rows
+    ]
+    both = {"step": 7, "problem": "p\\ud83d", "question": "q\\ud83d", "answers": ["1", "2\\ud83d"], "source": "s\\ud83d"}
+    both |= {"level": 3, "trained": True}
+    assert rows == [
+        both | {
+            "response": 0, "text": "so\\ud83d", "correct": True, "extracted": "1\\ud83d", "rule": "number", "reward": 1.0,
+            "parts": [("a", 1.0), ("b", 2.0)], "length": 2, "truncated": True, "repeated": 0.5, "disagrees": True,
+            "odd": ["truncated", "repeats itself", "graders disagree", "call failed"],
+            "calls": [{"start": 1, "end": 3, "status": "error", "code": "1+", "output": "(...)\\ud83d"}],
+            "tokens": [0, 1, 2, 1], "pieces": [" so", "so", " ", "so"],
+        },
+        both | {
+            "response": 1, "text": "so", "correct": False, "extracted": None, "rule": "none", "reward": 0.25,
+            "parts": [], "length": 1, "truncated": False, "repeated": 0.0, "disagrees": None, "odd": ["no answer"],
+            "calls": [], "tokens": [1], "pieces": ["so"],
+        },
+    ]  # fmt: skip
+    nan = pytest.approx(math.nan, nan_ok=True)
+    assert arrays == [
+        {"logprobs": [-1, nan, nan, -2], "advantages": [3, nan, nan, 4], "ratios": [6, nan, nan, 8]},
+        {"logprobs": [-0.5], "advantages": [5], "ratios": [10]},
+    ]
+    (alone,) = kept._rows(7, made, [1], None)
+    assert (alone["trained"], alone["advantages"], alone["ratios"]) == (False, None, None)
 
 
 def test_a_share_is_of_the_problems_and_the_same_at_every_step(small: Any, tmp_path: Path) -> None:

@@ -142,6 +142,30 @@ def test_unseen_problems_are_predicted_from_source_and_level() -> None:
     assert (few_N == 0.5).all(), "too few problems to learn from"
 
 
+def test_what_is_older_counts_half_and_the_latest_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, rng = mixture(60), random.Random(1)
+    matrix_NF, start_N, samples_N = features(chosen), measured_rates(chosen), np.full(60, 8.0)
+    correct_N = np.array([sum(rng.random() < true_rate(problem) for _ in range(8)) for problem in chosen], dtype=float)
+    old_N = np.arange(60) % 2 == 1  # all of source b
+
+    def found(correct_N: Any, samples_N: Any, age_N: Any) -> list[float]:
+        rates: list[float] = predict(matrix_NF, start_N, correct_N, samples_N, age_N).tolist()
+        return rates
+
+    halves_N = np.where(old_N, 0.5, 1.0)
+    now = found(correct_N, samples_N, np.zeros(60))
+    aged = found(correct_N, samples_N, np.where(old_N, 10.0, 0.0))
+    assert aged == found(correct_N * halves_N, samples_N * halves_N, np.zeros(60)) != now
+    monkeypatch.setattr("mathrl.trainers.pass_rate_model.MOST_ROWS", 40)
+    first_N = np.arange(60) < 40
+    equally_old = found(correct_N, samples_N, np.ones(60))
+    assert equally_old == found(correct_N * first_N, samples_N * first_N, np.ones(60)) != now
+    falling_N = 60.0 - np.arange(60)
+    last_N = np.arange(60) >= 20
+    assert found(correct_N, samples_N, falling_N) == found(correct_N * last_N, samples_N * last_N, falling_N)
+    assert found(correct_N, samples_N, falling_N) != found(correct_N * first_N, samples_N * first_N, falling_N)
+
+
 def test_pools_are_of_what_is_predicted_from_the_problems_that_were_sampled() -> None:
     chosen = [problem.with_(source="ab"[n // 20]) for n, problem in enumerate(problems(40))]
     order = make_order(PoolCurriculum(pools=Pools(predict=True, retire=None)), chosen, range(40), 0, seed=1)
@@ -153,6 +177,69 @@ def test_pools_are_of_what_is_predicted_from_the_problems_that_were_sampled() ->
     rates_N = order.rates()
     assert min(rates_N[10:20]) > 0.8 and max(rates_N[30:]) < 0.3
     assert order.metrics()["curriculum/easy"] == 20
+
+
+def played(order: Any, rounds: int, count: int, group_size: int = 8) -> str:
+    """A line per round: the problems with their numbers of responses, and the figures."""
+    lines = []
+    for number in range(rounds):
+        taken = order.take(count)
+        counts = order.sample_counts(taken, group_size)
+        figures = order.metrics()
+        for place, (problem, samples) in enumerate(zip(taken, counts, strict=True)):
+            # Every fourth problem is always solved, every fourth never, the others now and then.
+            right = (samples, 0, (problem + number + place) % (samples + 1), samples // 2)[problem % 4]
+            order.observe(problem, right, samples)
+        shown = " ".join(f"{value:.4g}" for _, value in sorted(figures.items()))
+        asked = " ".join(f"{problem}:{samples}" for problem, samples in zip(taken, counts, strict=True))
+        lines.append(f"{asked} | {shown}")
+    return "\n".join(lines)
+
+
+def varied(count: int) -> list[Problem]:
+    """Three sources, levels, lengths; every third has a measured pass rate."""
+    return [
+        Problem(
+            id=f"p{n}", question="x" * (1 + n % 6), answers=("1",), source="aabc"[n % 4], split="rl",
+            level=None if n % 11 == 5 else 1 + n % 5, pass_rate=(n % 8) / 8 if n % 3 == 0 else None,
+        )
+        for n in range(count)
+    ]  # fmt: skip
+
+
+PLAYED = """\
+11:10 32:8 17:8 6:10 14:8 29:8 19:8 0:2 21:10 | 0 0 0 2 27 0 0 8 29
+30:2 26:10 35:8 5:8 2:8 22:8 27:8 6:12 20:8 | 0 0.2465 8 6 15 -0.1568 0 8 20
+35:6 22:12 4:8 12:8 11:6 6:8 27:6 19:6 32:12 | 0 0.201 8 8 13 -0.0381 0 8 12
+26:8 30:8 14:12 34:10 24:2 22:8 29:12 35:6 19:6 | 0 0.2026 7 3 18 -0.07301 1 8 10
+6:6 11:6 5:10 25:8 22:6 17:12 7:8 32:8 10:8 | 1 0.2237 6 2 20 -0.08548 1 8 8
+20:10 29:12 26:6 12:10 21:4 25:10 27:6 31:8 34:6 | 1 0.2412 3 2 21 -0.2421 3 8 5
+10:8 7:8 11:8 4:12 27:8 2:12 19:6 24:2 31:8 | 0 0.2443 2 3 18 -0.2663 6 8 4
+21:8 25:10 20:10 32:10 34:6 30:8 12:8 9:6 15:6 | 5 0.2443 3 3 20 -0.2663 3 8 4
+11:6 2:8 34:6 10:8 26:8 1:8 14:8 24:12 31:8 | 1 0.2667 2 3 19 -0.3988 5 8 2
+0:8 22:6 19:6 4:12 15:6 14:8 16:8 1:10 30:8 | 1 0.2813 1 3 19 -0.4201 6 8 1
+20:12 5:10 34:6 12:10 11:6 29:10 6:6 26:6 22:6 | 4 0.3013 1 5 18 -0.4786 5 8 0
+1:12 25:12 0:8 27:6 16:10 24:2 7:8 6:8 30:6 | 4 0.3013 2 2 19 -0.4786 6 8 0
+21:10 17:10 14:8 2:8 9:8 26:6 4:10 10:6 19:6 | 3 0.3013 2 1 17 -0.4786 9 8 0
+16:12 31:6 26:8 22:6 19:6 32:12 7:6 14:10 6:6 | 2 0.3013 1 1 16 -0.4786 11 8 0"""
+
+
+def test_an_order_of_pools_hands_out_what_it_handed_out_before() -> None:
+    """With all that it has; not all problems are usable, and it goes on from its state as it would have gone on."""
+    params = PoolCurriculum(
+        pools=Pools(retire=Retire(solved_after=2, failed_after=2, steps=2, growth=1.5), weights=PoolWeights(easy=2)),
+        adaptive=AdaptiveSamples(least=2, most=12, min_gain=0.01),
+    )
+    usable = [n for n in range(36) if n % 5 != 3]
+
+    def fresh() -> Any:
+        return make_order(params, varied(36), usable, 0, seed=4)
+
+    assert played(fresh(), 14, 9) == PLAYED
+    first, second = fresh(), fresh()
+    played(first, 6, 9)
+    second.load(json.loads(json.dumps(first.state())))
+    assert second.metrics() == first.metrics() and played(second, 5, 9) == played(first, 5, 9)
 
 
 def test_calibration_by_hand() -> None:

@@ -1,6 +1,7 @@
 """The update of the RL loop: invariant to micro-batches and to what may be skipped, and it learns."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,17 @@ from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.loss import Masked, Truncated
 from mathrl.params.optimizer import Muon
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rewards.counters import merged_counters
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.stages.rl import summary_of
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
-from tests.trainers.small import changed
+from tests.trainers.small import changed, policy, short_rl
 from tests.trainers.supervised_traces import CASES, sft
 
 CPU = Ranks(torch.device("cpu"))
@@ -264,6 +269,25 @@ def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(small:
     _, _, model = small.run(params.model_copy(update={"steps": 10}), reward=small.CountsOnes(broken=True))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not model.training
+
+
+def test_a_sampler_whose_log_probs_are_off_is_warned_of_once(
+    small: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Off(TorchEngine):
+        def generate(self, *given: Any, **more: Any) -> Any:
+            found = super().generate(*given, **more)
+            return [[replace(each, logprobs=each.logprobs - 0.2) for each in group] for group in found]
+
+    def off() -> Any:
+        model = policy()[0]
+        return model, Sampler(Off(model, small.TOKENIZER, Rollout()), small.TOKENIZER, Prompt())
+
+    monkeypatch.setattr("tests.trainers.small.policy", off)
+    _, rows, _ = small.run(short_rl(steps=3, max_tokens=6))
+    assert [row["rollout/logprob_alignment"] for row in rows] == pytest.approx([math.exp(0.2)] * 3, abs=0.05)
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning: step" in line]
+    assert len(said) == 1 and "warning: step 1: rollout/logprob_alignment is 1.2" in said[0]
 
 
 def test_minibatches_are_a_partition_and_one_keeps_the_order() -> None:

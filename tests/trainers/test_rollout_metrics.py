@@ -1,5 +1,8 @@
 """The figures of a step's rollouts, by hand."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from mathrl.core.types import Completion, Graded
@@ -19,6 +22,16 @@ def group(lengths: list[int], correct: list[bool], form: list[float]) -> Rollout
         truncated=(False,) * len(lengths),
         parts=tuple({"accuracy": one, "format": other} for one, other in zip(right, form, strict=True)),
     )
+
+
+def test_tokens_and_log_probs_are_arrays_of_one_type_however_they_are_given() -> None:
+    made = group([3, 1], [True, False], [0.0, 0.0])
+    assert [each.dtype for each in made.responses] == [np.int32] * 2
+    assert [each.dtype for each in made.logprobs] == [np.float32] * 2
+    assert [each.tolist() for each in made.responses] == [[5, 5, 5], [5]]
+    part = made.some(1, 2)
+    assert (part.problem, part.prompt, part.lengths, part.correct) == (0, (1,), [1], (False,))
+    assert part.sampled_tokens == 1 and replace(made, baseline_tokens=2).sampled_tokens == 6
 
 
 def test_correlations_with_reward_and_with_correctness_are_two_figures() -> None:
