@@ -160,7 +160,7 @@ mutants: $(VENV)/.developing  ## Flip signs, bounds and constants of the formula
 # MUTANTS=400 how many, of SEED=0, in MINUTES=60; NAMES='trainers\.batch' of some functions alone.
 mutants-wiring: $(VENV)/.developing  ## A sample of changes to trainers, learners, rollout and the stage rl; print what no test notices.
 	@$(MUTANTS_ENVIRONMENT)
-	mkdir -p build/mutants-wiring && cd build/mutants-wiring && rm -rf mathrl flows tasks params docs tests trials* measured*
+	mkdir -p build/mutants-wiring && cd build/mutants-wiring && rm -rf mathrl flows tasks params docs tests *.toml *.md trials* measured*
 	git ls-files -z pyproject.toml README.md mathrl flows tasks params docs tests \
 	    | xargs -0 cp -d --parents -t build/mutants-wiring && cp tests/mutants/wiring.cfg build/mutants-wiring/setup.cfg
 	@cd build/mutants-wiring && OMP_NUM_THREADS=1 PYTHONPATH=. ../../.venv-mutants/bin/python ../../tests/mutants/wiring.py \
