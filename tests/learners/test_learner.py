@@ -9,8 +9,9 @@ import torch
 from mathrl.core.errors import UserError
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
+from mathrl.learners.optimizer import optimizer_arguments
 from mathrl.learners.torch_learner import TorchLearner, share_gradients
-from mathrl.params.optimizer import AdamW
+from mathrl.params.optimizer import AdamW, Muon
 from mathrl.params.training import Training
 
 SGD_LIKE = AdamW(lr=0.01, warmup_steps=2, schedule="linear", clip_norm=None)
@@ -31,6 +32,15 @@ def test_the_schedule_follows_the_updates(small: Any) -> None:
     # Warm-up of two times a decay that ends one step after the last.
     assert factors == pytest.approx([0.5, 0.75, 0.5, 0.25]) and policy.counts == {"updates": 4, "bad": 0}
     assert policy.norm == pytest.approx(0.5 * math.sqrt(len(policy.flat.weights)))
+
+
+def test_an_optimizer_has_every_setting_of_its_section() -> None:
+    settings: dict[str, Any] = {"beta1": 0.8, "beta2": 0.7, "eps": 1e-5, "weight_decay": 0.3}
+    adamw = {"lr": 0.5, "betas": (0.8, 0.7), "eps": 1e-5, "weight_decay": 0.3, "foreach": True, "fused": False}
+    assert optimizer_arguments(AdamW(lr=0.5, **settings), fused=False) == {"AdamW": adamw}
+    muon = optimizer_arguments(Muon(lr=0.5, adamw_scale=0.5, **settings), fused=True)
+    assert muon["AdamW"] == adamw | {"lr": 0.25, "foreach": False, "fused": True}
+    assert muon["Muon"] == {"lr": 0.5, "weight_decay": 0.3} and len(muon) == 2
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])

@@ -195,7 +195,7 @@ class Sample:
     """The plugin's work: tries the changes and prints what comes of them.
 
     First each with the quicker of its tests; then those that these did not notice, and that docs/mutants.md does not
-    call equivalent, with the others and those that start processes.
+    call equivalent, with the others; at last those that are left with the tests that start processes.
     """
 
     def __init__(self, changes: list[Change], minutes: float, processes: int) -> None:
@@ -207,29 +207,30 @@ class Sample:
         begun = time.monotonic()
         reach = warm.reach_kept(Path("reach.json"), not_traced=NOT_TRACED)
         self.say(f"{len(reach.seconds)} tests; which lines they run was known after {time.monotonic() - begun:.0f} s")
-        rl = "mathrl/trainers/rl.py"
+        rl, end = "mathrl/trainers/rl.py", begun + 60 * self.minutes
         self.control(warm, reach, reach.halves(reach.tests(rl, (1, 1 << 20)))[0])
-        tests = {change.name: reach.tests(change.file, change.lines) for change in self.changes}
-        quick = [(change, reach.halves(tests[change.name])[0]) for change in self.changes]
-        end = begun + 60 * self.minutes
-        for outcome in warm.outcomes(quick, reach, LOG, self.processes, end):
-            self.take(outcome)
-        left = [
-            (change, [*reach.halves(tests[change.name])[1], *starting(change.file, warm.items)])
-            for change in self.changes
-            if self.alive(change)
-        ]
-        self.control(warm, reach, sorted({test for change, _ in left for test in starting(change.file, warm.items)}))
-        for outcome in warm.outcomes(left, reach, LOG, self.processes, end):
-            self.take(outcome)
+        halves = {change.name: reach.halves(reach.tests(change.file, change.lines)) for change in self.changes}
+        self.part([(change, halves[change.name][0]) for change in self.changes], warm, reach, end)
+        left = [change for change in self.changes if self.alive(change)]
+        self.part([(each, tests) for each in left if (tests := halves[each.name][1])], warm, reach, end)
+        left = [change for change in self.changes if self.alive(change)]
+        last = [(change, tests) for change in left if (tests := starting(change.file, warm.items))]
+        self.control(warm, reach, sorted({test for _, tests in last for test in tests}))
+        self.part(last, warm, reach, end)
         self.report()
+
+    def part(self, changes: list[tuple[Change, list[str]]], warm: Warm, reach: Reach, end: float) -> None:
+        for outcome in warm.outcomes(changes, reach, LOG, self.processes, end):
+            self.take(outcome)
 
     def control(self, warm: Warm, reach: Reach, tests: Sequence[str]) -> None:
         """None of the tests may notice a change that changes nothing."""
+        if not tests:
+            return
         file = "mathrl/trainers/rl.py"
         change = Change("nothing", file, (1, 1 << 20), Path(file).read_text(encoding="utf-8"))
         (outcome,) = warm.outcomes([(change, tests)], reach, LOG, 1, time.monotonic() + 1)
-        if tests and outcome.fate != "unnoticed":
+        if outcome.fate != "unnoticed":
             sys.exit(f"{outcome.by} fails without a change, in a fork: trials.log")
         self.say(f"{outcome.tests} tests pass without a change in {outcome.seconds:.0f} s")
 

@@ -13,6 +13,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
 from mathrl.core.types import Completion
 from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.weights import EMBEDDING, HEAD
 from mathrl.params.optimizer import AdamW
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, Prompt
@@ -21,7 +22,7 @@ from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl
-from mathrl.trainers.weight_sync import PROMPTS, TOKENS, WeightSync, is_sensitive
+from mathrl.trainers.weight_sync import PROMPTS, TOKENS, WeightSync, _with_checksums, is_sensitive
 
 SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, ema=None, dev={"samples": 1},
                  loss={"skip_zero_variance": False}, optimizer=AdamW(lr=1e-6, warmup_steps=0))  # fmt: skip
@@ -134,6 +135,25 @@ def test_the_canary_has_the_longest_prompts(small: Any) -> None:
     sync = WeightSync(engine, None, None, prompts, 0.5, TOKENS - 1)  # type: ignore[arg-type]
     assert [len(prompt) for prompt in sync.prompts] == list(range(9 + PROMPTS, 9, -1))
     assert (sync.sampling.temperature, sync.sampling.max_tokens) == (0.5, TOKENS - 1)
+
+
+def test_what_changed_is_told_by_the_bits_of_the_layers_matrices(small: Any) -> None:
+    one, two = torch.tensor([[1.0, 2.0], [0.5, 0.0]]), torch.tensor([[-1.0]])
+    named = {f"x.{EMBEDDING}": one, f"x.{HEAD}": two, "x.a.weight": one, "x.a.bias": one[0], "x.b.weight": two}
+    for dtype, integers in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
+        sums: dict[str, torch.Tensor] = {}
+        assert list(_with_checksums(named.items(), dtype, sums)) == list(named.items())
+        expected = {"x.a.weight": one, "x.b.weight": two}
+        assert {name: int(value) for name, value in sums.items()} == {
+            name: int(value.to(dtype).view(integers).long().sum()) for name, value in expected.items()
+        }
+    sync = WeightSync(small.policy()[1].engine, None, None, [], 1.0, 8)  # type: ignore[arg-type]
+
+    def share(**sums: int) -> float:
+        return sync._changed_share({name: torch.tensor(value) for name, value in sums.items()})
+
+    assert [share(a=1, b=2), share(a=1, b=3), share(a=1, b=3), share(a=2, b=4, c=5, d=6)] == [0, 0.5, 0, 0.5]
+    assert share() == 0
 
 
 def test_a_certain_token_tells_nothing() -> None:
