@@ -25,6 +25,7 @@ def learner(small: Any, ema: float | None = None) -> TorchLearner:
 
 def test_the_schedule_follows_the_updates(small: Any) -> None:
     policy = learner(small)
+    assert (policy.updates, policy.bad, policy.norm, policy.factor, policy.best) == (0, 0, 0.0, 0.0, None)
     factors = []
     for _ in range(4):
         policy.update(loss=1.0)

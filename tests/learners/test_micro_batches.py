@@ -39,6 +39,23 @@ def test_out_of_memory_is_answered_with_half_the_tokens_from_then_on(capsys: pyt
         needs(budget, 1)
 
 
+def test_no_smaller_micro_batch_is_tried_than_of_sixteen_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    for tokens, tried in ((33, [33, 16]), (100, [100, 50, 25]), (31, [31]), (20, [20])):
+        seen: list[int] = []
+
+        @halved_on_out_of_memory
+        def never(budget: TokenBudget, seen: list[int] = seen) -> None:
+            seen.append(budget.tokens)
+            raise MemoryError("you tried to allocate more than there is")
+
+        with pytest.raises(OutOfMemory, match=rf"\(now {tried[-1]}\)"):
+            never(TokenBudget(ranks_of("halve"), tokens, "rl"))
+        assert seen == tried
+        said = [f"micro-batches of {count} tokens;" for count in tried[1:]]
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == len(said) and all(each in printed for each in said)
+
+
 def test_out_of_memory_ends_the_run_where_that_is_the_setting() -> None:
     budget = TokenBudget(ranks_of(), 1000, "sft")
     with pytest.raises(OutOfMemory, match=r"lower sft\.tokens_per_microbatch"):

@@ -145,6 +145,60 @@ def test_a_checkpoint_is_late_so_many_minutes_after_the_last(monkeypatch: pytest
     assert never.boundary(False) == (True, True)
 
 
+def test_who_leaves_saves_what_is_held_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    happened: list[Any] = []
+    monkeypatch.setattr(os, "_exit", happened.append)
+    stop = StopRequest(Ranks(torch.device("cpu")))
+
+    def left(at_once: bool) -> list[Any]:
+        happened.clear()
+        stop._leave(at_once)
+        return list(happened)
+
+    assert stop._save is None and left(True) == left(False) == [], "nobody has asked"
+    stop.requested = True
+    assert left(False) == [] and left(True) == [75], "at first it waits for a boundary"
+    stop.hold(lambda: happened.append("saved"))
+    assert left(False) == left(True) == ["saved", 75]
+    stop.release()
+    assert left(False) == [] and left(True) == [75] and capsys.readouterr().err == ""
+
+    def full() -> None:
+        raise OSError("no space left")
+
+    stop.hold(full)
+    assert left(False) == [75] and capsys.readouterr().err == "no checkpoint could be written: no space left\n"
+
+
+def test_a_signal_is_taken_once_and_the_handlers_come_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timers: list[Any] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, call: Any, given: list[bool]) -> None:
+            timers.append((seconds, call.__name__, given, self))
+
+        def start(self) -> None:
+            assert self.daemon, "the process does not wait for it"
+
+    monkeypatch.setattr("mathrl.learners.preemption.threading.Timer", Timer)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with StopRequest(Ranks(torch.device("cpu"))) as stop:
+        assert not stop.requested and [signal.getsignal(number) for number in numbers] == [stop._receive] * 2
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+    assert [each[:3] for each in timers] == [(4.0, "_leave", [False]), (8.0, "_leave", [True])]
+    assert capsys.readouterr().err == "SIGTERM: stopping at the next step boundary\n"
+    assert not stop.requested and [signal.getsignal(number) for number in numbers] == before
+
+
 @pytest.mark.parametrize("name", ["rl", "sft", "dpo"])
 def test_a_checkpoint_comes_by_the_clock_too_and_changes_no_bit(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,18 @@ import torch
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import TokenBudget, own_micro_batches, reduce_figures
 from mathrl.learners.scoring import own_passes, score_items, score_tokens
+from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
+from mathrl.models.scores import make_scorer
+from mathrl.params.optimizer import AdamW
+from mathrl.params.train import Rl
+from mathrl.trainers.batch import group_logprobs, make_batch
+from mathrl.trainers.critic import critic_gradient
+from mathrl.trainers.policy_update import update_gradient
+from mathrl.trainers.preference import response_logprob_sums
+from mathrl.trainers.sft import negative_log_likelihood
+from mathrl.trainers.supervised import Item, _gradient
 
 SIZES = [3, 9, 1, 4, 4, 7, 2, 6, 5, 8]
 
@@ -116,6 +128,58 @@ def test_tokens_come_back_in_their_order_from_shares_of_about_equal_size(small: 
     assert all(len(micro) == 1 or sum(SIZES[item] for item in micro) <= 12 for share in shares for micro in share)
     some = together(world, lambda ranks: own_micro_batches(SIZES, 12, ranks, [1, 4, 7]))
     assert sorted(item for share in some for micro in share for item in micro) == [1, 4, 7]
+
+
+class WithASpare(TorchLearner):
+    """After its own micro-batches makes a pass that other ranks need."""
+
+    spare = False
+
+    def micro_batches(self, *given: Any) -> Iterator[tuple[list[int], float]]:
+        yield from super().micro_batches(*given)
+        if self.spare:
+            yield [0], 0.0
+
+
+def test_a_pass_that_other_ranks_need_adds_nothing(small: Any) -> None:
+    ranks, found = Ranks(torch.device("cpu")), []
+    adamw = AdamW(lr=1e-3)
+    for spare in (False, True):
+        model, sampler = small.policy()
+        groups = small.rollouts(model, sampler)
+        policy, critic = WithASpare(model, adamw, 4), WithASpare(make_scorer(model), adamw, 4)
+        policy.spare = critic.spare = spare
+        params = Rl(group_size=4, advantage="gae", tokens_per_microbatch=48, loss={"entropy_coef": 0.1})
+        batch, _ = make_batch(groups, params, ranks, model, critic=critic.model)
+        update, value = update_gradient(policy, params, batch, 0.0), critic_gradient(critic, params, batch)
+        gradients = [policy.flat.gradients.clone(), critic.flat.gradients.clone()]
+        items = [Item(group.group, terms=4) for group in groups]
+        loss_of = partial(negative_log_likelihood, model)
+        figures = reduce_figures(_gradient(TokenBudget(ranks, 48, "sft"), policy, items, loss_of), ranks)
+        found.append((update, value, figures, [*gradients, policy.flat.gradients.clone()]))
+    (update, value, figures, alone), (others, other_value, other_figures, beside) = found
+    assert update == others and value == other_value and figures == other_figures and update.tokens > 0
+    for one, other in zip(alone, beside, strict=True):
+        assert torch.equal(one, other) and one.norm() > 0
+
+
+def test_entropies_are_computed_where_somebody_reads_them_alone(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sampler = small.policy()
+    groups, wanted = small.rollouts(model, sampler), list[bool]()
+
+    def watched(*given: Any, entropy: bool = True) -> Any:
+        wanted.append(entropy)
+        return response_logprobs(*given, entropy=entropy)
+
+    for module in ("batch", "sft", "preference", "policy_update"):
+        monkeypatch.setattr(f"mathrl.trainers.{module}.response_logprobs", watched)
+    ranks, params = Ranks(torch.device("cpu")), Rl(group_size=4)
+    group_logprobs(model, "policy", groups, params, ranks)
+    negative_log_likelihood(model, [Item(groups[0].group)])
+    response_logprob_sums(model, [Item(groups[0].group)], mean=False)
+    batch, _ = make_batch(groups, params, ranks, model)
+    update_gradient(TorchLearner(model, AdamW(lr=1e-3), 4), params, batch, 0.0)
+    assert wanted == [False, False, False, True]
 
 
 def test_figures_are_added_over_micro_batches_and_ranks_and_of_max_the_largest_is_taken() -> None:

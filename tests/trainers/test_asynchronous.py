@@ -103,6 +103,7 @@ def test_the_lag_is_in_updates_of_which_a_step_may_have_several(small: Any, tmp_
     saved = CheckpointFolder(tmp_path / "checkpoints").latest()
     assert saved is not None and saved.values["order"]["cursor"] == 3 * 4, "nothing is sampled that no step trains on"
     assert saved.values["stream"][0]["numbered"] == 3 * 4 and saved.values["stream"][0]["segments"] == 3
+    assert saved.values["stream"][0]["updates"] == {"1": 6, "2": 12, "3": 18}, "of older versions no group is trained"
 
 
 def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A run that is cut between any two steps goes on to the same bits, with every state that RL has."""
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 from mathrl.learners.preemption import StopRequest
+from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.advantage import Critic
@@ -15,6 +18,8 @@ from mathrl.params.loss import KlController
 from mathrl.params.optimizer import AdamW
 from mathrl.params.paths import merge
 from mathrl.params.train import Rl
+from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.rl import train_rl
 
 COMMON: dict[str, Any] = {
     "steps": 7,
@@ -95,6 +100,48 @@ def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
     assert rows == whole and result == whole_result
     for ours, other in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(ours, other)
+
+
+def test_a_step_is_held_while_it_samples_and_its_seconds_and_tokens_are_told(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    class Watched(StopRequest):
+        def hold(self, save: Any) -> None:
+            happened.append("hold")
+
+        def release(self) -> None:
+            happened.append("release")
+
+    class Scoring(small.CountsOnes):  # type: ignore[name-defined, misc]
+        def score(self, items: Any) -> Any:
+            happened.append("sample")
+            return super().score(items)
+
+    def update(self: TorchLearner, loss: float) -> None:
+        happened.append("update")
+        take(self, loss)
+
+    take = TorchLearner.update
+    monkeypatch.setattr("mathrl.trainers.rl.StopRequest", Watched)
+    monkeypatch.setattr(TorchLearner, "update", update)
+    params = Rl(**merge(COMMON, {"steps": 2, "dev": {"every": 0}}))
+    result, _, _ = small.run(params, tmp_path, reward=Scoring())
+    assert happened == ["hold", "sample", "release", "update"] * 2 + ["release"]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    tokens = sum(row["throughput/tokens_per_second"] * row["time/step"] for row in rows)
+    assert tokens == pytest.approx(result.sampled_tokens)
+    for row in rows:
+        parts = [row[f"time/{name}"] for name in ("rollout", "reward", "scores", "update")]
+        assert min(parts) > 0 and sum(parts) <= row["time/step"] * 1.001
+    happened.clear()
+    params = Rl(**merge(COMMON, {"steps": 2, "dev": {"every": 0}, "asynchronous": {"staleness": 0}}))
+    model, _ = small.policy()
+    engine = CopyEngine(copy.deepcopy(model), small.TOKENIZER, small.Rollout(), 1e-4)
+    sampler = small.Sampler(engine, small.TOKENIZER, small.Prompt())
+    train_rl(model, sampler, small.PROBLEMS, (), Scoring(), params, small.training_run(tmp_path / "ahead"))
+    assert "hold" not in happened, "what is sampled ahead changes meanwhile"
 
 
 def test_checkpoints_are_of_every_so_many_steps_and_of_the_last(small: Any, tmp_path: Path) -> None:

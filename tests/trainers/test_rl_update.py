@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.algorithms.alignment import GAPS
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
@@ -323,6 +324,10 @@ def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_upda
     assert told["rollout/staleness"] == 0.5
     for without in (Rl(), Rl(kl={"type": "reward", "coef": 0.1})):
         assert "kl" not in step.metrics(without)
+    assert UpdateFigures().mean_ratio == 1 and UpdateFigures(ratio=3.0, tokens=2.0).mean_ratio == 1.5
+    one = StepFigures()
+    one.add(UpdateFigures(loss=2.0, tokens=1.0, gaps=[1.0] * len(GAPS)), norm=1.0)
+    assert one.dropped == 0 and set(one.mismatch().values()) == {1.0} and "rollout/staleness" not in one.metrics(Rl())
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -346,6 +351,8 @@ def test_a_step_that_trains_no_group_logs_no_figure_of_a_forward_pass(small: Any
 def test_schedules() -> None:
     linear = Muon(lr=0.01, schedule="linear", warmup_steps=2)
     assert [schedule(linear, step, 4) for step in range(4)] == pytest.approx([0.5, 0.75, 0.5, 0.25])
+    once = Muon(lr=0.01, schedule="linear", warmup_steps=0)
+    assert [schedule(once, step, 1) for step in (0, 1)] == [1, 0] and schedule(once, 0, 0) == 1
     flat = Muon(lr=0.01, schedule="flat_linear", warmup_steps=0)
     assert [schedule(flat, step, 4) for step in range(4)] == pytest.approx([1, 1, 1, 0.5])
     assert schedule(Muon(lr=0.01, schedule="cosine", warmup_steps=0), 2, 4) == pytest.approx(0.5)
