@@ -58,6 +58,11 @@ def test_too_long_prompts_are_dropped_and_counted() -> None:
     groups = sampler.sample([problem(0, "1+2+3+4="), problem(1)], Sampling(1, 1.0, 8), build_reward(), 0)
     assert groups[0] is None and groups[1] is not None
     assert sampler.dropped == 1
+    sampler.sample([problem(0, "1+2+3+4="), problem(1), problem(2, "9" * 7)], Sampling(1, 1.0, 8), build_reward(), 0)
+    assert sampler.dropped == 3
+    sampler.sample([problem(0)], Sampling(1, 1.0, 8), build_reward(), 0, prompts=[None])
+    assert sampler.dropped == 4
+    assert len(sampler.prompt_tokens(problem(0, "9" * 6)) or ()) == 6, "as many as are allowed"
 
 
 def test_a_response_prefix_is_given_to_the_model_and_graded_with_the_response() -> None:
@@ -93,7 +98,9 @@ def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(small: Any, 
     sampler.engine.rollout = Rollout(max_sequences=4)
     problems, sampling, told = small.PROBLEMS[:5], Sampling(2, 1.0, 6), []
 
-    def sample(state: Path | None = tmp_path, sampler: Any = sampler) -> Any:
+    state = tmp_path / "not" / "there"
+
+    def sample(state: Path | None = state, sampler: Any = sampler, sampling: Sampling = sampling) -> Any:
         told.clear()
         given = {"seed": 3, "name": "x", "state": state, "on_progress": told.append}
         return sample_problems(sampler, problems, sampling, small.CountsOnes(), **given)
@@ -115,7 +122,7 @@ def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(small: Any, 
     assert [row for group in found for row in group] == rows
     assert len({row["truncated"] for row in rows}) == 2 and len({row["response"] for row in rows}) > 5
     # The file is torn within its second line: what is whole is told at once, the rest is sampled again.
-    (file,) = tmp_path.iterdir()
+    (file,) = state.iterdir()
     whole = file.read_text(encoding="utf-8")
     lines = whole.splitlines(keepends=True)
     assert [json.loads(line)["chunk"] for line in lines] == [0, 1, 2]
@@ -129,6 +136,9 @@ def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(small: Any, 
         sample(sampler=Sampler(nothing, TOKENIZER, Prompt()))
     assert file.read_text(encoding="utf-8") == lines[0], "the torn line is gone"
     assert sample() == sample(None)
+    sample(tmp_path / "many", sampling=Sampling(9, 1.0, 2))
+    (file,) = (tmp_path / "many").iterdir()
+    assert file.read_text(encoding="utf-8").count("\n") == 5, "a problem with more samples than fit is a chunk alone"
 
 
 def test_the_tool_of_the_rollout_is_opened_and_closed_with_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:

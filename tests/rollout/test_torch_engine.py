@@ -1,5 +1,6 @@
 """The engine against the model's own forward pass, packed and plain."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from mathrl.models import decode
 from mathrl.models.base import character_tokenizer
+from mathrl.models.limits import rounded_up
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.logprobs import response_logprobs, takes_packed
 from mathrl.models.packing import Group
@@ -117,6 +119,41 @@ def test_choose_inverts_the_distribution_function() -> None:
     assert tokens.tolist() == [3] * 4 and logprobs.exp().tolist() == pytest.approx([0.7] * 4)
 
 
+def test_no_random_number_gives_a_token_that_cannot_be() -> None:
+    never = -math.inf
+    logits = torch.tensor([[0.0, 0.5, never, never], [never, never, 0.0, 0.5], [never, 0.0, never, never]])
+    for uniform, tokens in ((0.0, [0, 2, 1]), (1 - 2**-24, [1, 3, 1])):
+        assert sample_token(logits, torch.full((3,), uniform), 1.0, 1.0)[0].tolist() == tokens
+    thousand = torch.randn(1000, 37, generator=torch.Generator().manual_seed(0))
+    chosen, logprobs = sample_token(thousand, torch.rand(1000, generator=torch.Generator().manual_seed(1)), 0.7, 1.0)
+    plain = torch.softmax(thousand / 0.7, -1).gather(1, chosen[:, None])[:, 0].log()
+    assert torch.equal(logprobs, plain), "without a nucleus nothing is divided by a sum near 1"
+
+
+def test_finished_sequences_leave_the_batch_and_a_prompt_with_many_samples_is_a_batch_alone(
+    engine: TorchEngine,
+) -> None:
+    sizes: list[int] = []
+
+    def count(module: Any, args: Any, inputs: Any) -> None:
+        if inputs["input_ids"].shape[0] == 1 or inputs["input_ids"].shape[1] == 1:  # a step, packed or plain
+            sizes.append(inputs["input_ids"].numel())
+
+    hook = engine.model.register_forward_pre_hook(count, with_kwargs=True)
+    engine.ends = list(range(0, len(TOKENIZER), 2))  # half of the rest ends at each step
+    engine.rollout = Rollout(max_sequences=64)
+    (found,) = engine.generate([PROMPTS[1]], Sampling(64, 1.0, 12), seed=2)
+    hook.remove()
+    alive = [sum(len(each.tokens) > step for each in found) for step in range(1, 12)]
+    steps = sizes[1:]  # after the prompt
+    assert alive[0] < 48 and alive[2] < 24
+    for left, size in zip(alive, steps, strict=False):
+        assert left <= size <= max(rounded_up(left), left + left // 7)
+    engine.rollout = Rollout(max_sequences=4)
+    groups = engine.generate(PROMPTS, Sampling(8, 1.0, 6), seed=2)
+    assert groups[1] == engine.generate([PROMPTS[1]], Sampling(8, 1.0, 6), seed=2)[0], "the shortest is the first"
+
+
 def test_frequencies_follow_the_probabilities() -> None:
     logits = torch.tensor([1.0, 0.0, -1.0]).expand(20_000, 3)
     uniform = torch.rand(20_000, generator=torch.Generator().manual_seed(0))
@@ -130,6 +167,8 @@ def test_nucleus_keeps_the_fewest_that_reach_top_p() -> None:
     kept = nucleus(torch.tensor([[0.5, 0.3, 0.15, 0.05]]), 0.6)
     assert kept.tolist()[0] == pytest.approx([0.625, 0.375, 0, 0])
     assert nucleus(torch.tensor([[0.5, 0.3, 0.2]]), 0.5).tolist()[0] == [1, 0, 0]
+    assert nucleus(torch.tensor([[0.25, 0.25, 0.5], [0.25, 0.5, 0.25]]), 0.75).sum(-1).tolist() == [1, 1]
+    assert (nucleus(torch.tensor([[0.25, 0.25, 0.5]]), 0.75) > 0).sum() == 2
     logits = torch.tensor([[0.15, 0.5, 0.05, 0.3]]).log().expand(3, 4)
     tokens, logprobs = sample_token(logits, torch.tensor([0.01, 0.6, 0.99]), 1.0, 0.6)
     assert tokens.tolist() == [1, 1, 3]
