@@ -59,6 +59,8 @@ def test_an_output_cannot_close_its_block_or_spell_a_token_of_the_model() -> Non
 
 def test_long_output_is_cut_and_says_so() -> None:
     assert shown("x" * 20, 20, TOKENIZER) == "x" * 20
+    assert shown("X" * 21, 20, TOKENIZER) == "X" * 20 + "\n[output cut: 20 of 21 tokens]"
+    assert shown("1\r\n2\x1b[0m\n", 20, TOKENIZER) == "1\n2[0m"
     assert shown("y" * 5000, 20, TOKENIZER) == "y" * 20 + "\n[output cut: 20 of 5,000 tokens]"
 
 

@@ -85,7 +85,7 @@ def test_each_steps_rollouts_are_of_the_weights_before_the_last_update(small: An
     rows, model, engine = run(small, AHEAD, tmp_path)
     # Version 0 is the start and each step's sync makes one, the last step's two: dev's weights, the trained.
     assert [version for version, *_ in engine.drawn] == [0, 0, 1, 2, 3]
-    assert all(name.startswith("rollouts") for *_, name in engine.drawn)
+    assert all(name.startswith("rollouts_") for *_, name in engine.drawn)
     assert [row["rollout/lag"] for row in rows] == [0, 1, 1, 1, 1]
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1, 1]
     for draw, (version, *_) in enumerate(engine.drawn):

@@ -10,15 +10,19 @@ import torch
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
+from mathrl.core.out_of_memory import OutOfMemory
 from mathrl.params.advantage import Critic, Gae, MaxRl
 from mathrl.params.curriculum import PassRate
 from mathrl.params.loss import KlController, Masked
+from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import outcome_advantages
 from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.golden_traces import HELPERS, method
 from tests.trainers.small import changed
+from tests.trainers.supervised_traces import dpo, pairs, reward_model, sft
 
 
 def train(small: Any, name: str, **more: Any) -> tuple[list[dict[str, float]], Any]:
@@ -205,6 +209,41 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
         small.run(method("GRPO"), teacher=small.policy()[0])
     with pytest.raises(UserError, match="process reward model"):
         small.run(method("GRPO, process supervision"))
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "part", "settings", "section"),
+    [
+        ("batch", "response_logprobs", "log-probs of the policy", {"importance": {"when": "always"}}, "rl"),
+        ("batch", "response_logprobs", "log-probs of the reference", {"kl": {"coef": 0.1}}, "rl"),
+        ("batch", "response_logprobs", "log-probs of the reference", {"kl": {"type": "probe", "groups": 1}}, "rl"),
+        ("batch", "response_logprobs", "log-probs of the teacher", {"advantage": "distillation", "kl": None}, "rl"),
+        ("batch", "token_scores", "critic's values", {"advantage": "gae"}, "rl"),
+        ("critic", "token_scores", "activations of a micro-batch", {"advantage": "gae"}, "rl"),
+        ("policy_update", "response_logprobs", "activations of a micro-batch", {}, "rl"),
+        ("sft", "response_logprobs", "activations of a micro-batch", {}, "sft"),
+        ("preference", "response_logprobs", "log-probs of the reference", {}, "dpo"),
+        ("reward_model", "token_scores", "activations of a micro-batch", {}, "reward_model"),
+    ],
+)
+def test_who_has_no_memory_is_named_with_the_setting_that_helps(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    module: str, function: str, part: str, settings: dict[str, Any], section: str,
+) -> None:  # fmt: skip
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError("you tried to allocate 7 bytes")
+
+    monkeypatch.setattr(f"mathrl.trainers.{module}.{function}", full)
+    with pytest.raises(OutOfMemory, match=f"for the {part} .*7 bytes.*: lower {section}.tokens_per_microbatch"):
+        if section == "rl":
+            teacher = {"teacher": small.policy()[0]} if settings.get("advantage") == "distillation" else {}
+            small.run(method("GRPO", **settings), tmp_path, **teacher)
+        elif section == "sft":
+            sft(tmp_path)
+        elif section == "dpo":
+            dpo(tmp_path)
+        else:
+            reward_model(tmp_path, tokenize_pairs(pairs(), Prompt(), small.TOKENIZER))
 
 
 @pytest.mark.parametrize(

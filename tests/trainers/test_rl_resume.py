@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.learners.preemption import StopRequest
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.small_copy import small_config
@@ -57,6 +58,10 @@ def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, name: 
     assert rows == whole and result == whole_result
     for ours, other in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(ours, other)
+    saved = CheckpointFolder(tmp_path / "cut" / "checkpoints").latest()
+    assert saved is not None and {each.partition("/")[0] for each in saved.tensors} == {
+        "rl", *(["rl.advantage.critic"] if "ppo" in name else [])
+    }  # fmt: skip
     # There is something to differ in.
     if "ppo" in name:
         assert len({row["kl_coef"] for row in whole}) == 7 and whole[-1]["kl"] != 0
