@@ -127,7 +127,7 @@ def test_a_stages_sampler_has_its_engine_its_longest_sequence_its_prompt_and_its
     assert open_sampler(folder, all_of_it, "sample").few_shot == ()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     on_gpu = load_params(ROOT / "params", overrides=[*overrides[1:], "run.device=cuda"])
-    with pytest.raises(UserError, match="run.device is cuda, but torch finds no GPU"):
+    with pytest.raises(UserError, match=r"run\.device is cuda, but torch finds no GPU"):
         open_sampler(folder, on_gpu, "sample")
 
 

@@ -251,7 +251,7 @@ def test_calls_run_at_once_and_their_order_changes_nothing(engine: TorchEngine) 
     assert turn_sampler(engine, Meeting(callers)).generate(PROMPTS, SAMPLING, 5) == expected
 
 
-@pytest.mark.parametrize("sessions", [64, 3])
+@pytest.mark.parametrize("sessions", [48, 47])  # of 48 responses
 def test_calls_begin_while_others_are_sampled_unless_sessions_are_few(engine: TorchEngine, sessions: int) -> None:
     """A call of the engine is over: all that it has asked for ran meanwhile, or nothing of a first wave did."""
     tool, waves = Calculator(), [(0, 0)]
@@ -266,14 +266,14 @@ def test_calls_begin_while_others_are_sampled_unless_sessions_are_few(engine: To
             for completion, limit in zip(flat, limits, strict=True)
         )
         expected, since = waves[-1][0] + asked, time.monotonic()
-        while tool.runs < expected and sessions == 64 and time.monotonic() < since + 5:
+        while tool.runs < expected and sessions == 48 and time.monotonic() < since + 5:
             time.sleep(0.01)
         waves.append((expected, tool.runs))
         return found
 
     engine.generate = watched  # type: ignore[method-assign]
     turn_sampler(engine, tool, sessions=sessions, max_calls=9).generate(PROMPTS, SAMPLING, 5)
-    if sessions == 64:
+    if sessions == 48:
         assert len(waves) > 3 and waves[1][0] > 5 and all(expected == runs for expected, runs in waves)
     else:
         assert waves[1][0] > 5 and waves[1][1] == 0
@@ -302,6 +302,37 @@ def test_an_error_elsewhere_ends_the_thread_that_waits_for_calls(engine: TorchEn
             thread._running.result(30)
     finally:
         never.barrier.abort()
+
+
+class Failing(Calculator):
+    """Its first call fails, the others take their time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    def session(self) -> Session:  # type: ignore[override]
+        return FailingSession(self)
+
+
+class FailingSession(CalculatorSession):
+    def run(self, code: str) -> ToolOutput:
+        assert isinstance(self.tool, Failing)
+        with self.tool.lock:
+            self.tool.runs += 1
+            first = self.tool.runs == 1
+        if first:
+            raise RuntimeError("of the tool")
+        self.tool.over.wait(9)
+        return ToolOutput("1", "ok", 9.0)
+
+
+def test_a_call_that_fails_ends_the_sampling_and_nobody_waits_for_the_others(engine: TorchEngine) -> None:
+    tool, began = Failing(), time.monotonic()
+    with pytest.raises(RuntimeError, match="of the tool"):
+        turn_sampler(engine, tool, sessions=48).generate(PROMPTS, SAMPLING, 5)
+    assert time.monotonic() < began + 7 and tool.runs > 3
+    tool.over.set()
 
 
 def test_no_more_sessions_than_the_tool_has(engine: TorchEngine) -> None:

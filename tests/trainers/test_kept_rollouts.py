@@ -159,12 +159,13 @@ def test_the_row_of_a_response_with_a_call_has_all_that_is_known_of_it() -> None
         {name: row.pop(name).tolist() for name in ("logprobs", "advantages", "ratios")}  # type: ignore[attr-defined]
         for row in rows
     ]
-    both = {"step": 7, "problem": "p\\ud83d", "question": "q\\ud83d", "answers": ["1", "2\\ud83d"], "source": "s\\ud83d"}
-    both |= {"level": 3, "trained": True}
+    both = {"step": 7, "problem": "p\\ud83d", "question": "q\\ud83d", "answers": ["1", "2\\ud83d"]}
+    both |= {"source": "s\\ud83d", "level": 3, "trained": True}
     assert rows == [
         both | {
-            "response": 0, "text": "so\\ud83d", "correct": True, "extracted": "1\\ud83d", "rule": "number", "reward": 1.0,
-            "parts": [("a", 1.0), ("b", 2.0)], "length": 2, "truncated": True, "repeated": 0.5, "disagrees": True,
+            "response": 0, "text": "so\\ud83d", "correct": True, "extracted": "1\\ud83d", "rule": "number",
+            "reward": 1.0, "parts": [("a", 1.0), ("b", 2.0)], "length": 2, "truncated": True, "repeated": 0.5,
+            "disagrees": True,
             "odd": ["truncated", "repeats itself", "graders disagree", "call failed"],
             "calls": [{"start": 1, "end": 3, "status": "error", "code": "1+", "output": "(...)\\ud83d"}],
             "tokens": [0, 1, 2, 1], "pieces": [" so", "so", " ", "so"],
