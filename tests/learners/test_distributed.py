@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks, check_gpus
 from mathrl.params.training import Fsdp, Training
+from mathrl.rollout import ranks
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
@@ -70,7 +72,32 @@ def test_ranks_that_cannot_share_micro_batches_are_refused_at_once() -> None:
         Ranks(torch.device("cpu"), shared)
 
 
+def test_groups_of_ranks_are_made_once_and_forgotten_when_they_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        ranks.join_ranks(False)  # it has joined one
+        assert ranks.object_group() is ranks.object_group() and ranks._object_groups == [dist.group.WORLD]
+        assert ranks.neighbours(1) is ranks.neighbours(1) and list(ranks._neighbours) == [1]
+    finally:
+        ranks.leave_ranks()
+    assert not dist.is_initialized() and not ranks._neighbours and not ranks._object_groups
+    ranks.leave_ranks()
+    assert ranks.gather("x") == ["x"] and ranks.from_rank_0(lambda: 7) == 7, "alone it needs no group"
+    assert not dist.is_initialized()
+
+
+def test_an_exchange_that_fails_fails_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(ranks.time, "sleep", slept.append)
+    with pytest.raises(RuntimeError, match="gone"), ranks.exchanging():
+        raise RuntimeError("gone")
+    with ranks.exchanging():
+        pass
+    assert slept == [2.0]
+
+
 def test_one_rank_makes_one_pass_per_micro_batch_and_at_least_one() -> None:
-    ranks = Ranks(torch.device("cpu"))
-    assert list(ranks.evened([3, 4], 9)) == [(3, 1.0), (4, 1.0)]
-    assert list(ranks.evened([], 9)) == [(9, 0.0)]
+    alone = Ranks(torch.device("cpu"))
+    assert list(alone.evened([3, 4], 9)) == [(3, 1.0), (4, 1.0)]
+    assert list(alone.evened([], 9)) == [(9, 0.0)]

@@ -115,7 +115,9 @@ def skipped(self: Any, node: cst.CSTNode) -> bool:
 
 def of_no_effect(argument: cst.Arg) -> bool:
     """An argument that asserts (`strict`), says the default of every machine (`encoding`) or of a CPU (`device`)."""
-    return argument.keyword is not None and argument.keyword.value in ("strict", "encoding", "device")
+    name = argument.keyword.value if argument.keyword is not None else ""
+    is_device = isinstance(argument.value, cst.Attribute) and argument.value.attr.value == "device"
+    return name in ("strict", "encoding", "device") or is_device
 
 
 def leaves_out_no_effect(old: cst.CSTNode, new: cst.CSTNode) -> bool:

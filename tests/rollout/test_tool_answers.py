@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mathrl.core.errors import UserError
 from mathrl.core.results import results_table
 from mathrl.core.types import Completion, Problem, ToolCall
 from mathrl.evaluation.responses import eval_row
@@ -120,6 +121,26 @@ def test_rows_of_evaluations_have_calls_only_with_a_tool() -> None:
     assert [line["with a call"] for line in table] == ["50.0%", ""] and "with a call" not in results_table(
         {"without": figures["without"]}
     )[0]
+
+
+def test_a_seeded_share_of_the_demonstrations_is_the_answer_alone() -> None:
+    problems = [
+        Problem(f"p{n}", f"{n}+{n}=", (str(2 * n),), "own", "sft", solution=f"{n}+{n}={2 * n}") for n in range(1, 9)
+    ]
+    groups = tokenize_demonstrations(problems, Prompt(), TOKENIZER, 0.4, 3)
+    for number, group in enumerate(groups, start=1):
+        answer, solution = f"<answer>{2 * number}</answer><end>", f"<think>{number}+{number}={2 * number}</think>"
+        text = answer if number in (1, 3, 4) else solution + answer  # the same with every version
+        assert (
+            TOKENIZER.decode(list(group.responses[0])) == text
+            and TOKENIZER.decode(group.prompt) == f"{number}+{number}="
+        )
+        assert group.sampled == ()
+    for share, count in ((0.0, 0), (0.3, 2), (1.0, 8)):
+        made = tokenize_demonstrations(problems, Prompt(), TOKENIZER, share, 3)
+        assert sum(TOKENIZER.decode(list(group.responses[0])).startswith("<answer>") for group in made) == count
+    with pytest.raises(UserError, match=r"sft: there is no demonstration; give the sft split problems"):
+        tokenize_demonstrations([], Prompt(), TOKENIZER, 0.4, 3)
 
 
 def test_demonstrations_do_not_teach_outputs() -> None:

@@ -173,3 +173,8 @@ def test_problems_are_held_out_whole_and_the_same_ones_in_later_samples() -> Non
     assert {row["problem_id"] for row in hold_out(rows, 0.1, seed=1)[1]} != names
     assert hold_out(rows, 0.0, seed=0) == (rows, []) and hold_out(rows[:2], 0.9, seed=0) == (rows[:2], [])
     assert len(hold_out(rows[:4], 0.01, seed=0)[1]) == 2
+    twenty = [{"problem_id": f"p{n}"} for n in range(20)]
+    held_out = [row["problem_id"] for row in hold_out(twenty, 0.25, seed=3)[1]]
+    assert held_out == ["p3", "p6", "p10", "p14", "p18"], "the same with every version"
+    for share, count in ((0.99, 19), (1.0, 19), (0.5, 10), (0.02, 1)):
+        assert len(hold_out(twenty, share, seed=3)[1]) == count

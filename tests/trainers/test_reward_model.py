@@ -214,5 +214,6 @@ def test_replay_is_a_seeded_share_of_the_old_rows_in_their_order() -> None:
     made = with_replay(["new"], old, 0.1, seed=0)
     assert made[0] == "new" and len(made) == 11 and made[1:] == sorted(made[1:])
     assert made == with_replay(["new"], old, 0.1, seed=0) != with_replay(["new"], old, 0.1, seed=1)
+    assert made[1:] == [6, 7, 11, 18, 19, 27, 31, 71, 79, 90], "the same with every version"
     assert with_replay(["new"], old, 0.0, seed=0) == ["new"]
     assert with_replay(["new"], old, 1.0, seed=0) == ["new", *old]

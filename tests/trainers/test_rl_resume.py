@@ -119,9 +119,12 @@ def test_a_step_is_held_while_it_samples_and_its_seconds_and_tokens_are_told(
         def release(self) -> None:
             happened.append("release")
 
+    random: list[float] = []
+
     class Scoring(small.CountsOnes):  # type: ignore[name-defined, misc]
         def score(self, items: Any) -> Any:
             happened.append("sample")
+            random.append(float(torch.rand(())))
             return super().score(items)
 
     def update(self: TorchLearner, loss: float) -> None:
@@ -140,6 +143,9 @@ def test_a_step_is_held_while_it_samples_and_its_seconds_and_tokens_are_told(
     for row in rows:
         parts = [row[f"time/{name}"] for name in ("rollout", "reward", "scores", "update")]
         assert min(parts) > 0 and sum(parts) <= row["time/step"] * 1.001
+    torch.manual_seed(99)
+    small.run(params, tmp_path / "again", reward=Scoring())
+    assert random[:2] == random[2:] and random[0] != random[1], "a step's random numbers are its own"
     happened.clear()
     params = Rl(**merge(COMMON, {"steps": 2, "dev": {"every": 0}, "asynchronous": {"staleness": 0}}))
     model, _ = small.policy()
