@@ -23,8 +23,8 @@ from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import FreshModel, Model
 from mathrl.rollout.engine import EXACT, ROUNDED, Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
-from mathrl.rollout.open_sampler import open_sampler
 from mathrl.rollout.resolve import has_gpu_vllm, resolve_rollout
+from mathrl.rollout.sampler import open_sampler
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from tests.rollout.test_servers import Stand, params
@@ -110,7 +110,7 @@ def test_a_stages_sampler_has_its_engine_its_longest_sequence_its_prompt_and_its
         resolved.append((arguments, named))
         return resolve_rollout(*arguments, **named)
 
-    monkeypatch.setattr("mathrl.rollout.open_sampler.open_engine", opened)
+    monkeypatch.setattr("mathrl.rollout.sampler.open_engine", opened)
     monkeypatch.setattr("mathrl.rollout.open_engine.resolve_rollout", chosen)
     overrides = ["run.device=cpu", "model.precision=float32", "sample.max_tokens=9", "prompt.max_tokens=33"]
     all_of_it = load_params(ROOT / "params", overrides=[*overrides, "sample.continuations=2", "prompt.few_shot=1"])

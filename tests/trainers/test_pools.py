@@ -156,7 +156,7 @@ def test_what_is_older_counts_half_and_the_latest_are_looked_at_first(monkeypatc
     now = found(correct_N, samples_N, np.zeros(60))
     aged = found(correct_N, samples_N, np.where(old_N, 10.0, 0.0))
     assert aged == found(correct_N * halves_N, samples_N * halves_N, np.zeros(60)) != now
-    monkeypatch.setattr("mathrl.trainers.pass_rate_model.MOST_ROWS", 40)
+    monkeypatch.setattr("mathrl.trainers.pools.MOST_ROWS", 40)
     first_N = np.arange(60) < 40
     equally_old = found(correct_N, samples_N, np.ones(60))
     assert equally_old == found(correct_N * first_N, samples_N * first_N, np.ones(60)) != now

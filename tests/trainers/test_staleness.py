@@ -12,12 +12,16 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion
+from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import Curriculum, PassRate, Shuffled
+from mathrl.params.rollout import Rollout
 from mathrl.params.train import Dev, Rl
 from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.trainers.collect import Collector
+from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.pooled_group import GroupPool, PartialResponse, PooledGroup
 from mathrl.trainers.rollout_stream import EventLog
 from tests.trainers.small import short_rl
@@ -199,6 +203,33 @@ def test_a_killed_run_loses_no_group_and_stays_within_the_bound(small: Any, tmp_
     assert replayed == rows and same(model, other), "the interruption changed no bit"
 
 
+def test_keys_are_kept_of_as_many_responses_as_a_batch_has_and_of_none_that_is_whole(small: Any) -> None:
+    _, sampler = small.policy()
+    sampler.engine.rollout = Rollout(max_sequences=5)
+    params, problems = short_rl(max_tokens=9), small.PROBLEMS
+    order = make_order(params.curriculum, problems, range(8), 8, 0)
+    prompts = [sampler.prompt_tokens(problem) for problem in problems]
+    ranks = Ranks(torch.device("cpu"))
+    pool = GroupPool(Collector(sampler, problems, prompts, order, small.CountsOnes(), None, params, ranks), 0, 3, 3)
+    pool.add_round()
+
+    def responses(kept: bool) -> int:
+        all_of_it = [response for group in pool.running for response in group.responses]
+        return sum(response.completion is None if not kept else response.kept is not None for response in all_of_it)
+
+    for tokens in (3, 6):
+        assert pool.sample()[0] == [] and len(pool.running) == 3 and len(pool.pending) == 1
+        assert responses(kept=False) > 5 == responses(kept=True), "and a group waits for room"
+        assert max(len(response.tokens) for group in pool.running for response in group.responses) == tokens
+    assert pool.update(1, staleness=8) == [] and responses(kept=True) == 0, "keys are of the weights before"
+    whole, seconds = pool.sample()
+    assert [len(group.graded) for group in whole] == [4] * 3 and pool.running == [] and pool.has_work
+    assert all(response.kept is None for group in whole for response in group.responses)
+    assert min(seconds["generation"], seconds["reward"]) > 0 == seconds["tools"]
+    pool.sample()
+    assert len(pool.running) == 1 and not pool.pending and pool.segments == 4
+
+
 def test_the_state_for_a_checkpoint_does_not_change_while_responses_grow() -> None:
     def completion(*tokens: int) -> Completion:
         return Completion(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), "", "length")
@@ -212,13 +243,13 @@ def test_the_state_for_a_checkpoint_does_not_change_while_responses_grow() -> No
 
 
 def test_groups_are_dealt_to_another_number_of_ranks(small: Any, tmp_path: Path) -> None:
-    class Ranks:
+    class Numbered:
         def __init__(self, rank: int, world: int) -> None:
             self.rank, self.world = rank, world
 
     class Place:
         def __init__(self, rank: int, world: int) -> None:
-            self.ranks = Ranks(rank, world)
+            self.ranks = Numbered(rank, world)
 
     def pool(rank: int, world: int) -> GroupPool:
         return GroupPool(Place(rank, world), 0, 3, 4)  # type: ignore[arg-type]
