@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mathrl.learners.checkpoint import KEEP, Checkpoint, CheckpointFolder, write_tensors
+from mathrl.learners.checkpoint import KEEP, Checkpoint, CheckpointFolder, flushed_digests, write_tensors
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -68,6 +69,20 @@ def test_the_files_of_a_backend_come_and_go_with_their_checkpoint(tmp_path: Path
     with pytest.warns(UserWarning, match="step-00000015"):
         found = folder.latest()
     assert found is not None and found.parts == folder.parts(10)
+
+
+def test_the_files_of_a_backend_are_on_the_disk_before_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    files = {"a/x": b"one", "y": b"two"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_ino))
+    digests = flushed_digests(tmp_path)
+    assert digests == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert sorted(flushed) == sorted((tmp_path / name).stat().st_ino for name in files)
 
 
 def test_an_error_of_the_disk_has_its_number(tmp_path: Path) -> None:

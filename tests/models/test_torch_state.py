@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,28 @@ def test_the_thread_that_samples_takes_the_ranks_gpu_and_leaves_settings_alone(m
     assert [(name.startswith("rollouts"), gpu) for name, gpu in chosen] == [(True, torch.device("cuda", 1))]
     use_device(torch.device("cpu"))
     assert len(chosen) == 1
+
+
+def test_the_thread_that_samples_and_the_trainer_wake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mathrl.trainers.rollout_stream.AWAKE", 20.0)  # who is not woken sleeps so long
+    began, kept, allowed = time.monotonic(), list[int](), 3
+    with SamplerThread(torch.device("cpu"), lambda: len(kept) < allowed, lambda: 1, kept.append) as sampler:
+        with sampler.changed:
+            while len(kept) < 3:
+                sampler.wait()
+        with sampler.paused():
+            allowed = 6
+            assert not sampler.busy and len(kept) == 3
+            with sampler.paused():
+                pass
+            time.sleep(0.05)
+            assert len(kept) == 3, "it is still paused"
+        with sampler.changed:
+            while len(kept) < 6:
+                sampler.wait()
+    assert sampler._running is not None
+    sampler._running.result(10)
+    assert time.monotonic() < began + 10 and kept == [1] * 6 and not sampler.busy
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 import gc
 import json
+import os
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,7 +95,9 @@ def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) ->
     assert sample(tmp_path) == first
 
 
-def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(small: Any, tmp_path: Path) -> None:
+def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, sampler = small.policy()
     sampler.engine.rollout = Rollout(max_sequences=4)
     problems, sampling, told = small.PROBLEMS[:5], Sampling(2, 1.0, 6), []
@@ -105,6 +109,8 @@ def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(small: Any, 
         given = {"seed": 3, "name": "x", "state": state, "on_progress": told.append}
         return sample_problems(sampler, problems, sampling, small.CountsOnes(), **given)
 
+    written: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda number: written.append(os.fstat(number).st_size))
     found = sample()
     assert sum(told) == 5 * 2
     expected = []
@@ -126,6 +132,8 @@ def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(small: Any, 
     whole = file.read_text(encoding="utf-8")
     lines = whole.splitlines(keepends=True)
     assert [json.loads(line)["chunk"] for line in lines] == [0, 1, 2]
+    ends = list(accumulate(len(line.encode()) for line in lines))
+    assert written == ends, "a chunk is on the disk before the next is sampled"
     for torn in (lines[0] + lines[1][:-9], lines[0] + lines[1][:-1], lines[0] + lines[2]):
         file.write_text(torn, encoding="utf-8")
         assert sample() == found and told[0] == 2 * 2 and sum(told) == 5 * 2

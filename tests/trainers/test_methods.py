@@ -1,6 +1,9 @@
 """The algorithms are settings of one loop: what each does beside its traces (test_golden_traces.py)."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,11 +14,15 @@ from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import OutOfMemory
+from mathrl.learners.sharding import FrozenModel
+from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.advantage import Critic, Gae, MaxRl
 from mathrl.params.curriculum import PassRate
 from mathrl.params.loss import KlController, Masked
 from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
+from mathrl.rollout.sampler import Sampler
+from mathrl.trainers import rl, supervised
 from mathrl.trainers.batch import outcome_advantages
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.preference import tokenize_pairs
@@ -209,6 +216,56 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
         small.run(method("GRPO"), teacher=small.policy()[0])
     with pytest.raises(UserError, match="process reward model"):
         small.run(method("GRPO, process supervision"))
+
+
+def test_divided_weights_would_be_there_wherever_a_model_runs(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts that do nothing for the weights of this backend, and gather those of others."""
+    within: Counter[str] = Counter()
+    seen: dict[str, list[dict[str, int]]] = {}
+
+    def context(kind: str) -> Any:
+        @contextmanager
+        def entered(self: Any) -> Iterator[None]:
+            name = f"{kind} {getattr(self, 'name', 'frozen')}"
+            within[name] += 1
+            try:
+                yield
+            finally:
+                within[name] -= 1
+
+        return entered
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            seen.setdefault(name, []).append({key: count for key, count in within.items() if count})
+            return real(*given, **named)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for owner in (TorchLearner, FrozenModel):
+        monkeypatch.setattr(owner, "scoring", context("scoring"))
+    monkeypatch.setattr(TorchLearner, "whole", context("whole"))
+    rounded: list[Any] = []
+    monkeypatch.setattr("mathrl.trainers.open_rl.keep_rounded_only", rounded.append)
+    watch(rl, "make_batch")
+    watch(rl, "probe_kl")
+    watch(supervised, "evaluate")
+    watch(Sampler, "sample")
+    changes: dict[str, Any] = {"kl": {"coef": 0.1}, "advantage": "gae", "dev": {"every": 1, "samples": 1}}
+    reference = small.policy()[0]
+    small.run(method("GRPO", steps=1, **changes), tmp_path, dev=small.PROBLEMS[:1], reference=reference)
+    scoring = {"scoring rl": 1, "scoring rl.advantage.critic": 1, "scoring frozen": 1}
+    assert seen.pop("make_batch") == [scoring] and seen.pop("sample") == [{"whole rl": 1}] * 2
+    assert rounded == [reference]
+    small.run(method("GRPO", steps=1, kl={"type": "probe", "groups": 1}), tmp_path / "probe")
+    assert seen["probe_kl"] == [{"scoring rl": 1, "scoring frozen": 1}]
+    (tmp_path / "sft").mkdir()
+    sft(tmp_path / "sft")
+    assert seen["evaluate"] == [{"scoring sft": 1}] * 2
 
 
 @pytest.mark.parametrize(
