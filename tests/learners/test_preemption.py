@@ -197,6 +197,12 @@ def test_a_signal_is_taken_once_and_the_handlers_come_back(
     assert [each[:3] for each in timers] == [(4.0, "_leave", [False]), (8.0, "_leave", [True])]
     assert capsys.readouterr().err == "SIGTERM: stopping at the next step boundary\n"
     assert not stop.requested and [signal.getsignal(number) for number in numbers] == before
+    for error, after in ((SystemExit(1), before), (Stopped(), [stop._receive] * 2)):
+        with pytest.raises(SystemExit), stop:
+            raise error
+        assert [signal.getsignal(number) for number in numbers] == after, "until a stopped process has ended"
+    stop.__exit__(None, None, None)
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.mark.parametrize("name", ["rl", "sft", "dpo"])

@@ -224,7 +224,15 @@ def test_keys_are_kept_of_as_many_responses_as_a_batch_has_and_of_none_that_is_w
     assert pool.update(1, staleness=8) == [] and responses(kept=True) == 0, "keys are of the weights before"
     whole, seconds = pool.sample()
     assert [len(group.graded) for group in whole] == [4] * 3 and pool.running == [] and pool.has_work
-    assert all(response.kept is None for group in whole for response in group.responses)
+    done = [response for group in whole for response in group.responses if response.completion is not None]
+    assert len(done) == 12 and all(response.kept is None for response in done)
+    ends = set()
+    for tokens, completion in ((response.tokens, response.completion) for response in done):
+        assert completion is not None and completion.tokens.tolist() == tokens
+        assert completion.text == small.TOKENIZER.decode(tokens, skip_special_tokens=True)
+        assert (completion.finish_reason == "stop") == (tokens[-1] == small.TOKENIZER.eos_token_id)
+        ends.add((completion.finish_reason, len(tokens) > 3))
+    assert {("stop", True), ("length", True)} <= ends, "responses of more than a segment end in either way"
     assert min(seconds["generation"], seconds["reward"]) > 0 == seconds["tools"]
     pool.sample()
     assert len(pool.running) == 1 and not pool.pending and pool.segments == 4
