@@ -1,8 +1,9 @@
 """What ranks compute together, each its share, is what one computes alone: ranks as threads that exchange values."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,16 @@ from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.params.optimizer import AdamW
 from mathrl.params.train import Rl
+from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.trainers.batch import group_logprobs, make_batch
+from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import critic_gradient
+from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.preference import response_logprob_sums
 from mathrl.trainers.sft import negative_log_likelihood
 from mathrl.trainers.supervised import Item, _gradient
+from tests.trainers.small import CountsOnes
 
 SIZES = [3, 9, 1, 4, 4, 7, 2, 6, 5, 8]
 
@@ -128,6 +133,60 @@ def test_tokens_come_back_in_their_order_from_shares_of_about_equal_size(small: 
     assert all(len(micro) == 1 or sum(SIZES[item] for item in micro) <= 12 for share in shares for micro in share)
     some = together(world, lambda ranks: own_micro_batches(SIZES, 12, ranks, [1, 4, 7]))
     assert sorted(item for share in some for micro in share for item in micro) == [1, 4, 7]
+
+
+class Grading(CountsOnes):
+    """Counts what it has graded since it was last asked; a response of even length is right."""
+
+    graded = 0
+
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        self.graded += len(items)
+        return [
+            replace(each, correct=item.length % 2 == 0) for each, item in zip(super().score(items), items, strict=True)
+        ]
+
+    def counters(self) -> dict[str, float]:
+        told, self.graded = {"graded": float(self.graded)}, 0
+        return told
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_ranks_collect_the_groups_of_a_step_together(small: Any, rounds: int) -> None:
+    params = Rl(
+        prompts_per_step=4, group_size=4, max_tokens=6,
+        dynamic_sampling={"rounds": rounds, "prompts_per_round": 5} if rounds > 1 else None,
+    )  # fmt: skip
+    taken: dict[int, list[list[int]]] = {}
+
+    def work(ranks: Ranks) -> StepRollouts:
+        _, sampler = small.policy()
+        order = make_order(params.curriculum, small.PROBLEMS, range(8), 8, 0)
+        take = order.take
+
+        def watched(count: int) -> list[int]:
+            taken.setdefault(ranks.rank, []).append(take(count))
+            return taken[ranks.rank][-1]
+
+        order.take = watched  # type: ignore[method-assign]
+        prompts = [sampler.prompt_tokens(problem) for problem in small.PROBLEMS]
+        collector = Collector(sampler, small.PROBLEMS, prompts, order, Grading(), None, params, ranks)
+        return collector.collect(5 + ranks.rank)
+
+    one, other = together(2, work)
+    count = 5 if rounds > 1 else 4
+    assert taken[0] == taken[1] and [len(each) for each in taken[0]] == [count] * one.rounds
+    for groups, others in ((one.groups, other.groups), (one.sampled, other.sampled)):
+        told = [[(g.problem, [r.tolist() for r in g.responses], g.rewards) for g in part] for part in (groups, others)]
+        assert told[0] == told[1]
+    assert [group.problem for group in one.sampled] == [n for each in taken[0] for n in (*each[::2], *each[1::2])]
+    assert len(one.groups) == 4 and one.rounds == other.rounds
+    share = [4.0 * len(each[rank::2]) for each in taken[0] for rank in (0, 1)]
+    assert [row["graded"] for row in one.counters] == [row["graded"] for row in other.counters] == share
+    if rounds > 1:
+        differing = [group for group in one.sampled if 0 < sum(group.correct) < 4]
+        assert one.groups == (differing + [g for g in one.sampled if g not in differing])[:4] and len(differing) != 5
+    assert one.tokens == other.tokens == sum(sum(group.lengths) for group in one.sampled)
 
 
 class WithASpare(TorchLearner):

@@ -29,6 +29,7 @@ from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.stages.rl import summary_of
 from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
+from mathrl.trainers.rl import train_rl
 from tests.trainers.small import changed, policy, short_rl
 from tests.trainers.supervised_traces import CASES, sft
 
@@ -225,6 +226,16 @@ def test_where_no_dev_prompt_fits_no_dev_accuracy_is_logged_or_recorded(small: A
     assert summary_of(result) == {"sampled_tokens": float(result.sampled_tokens)}
     result, (row,), _ = small.run(params, dev=[long, *small.PROBLEMS[:2]])
     assert summary_of(result)["dev/accuracy"] == row["dev/accuracy"]
+
+
+def test_dev_prompts_that_are_too_long_are_not_among_the_dropped_ones(small: Any, tmp_path: Path) -> None:
+    model, sampler = small.policy()
+    sampler.dropped = 3
+    long = small.PROBLEMS[0].with_(question="1+" * 3000)
+    params = short_rl(steps=1, max_tokens=4, dev={"every": 1})
+    run = small.training_run(tmp_path)
+    train_rl(model, sampler, small.PROBLEMS, [long, small.PROBLEMS[1]], small.CountsOnes(), params, run)
+    assert sampler.dropped == 3 and small.without_timings(tmp_path / "metrics.jsonl")[0]["dev/problems"] == 1
 
 
 @pytest.mark.parametrize("name", ["rl", "sft", "dpo", "reward_model"])

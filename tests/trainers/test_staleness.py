@@ -250,6 +250,15 @@ def test_the_state_for_a_checkpoint_does_not_change_while_responses_grow() -> No
     assert json.dumps(row) == written != json.dumps(response.to_row())
 
 
+def test_a_group_on_its_way_knows_by_whom_its_tokens_are() -> None:
+    def response(*versions: tuple[int, int]) -> PartialResponse:
+        return PartialResponse(versions=list(versions))
+
+    group = PooledGroup(64, 17, 3, [response((3, 2), (4, 1)), response((4, 5)), response((0, 1), (3, 2), (5, 6))])
+    assert group.tokens == {0: 1, 3: 4, 4: 6, 5: 6} and group.oldest == 0
+    assert group.event() == [64, 17, [[(3, 2), (4, 1)], [(4, 5)], [(0, 1), (3, 2), (5, 6)]]]
+
+
 def test_groups_are_dealt_to_another_number_of_ranks(small: Any, tmp_path: Path) -> None:
     class Numbered:
         def __init__(self, rank: int, world: int) -> None:
