@@ -1,5 +1,6 @@
 """Asynchronous RL at a free pace: equal to the synchronous run at staleness 0, bounded, replayed and resumed."""
 
+import hashlib
 import json
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.core.types import Completion
+from mathrl.core.types import Completion, Graded
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
@@ -22,7 +23,7 @@ from mathrl.params.train import Dev, Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.collect import Collector
 from mathrl.trainers.curriculum import make_order
-from mathrl.trainers.pooled_group import GroupPool, PartialResponse, PooledGroup
+from mathrl.trainers.pooled_group import GroupPool, PartialResponse, PooledGroup, groups_digest
 from mathrl.trainers.rollout_stream import EventLog
 from tests.trainers.small import short_rl
 from tests.trainers.test_asynchronous import run
@@ -160,7 +161,33 @@ def test_a_run_is_repeated_to_the_bit_from_its_log(small: Any, tmp_path: Path) -
     again = Asynchronous(staleness=2, segment_tokens=3, replay=str(log))
     replayed, other, _ = run(small, FREE.model_copy(update={"asynchronous": again}), tmp_path / "replay")
     assert replayed == rows and same(model, other)
-    assert events(tmp_path / "replay") == events(tmp_path / "run")
+    told = events(tmp_path / "run")
+    assert events(tmp_path / "replay") == told and told[0] == {
+        "step": 0,
+        "settings": {
+            "run.seed": 0, "run.processes": 1, "rl.prompts_per_step": 4, "rl.group_size": 4, "rl.max_tokens": 9,
+            "rl.asynchronous.staleness": 2, "rl.asynchronous.segment_tokens": 3,
+        },
+    }  # fmt: skip
+    for row in told[1:]:
+        assert row.keys() == {"step", "ranks"} and len(row["ranks"]) == 1
+        assert row["ranks"][0].keys() == {"segments", "arrived", "trained", "dropped", "digest"}
+
+
+def test_the_digest_is_of_all_that_a_step_trains_on() -> None:
+    def digest(problem: int = 17, **changes: Any) -> str:
+        given = {"tokens": (5, 9), "logprobs": (-0.5, -0.25), "versions": [(3, 2)], "reward": 1.0} | changes
+        completion = Completion(given["tokens"], given["logprobs"], "", "stop")
+        graded = Graded("p", completion, True, given["reward"], {}, None, "")
+        response = PartialResponse(versions=given["versions"], completion=completion)
+        return groups_digest([PooledGroup(64, problem, 1, [response], [graded])])
+
+    changes: list[dict[str, Any]] = [
+        {"problem": 18}, {"tokens": (5, 8)}, {"logprobs": (-0.5, -0.125)}, {"versions": [(2, 2)]}, {"reward": 0.0},
+    ]  # fmt: skip
+    found = [digest(), *(digest(**each) for each in changes)]
+    assert len(set(found)) == 6 and digest() == found[0] and {len(each) for each in found} == {16}
+    assert groups_digest([]) == hashlib.sha256(b"").hexdigest()[:16]
 
 
 def test_a_replay_that_is_another_run_is_refused(small: Any, tmp_path: Path) -> None:
