@@ -142,7 +142,7 @@ def shown(output: str, limit: int, tokenizer: Any) -> str:
     Of longer output the beginning is kept, and a line says how much there was. Control characters, with the escapes of
     terminals, are left out.
     """
-    text = CONTROL.sub("", encodable(output.replace("\r\n", "\n"))).rstrip()
+    text = CONTROL.sub("", encodable(output)).rstrip()
     for token in {token.content for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1}:
         text = text.replace(token, f"{token[0]} {token[1:]}")
     tokens = tokenizer.encode(text, add_special_tokens=False)

@@ -75,7 +75,7 @@ class TorchEngine:
         decoder = make_decoder(self.model)
         generator = torch.Generator().manual_seed(seed)
         ends = torch.tensor(self.ends, device=device)
-        tokens_BL = torch.full((count, sampling.max_tokens), self.ends[0], dtype=torch.long, device=device)
+        tokens_BL = torch.full((count, sampling.max_tokens), self.ends[0], device=device)
         logprobs_BL = torch.zeros(count, sampling.max_tokens, device=device)
         lengths_B = torch.full((count,), sampling.max_tokens, device=device)
         reasons_B = torch.zeros(count, dtype=torch.long, device=device)  # places in REASONS

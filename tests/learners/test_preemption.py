@@ -129,9 +129,13 @@ def test_a_signal_at_any_moment_of_a_step_ends_the_run_after_it(
 
 
 def test_a_checkpoint_is_late_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Summing(Ranks):
+        def sum_(self, tensor: torch.Tensor) -> None:
+            assert tensor.dtype == torch.float32 and tensor.shape == (2,), "what ranks can add"
+
     clock = 1000.0
     monkeypatch.setattr("mathrl.learners.preemption.time", SimpleNamespace(monotonic=lambda: clock))
-    stop = StopRequest(Ranks(torch.device("cpu"), Training(checkpoint_minutes=2)))
+    stop = StopRequest(Summing(torch.device("cpu"), Training(checkpoint_minutes=2)))
     saved = []
     for seconds, due in ((100, False), (19, False), (1, False), (1, False), (60, True), (100, False), (30, False)):
         clock += seconds

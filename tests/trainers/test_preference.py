@@ -17,6 +17,7 @@ from mathrl.params.lora import Lora
 from mathrl.params.preference import Dpo
 from mathrl.params.run import Prompt
 from mathrl.trainers.preference import pair_loss, response_logprob_sums, tokenize_pairs, train_dpo, with_reference
+from mathrl.trainers.reward_model import tokenize_steps
 from mathrl.trainers.supervised import Item, hold_out
 from tests.trainers.small import ON_PAIRS, fast
 
@@ -156,6 +157,15 @@ def test_adapters_alone_are_trained_and_switched_off_they_are_the_reference(
 def test_without_a_pair_it_says_what_to_do(small: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dpo: there are no pairs.*sample.samples"):
         train(small, tmp_path, rows=[])
+
+
+def test_a_row_without_a_problem_is_named(small: Any) -> None:
+    row = rows_of(small)[0]
+    cut = {name: value for name, value in row["problem"].items() if name != "question"}
+    with pytest.raises(UserError, match=r"^pair of p1: not a curated problem \(missing: question"):
+        tokenize_pairs([row | {"problem": cut}], Prompt(), small.TOKENIZER)
+    with pytest.raises(UserError, match=r"^steps of p1: not a curated problem \(missing: question"):
+        tokenize_steps([row | {"problem": cut}], Prompt(), small.TOKENIZER, "semicolon", "soft")
 
 
 def test_problems_are_held_out_whole_and_the_same_ones_in_later_samples() -> None:
