@@ -191,7 +191,10 @@ class Repro:
         if self.stopped:
             raise Preempted(f"stage {stage} was stopped from outside; it kept its checkpoint and can resume")
         if holders := lock_holders(self.lines):
-            raise UserError(f"{self.workspace} is in use by {holders}: wait for its end, or stop it")
+            raise UserError(
+                f"{self.workspace} is in use by {holders}: wait for its end, or stop it; "
+                f"if it is none of DVC's, remove {self.workspace / '.dvc/tmp/rwlock'}"
+            )
         raise UserError(f"stage {stage} failed: {error_message(self.lines)}")
 
     def stop(self) -> None:
