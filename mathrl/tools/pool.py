@@ -9,10 +9,8 @@ from mathrl.core.errors import UserError
 from mathrl.params.tools import Bubblewrap
 from mathrl.tools.bubblewrap import Libraries
 from mathrl.tools.inside.messages import ANSWER, EXITED, REQUEST, WALL, receive, send
-from mathrl.tools.output import clean
 from mathrl.tools.process import Link, SandboxDown, SandboxProcess
-from mathrl.tools.tool import Status, ToolOutput
-from mathrl.tools.verdicts import LOST, verdict
+from mathrl.tools.tool import LOST, Status, ToolOutput, clean, verdict
 
 # Beyond a call's wall time: then the supervisor, which holds that limit, has failed, and the session is killed.
 GRACE_SECONDS = 5.0

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from mathrl.params.tools import Bubblewrap
 from mathrl.tools.inside.messages import CPU, EXITED, MEMORY, OK, WALL
-from mathrl.tools.output import CUT, clean, shorten
-from mathrl.tools.verdicts import LOST, NO_OUTPUT, verdict
+from mathrl.tools.tool import CUT, LOST, NO_OUTPUT, clean, shorten, verdict
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from mathrl.params.tools import Bubblewrap, NoTool
 from mathrl.tools import bubblewrap
 from mathrl.tools.open_tool import open_tool
 from mathrl.tools.pool import Pool
-from mathrl.tools.tool import ToolOutput
-from mathrl.tools.verdicts import LOST, NO_OUTPUT
+from mathrl.tools.tool import LOST, NO_OUTPUT, ToolOutput
 from tests.tools.sandbox import LIMITS, programs, wait_for_processes
 
 
