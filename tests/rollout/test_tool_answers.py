@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from mathrl.core.errors import UserError
 from mathrl.core.results import results_table
@@ -16,10 +17,12 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.reports.html_figures import cells
 from mathrl.rewards.compose import build_reward
+from mathrl.rollout.call_formats import shown
 from mathrl.rollout.engine import Groups, Sampling
 from mathrl.rollout.sample_problems import sample_problems
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.demonstrations import tokenize_demonstrations
+from mathrl.trainers.preference import tokenize_response
 from tests.rollout.calculator import Calculator
 
 TOKENIZER = character_tokenizer(FreshModel())
@@ -141,6 +144,25 @@ def test_a_seeded_share_of_the_demonstrations_is_the_answer_alone() -> None:
         assert sum(TOKENIZER.decode(list(group.responses[0])).startswith("<answer>") for group in made) == count
     with pytest.raises(UserError, match=r"sft: there is no demonstration; give the sft split problems"):
         tokenize_demonstrations([], Prompt(), TOKENIZER, 0.4, 3)
+
+
+def test_no_token_that_begins_a_text_stands_within_a_response() -> None:
+    """Llama's tokenizer, among others, puts one before every text that it is given."""
+    plain, begins = TOKENIZER.encode, TOKENIZER.pad_token_id
+    tokenizer: Any = character_tokenizer(FreshModel())
+    processor = TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", begins)])
+    tokenizer.backend_tokenizer.post_processor = processor
+    assert tokenizer.encode("12") == [begins, *plain("12")]
+    assert shown("1" * 20, 20, tokenizer) == "1" * 20
+    assert tokenize_response("12", tokenizer, None) == tuple(plain("12"))
+    solved = PROBLEM.with_(solution=CALL + OUTPUT + "It is 391.")
+    (group,) = tokenize_demonstrations([solved], Prompt(), tokenizer, 0.0, 0, True)
+    engine = Spoken(CALL, "<answer>391</answer>")
+    sampler = Sampler(engine, tokenizer, Prompt(response_prefix="<think>"), tool=Calculator())
+    assert sampler.prefix == plain("<think>")
+    assert sampler.turns is not None
+    ((answered,),) = sampler.turns.generate([[7]], Sampling(1, 1.0, 200), 0)
+    assert len(answered.calls) == 1 and begins not in answered.tokens and begins not in group.responses[0]
 
 
 def test_demonstrations_do_not_teach_outputs() -> None:

@@ -327,12 +327,21 @@ class FailingSession(CalculatorSession):
         return ToolOutput("1", "ok", 9.0)
 
 
-def test_a_call_that_fails_ends_the_sampling_and_nobody_waits_for_the_others(engine: TorchEngine) -> None:
+def test_a_call_that_fails_ends_the_sampling_and_nobody_waits_for_the_others(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool, began = Failing(), time.monotonic()
     with pytest.raises(RuntimeError, match="of the tool"):
         turn_sampler(engine, tool, sessions=48).generate(PROMPTS, SAMPLING, 5)
     assert time.monotonic() < began + 7 and tool.runs > 3
     tool.over.set()
+    monkeypatch.setattr("mathrl.rollout.turns.THREADS", 1)
+    few = Failing()
+    with pytest.raises(RuntimeError, match="of the tool"):
+        turn_sampler(engine, few, sessions=48).generate(PROMPTS, SAMPLING, 5)
+    few.over.set()
+    time.sleep(0.2)
+    assert few.runs <= 3, "calls that have not begun are not made"
 
 
 def test_no_more_sessions_than_the_tool_has(engine: TorchEngine) -> None:

@@ -89,6 +89,18 @@ def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(small: Any, k
     assert len(counted) == passes
 
 
+def test_a_given_scorer_is_the_critic(small: Any) -> None:
+    scorer = make_scorer(small.policy(seed=9)[0])
+    with torch.no_grad():
+        scorer.score.weight.fill_(0.5)
+    start = scorer.score.weight.detach().clone()
+    params = ppo(Critic(), steps=1)
+    _, (row,), _ = small.run(params, critic=scorer)
+    assert row["critic/value_mean"] != 0 and not torch.equal(scorer.score.weight, start)
+    _, (fresh,), _ = small.run(params)
+    assert fresh["critic/value_mean"] == 0
+
+
 def test_figures_of_a_step_are_means_over_its_updates(small: Any) -> None:
     model, sampler = small.policy()
     groups, step = small.rollouts(model, sampler), CriticFigures()

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mathrl.compose import load_params
 from mathrl.core.types import Completion, Graded, Problem
 from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
@@ -14,8 +16,16 @@ from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
+from mathrl.trainers import judges
 from mathrl.trainers.batch import make_batch
-from mathrl.trainers.judges import continuations_judge, process_judge, reward_model_judge, scaled, with_steps
+from mathrl.trainers.judges import (
+    continuations_judge,
+    open_judge,
+    process_judge,
+    reward_model_judge,
+    scaled,
+    with_steps,
+)
 from mathrl.trainers.rollouts import RolloutGroup
 
 TEXTS = (("1+1=2;2", "3"), ("1;2;3", "4+4"))
@@ -164,6 +174,36 @@ class Scripted(Sampler):
             ]
             for problem, rows in zip(problems, self.outcomes, strict=True)
         ]
+
+
+def test_a_judge_is_opened_with_all_that_the_parameters_say(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    for name in ("load_scorer", "build_reward", "reward_model_judge", "process_judge", "continuations_judge"):
+        monkeypatch.setattr(judges, name, lambda *given, name=name: asked.append((name, *given)) or name)
+    _, sampler = small.policy()
+    overrides = ["reward.judge.continuations=2", "reward.steps=semicolon", "run.seed=5", "rl.tokens_per_microbatch=99"]
+    params = load_params(Path(__file__).parents[2] / "params", overrides=overrides)
+    rl, judge, device, problems = params.rl, params.reward.judge, torch.device("cpu"), small.PROBLEMS
+
+    def opened(**folders: Path) -> Any:
+        asked.clear()
+        return open_judge(params, rl, sampler, problems, device, folders)
+
+    one, two, end = Path("one"), Path("two"), small.TOKENIZER.eos_token_id
+    assert opened(reward_model=one, process_reward_model=two) == "reward_model_judge" and asked == [
+        ("load_scorer", one, params.model, device),
+        ("reward_model_judge", "load_scorer", judge, end, 99),
+    ]
+    assert opened(process_reward_model=two, teacher=one) == "process_judge" and asked == [
+        ("load_scorer", two, params.model, device),
+        ("process_judge", "load_scorer", judge, small.TOKENIZER, "semicolon", 99),
+    ]
+    assert opened(teacher=one) == "continuations_judge" and asked == [
+        ("build_reward", params.reward),
+        ("continuations_judge", sampler, problems, "build_reward", rl, judge, "semicolon", 5),
+    ]
+    params = load_params(Path(__file__).parents[2] / "params")
+    assert opened() is None and asked == []
 
 
 def test_a_step_is_worth_the_share_of_its_continuations_that_come_out_right(

@@ -91,6 +91,17 @@ def test_solved_problems_are_retired_and_brought_back_later_each_time() -> None:
     assert lengths[0] == 2 and lengths[1] == 5 and order.metrics()["curriculum/hard"] == 0
 
 
+def test_a_round_that_needs_more_takes_the_retired_by_their_return_and_then_all_again() -> None:
+    order = pools(4, retire=Retire(solved_after=1, failed_after=None, steps=2, growth=1))
+    order.round = 1
+    order.due_N[:] = (5, 3, 2, 0)
+    order.pause_N[:3] = 1
+    taken = order.take(9)  # in round 2: the last two are there, the second returns before the first
+    assert sorted(taken[:2]) == [2, 3] and taken[2:4] == [1, 0] and sorted(taken[4:6]) == [2, 3]
+    assert taken[6:8] == [1, 0] and taken[8] in (2, 3), "none before all of them were taken"
+    assert order.metrics()["curriculum/retired"] == 2
+
+
 def test_a_mixed_group_ends_retirement_and_failures_retire_on_their_own() -> None:
     order = pools(1, retire=Retire(solved_after=1, failed_after=2, steps=5))
     order.take(1)

@@ -174,6 +174,11 @@ def test_a_run_is_repeated_to_the_bit_from_its_log(small: Any, tmp_path: Path) -
         assert row["ranks"][0].keys() == {"segments", "arrived", "trained", "dropped", "digest"}
 
 
+def test_other_ranks_than_the_first_write_no_log(tmp_path: Path) -> None:
+    EventLog(tmp_path / "events.jsonl", {"run.processes": 2}, 1, None, None).write(1, [{}, {}])
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_digest_is_of_all_that_a_step_trains_on() -> None:
     def digest(problem: int = 17, **changes: Any) -> str:
         given = {"tokens": (5, 9), "logprobs": (-0.5, -0.25), "versions": [(3, 2)], "reward": 1.0} | changes
