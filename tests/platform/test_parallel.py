@@ -177,7 +177,7 @@ def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: 
             assert "waiting for an earlier run in this folder to end" in printed[0]
             assert stages_up_to_date(tmp_path, ["a", "b"], env) == ["a"]
         else:
-            with pytest.raises(UserError, match="stage a failed"):
+            with pytest.raises(UserError, match=rf"is in use by process {holder.pid} \(dvc repro\)"):
                 repro.finish("a")
             assert "waiting" not in "".join(printed) and "is busy" in "".join(printed)
     finally:
