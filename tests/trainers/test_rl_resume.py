@@ -129,13 +129,15 @@ def test_a_step_is_held_while_it_samples_and_its_seconds_and_tokens_are_told(
 
     def update(self: TorchLearner, loss: float) -> None:
         happened.append("update")
+        assert self.model.training, "in which activations may be recomputed"
         take(self, loss)
 
     take = TorchLearner.update
     monkeypatch.setattr("mathrl.trainers.rl.StopRequest", Watched)
     monkeypatch.setattr(TorchLearner, "update", update)
     params = Rl(**merge(COMMON, {"steps": 2, "dev": {"every": 0}}))
-    result, _, _ = small.run(params, tmp_path, reward=Scoring())
+    result, _, model = small.run(params, tmp_path, reward=Scoring())
+    assert not model.training
     assert happened == ["hold", "sample", "release", "update"] * 2 + ["release"]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     tokens = sum(row["throughput/tokens_per_second"] * row["time/step"] for row in rows)
