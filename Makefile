@@ -55,7 +55,7 @@ demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1
 	@$(if $(CONTROLS),$(BIN)/mathrl controls $(if $(SEED),run.seed=$(SEED),rl) --seeds 1 --only thinking$(comma)more_sft$(comma)worked)
 
 # Three workers on two cores: many tests wait for a server or a child of theirs.
-SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.developing  ## The test suite; the engines' tests are part of it where make engines has run.
 	$(SUITE)
@@ -67,7 +67,7 @@ stranger: $(VENV)/.developing  ## The wheel in an empty environment: two project
 	@tools/stranger.sh
 
 smoke: $(VENV)/.developing  ## The quick rooms' tests; VENV=.venv-3.13 PYTHON=python3.13 with another Python.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/core tests/params tests/algorithms tests/grading \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/params tests/algorithms tests/grading \
 	    tests/rewards tests/data tests/models tests/evaluation tests/rollout tests/tracking tests/cli
 
 lint: $(VENV)/.developing  ## ruff, mypy strict, import floors.

@@ -27,14 +27,23 @@ LONG = (
     "test_ranks.py", "test_extend.py", "test_families.py", "test_compare.py", "test_gpu_benchmarks.py",
     "test_promote.py", "test_context_parallel.py", "test_json.py", "test_names.py",
 )  # fmt: skip
+TOGETHER = ("tests/api/",)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)  # for pytest without xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker runs all tests of a file, and of a room whose files share a project that takes long to make."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrRoom(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return next((room for room in TOGETHER if file.startswith(room)), file)
+
+    return ByFileOrRoom(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file, or of one group of files, run in one worker (--dist loadgroup), long files first."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 

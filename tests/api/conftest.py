@@ -27,7 +27,7 @@ SMALL = (
 def small_checkout(
     tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path, warm_python: Callable[[str], Path]
 ) -> Checkout:
-    """The project; the files that use it are one group of tests, in one worker."""
+    """The project; all files of this room run in one worker."""
     checkout = make_checkout(tmp_path_factory.mktemp("api") / "small-project", ())
     checkout.env |= {"OMP_NUM_THREADS": "1"}
     checkout.use_python(warm_python("torch"))

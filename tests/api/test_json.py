@@ -17,7 +17,7 @@ from mathrl.core.exit_status import EXIT_INTERRUPTED
 from mathrl.core.files import write_jsonl
 from mathrl.registry.reproduction import Certificate, StageCheck
 
-pytestmark = [pytest.mark.xdist_group("small-project"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 Checkout = Any
 
 

@@ -14,7 +14,7 @@ import pytest
 import mathrl
 from mathrl.api import frames
 
-pytestmark = [pytest.mark.xdist_group("small-project"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = [name for name in mathrl.__all__ if inspect.isfunction(getattr(mathrl, name))]
 

@@ -7,7 +7,7 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
-pytestmark = [pytest.mark.xdist_group("small-project"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_there_are_three() -> None:

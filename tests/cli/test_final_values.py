@@ -17,7 +17,7 @@ from mathrl.cli.recipe import print_steps
 from mathrl.cli.run import run
 from mathrl.compose import load_params, write_params
 from mathrl.core.errors import UserError
-from mathrl.core.paths import WORKTREE_NOTE, main_checkout
+from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.core.problems import write_problems
 from mathrl.core.types import Problem
 from mathrl.models.base import make_base
@@ -130,9 +130,7 @@ def own_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     """The folder of a checkout, still empty, in which commands run."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     monkeypatch.chdir(tmp_path)
-    main_checkout.cache_clear()
     yield tmp_path
-    main_checkout.cache_clear()
 
 
 def own_project(folder: Path, solution: int, *settings: str) -> None:

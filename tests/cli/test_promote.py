@@ -17,7 +17,6 @@ from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
-from mathrl.core.paths import main_checkout
 from mathrl.core.problems import write_problems
 from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem
@@ -156,11 +155,9 @@ def made(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    main_checkout.cache_clear()
     (tmp_path / "home").mkdir()
     shutil.copy(empty_store, tmp_path / "home" / "mlflow.db")
     yield Registry(tmp_path)
-    main_checkout.cache_clear()
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl
 from mathrl.core.hashing import digest_path
-from mathrl.core.paths import main_checkout
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.reports.html import page_of, pipeline_material
@@ -62,7 +61,6 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    main_checkout.cache_clear()
     monkeypatch.setattr("mathrl.cli.report.main_checkout", lambda: tmp_path)
     monkeypatch.setattr("mathrl.cli.health.main_checkout", lambda: tmp_path)
     shutil.copytree(ROOT / "params", tmp_path / "params")

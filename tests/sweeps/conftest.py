@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.paths import main_checkout
-
 ROOT = Path(__file__).parents[2]
 TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
@@ -120,13 +118,11 @@ def place(made: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     here = Place(made, python)
     monkeypatch.chdir(made)
     monkeypatch.setenv("MATHRL_HOME", str(here.home))
-    main_checkout.cache_clear()
     yield here
     for child in here.started:
         if child.poll() is None:  # a test that failed
             child.terminate()
             child.communicate()
-    main_checkout.cache_clear()
     shutil.rmtree(made / "params")
     shutil.copytree(ROOT / "params", made / "params")
     (made / "params" / "sweep.yaml").write_text(SWEEP)
