@@ -54,7 +54,9 @@ def modules(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.List | ast.Tuple):
             words = [item.value if isinstance(item, ast.Constant) else None for item in node.elts]
             starts = zip(words, words[1:], words[2:], strict=False)  # sys.executable is no constant
-            yield from (word for program, flag, word in starts if program is None and flag == "-m" and word)
+            yield from (
+                word for program, flag, word in starts if program is None and flag == "-m" and word not in (None, "pip")
+            )
 
 
 def imported(folders: tuple[str, ...]) -> dict[str, set[str]]:

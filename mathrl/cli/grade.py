@@ -14,8 +14,8 @@ from mathrl.grading import grade_batch
 # In the order in which they are tried; the answers' names are those that `mathrl inspect` knows.
 RESPONSES = ("response", "completion", "output", "generation", "model_output", "prediction", "text")
 ANSWERS = (
-    "ground_truth", "answer", "final_answer", "expected_answer", "gt_answer", "gt", "gold", "golden", "answer_number",
-    "correct_answer", "target", "label", "truth", "result", "reference", "a",
+    "ground_truth", "answer", "answers", "final_answer", "expected_answer", "gt_answer", "gt", "gold", "golden",
+    "answer_number", "correct_answer", "target", "label", "truth", "result", "reference", "a",
 )  # fmt: skip
 
 

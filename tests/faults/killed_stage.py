@@ -169,6 +169,8 @@ def plant_files() -> None:
             return "checkpoint"
         if absolute.is_relative_to(records):
             return "record"
+        if absolute.parent == records.parent:
+            return "home"  # what is kept of the code's digests
         return "base" if re.search(r"/models/\.?base\b", str(absolute)) else "export"  # made before the first step
 
     def renaming(name: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import torch
 
 from mathrl.core.out_of_memory import OutOfMemory
 from mathrl.learners.distributed import Ranks
-from mathrl.models.limits import M_MMAP_THRESHOLD
+from mathrl.models.device import M_MMAP_THRESHOLD
 from mathrl.models.packing import Group
 from mathrl.params.optimizer import AdamW
 from mathrl.params.train import Rl, Sft

@@ -34,7 +34,7 @@ def own(
     (real_checkout.folder / "params" / "curate.yaml").write_text(SOURCES.replace("FOLDER", str(folder)))
     real_checkout.git("add", "params")
     real_checkout.git("commit", "-q", "-am", "own files")
-    real_checkout.use_python(warm_python("flows"))
+    real_checkout.use_python(warm_python("torch"))
     real_checkout.env["MATHRL_MIRROR"] = "none"  # nothing is shown in MLflow here
     real_checkout.repro("curate")
     return real_checkout, folder

@@ -83,6 +83,7 @@ def test_sft_by_trl_on_two_ranks_is_sft_by_mathrl(runs: Any, make_workspace: Cal
     two_ranks = make_workspace(
         *SFT, *EXACT, "sft.engine=trl", "run.processes=2", "run.device=cpu", "sft.tokens_per_microbatch=64"
     )
+    two_ranks.python = sys.executable  # transformers must find accelerate
     two_ranks.run("sft")
     own, same = runs[3].output("sft")[1], two_ranks.output("sft")[1]
     for mine, theirs in zip(own, same, strict=True):
