@@ -25,9 +25,9 @@ from mathrl.rollout.gpu_handles import handles_as_json, handles_from_json
 from mathrl.rollout.server import SentWeights
 from mathrl.rollout.server_engine import transfer_of
 from mathrl.rollout.servers import ServerPool
+from mathrl.rollout.transfer_client import TransferClient
 from mathrl.rollout.vllm_arguments import transfer_arguments
 from mathrl.rollout.vllm_login import FINISH, INIT, START, UPDATE
-from mathrl.rollout.weight_transfer import TransferClient
 from tests.rollout.test_servers import params, stand, used  # noqa: F401  # a fixture
 
 
