@@ -160,18 +160,30 @@ class Layers:
         return self._merged(list(overrides))[0]
 
     def _merged(self, settings: Sequence[str]) -> tuple[dict[str, Any], OldNames]:
+        fresh = self.is_fresh(settings)
+        if fresh not in self._below:
+            self._below[fresh] = self._without_overrides(fresh)
+        values, old = copy.deepcopy(self._below[fresh])
+        typed = set[str]()
+        for override in settings:
+            apply_override(values, override, typed, old)
+        old.settle(values)
+        return values, old
+
+    @cached_property
+    def _below(self) -> dict[bool, tuple[dict[str, Any], OldNames]]:
+        """What is below the overrides, by whether weights are random: steps of a recipe differ in overrides alone."""
+        return {}
+
+    def _without_overrides(self, fresh: bool) -> tuple[dict[str, Any], OldNames]:
         values: dict[str, Any] = {name: {} for name in SECTIONS}
-        old, typed = OldNames(), set[str]()
-        for source, sections in self._parts(self.is_fresh(settings)):
+        old = OldNames()
+        for source, sections in self._parts(fresh):
             for name, section in sections.items():
                 if source == RECORDED:
                     values[name] = section
                 else:
                     put_section(values, name, section, old)
-        values = copy.deepcopy(values)
-        for override in settings:
-            apply_override(values, override, typed, old)
-        old.settle(values)
         return values, old
 
     def _origin(self, settings: Sequence[str]) -> dict[str, str]:
