@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol
+from typing import Any, Protocol, TypeVarTuple
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from mathrl.learners.micro_batches import Figures
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.optimizer import Optimizer
 
-P = ParamSpec("P")
+Inputs = TypeVarTuple("Inputs")
 BACKENDS: dict[str, Callable[..., "Learner"]] = {
     "torch": TorchLearner,
     "deepspeed": DeepSpeedLearner,
@@ -54,9 +54,7 @@ class Learner(Protocol):
         """
         ...
 
-    def forward(
-        self, loss_of: Callable[P, tuple[Tensor, Figures]], *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[Tensor, Figures]:
+    def forward(self, loss_of: Callable[[*Inputs], tuple[Tensor, Figures]], *inputs: *Inputs) -> tuple[Tensor, Figures]:
         """The result of `loss_of`, which runs `model`: a scalar loss, and figures without a gradient."""
         ...
 

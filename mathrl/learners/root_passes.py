@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ParamSpec
+from typing import Any, TypeVarTuple
 
 from torch import Tensor
 
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import Figures, own_micro_batches, smallest
 
-P = ParamSpec("P")
+Inputs = TypeVarTuple("Inputs")
 
 
 class RootPasses:
@@ -29,13 +29,11 @@ class RootPasses:
     ) -> Iterator[tuple[list[int], float]]:
         return self.ranks.evened(own_micro_batches(sizes, tokens, self.ranks, chosen), smallest(sizes))
 
-    def forward(
-        self, loss_of: Callable[P, tuple[Tensor, Figures]], *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[Tensor, Figures]:
+    def forward(self, loss_of: Callable[[*Inputs], tuple[Tensor, Figures]], *inputs: *Inputs) -> tuple[Tensor, Figures]:
         figures: dict[str, Tensor] = {}
 
         def compute() -> Tensor:
-            loss, values = loss_of(*args, **kwargs)
+            loss, values = loss_of(*inputs)
             figures.update(values)
             return loss
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, TypeVarTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.weights import full_weights
 from mathrl.params.optimizer import Optimizer
 
-P = ParamSpec("P")
+Inputs = TypeVarTuple("Inputs")
 
 
 class TorchLearner:
@@ -59,10 +59,8 @@ class TorchLearner:
         self.flat.gradients.zero_()
         yield from ((micro, 1.0) for micro in own_micro_batches(sizes, tokens, self.ranks, chosen))
 
-    def forward(
-        self, loss_of: Callable[P, tuple[Tensor, Figures]], *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[Tensor, Figures]:
-        return loss_of(*args, **kwargs)
+    def forward(self, loss_of: Callable[[*Inputs], tuple[Tensor, Figures]], *inputs: *Inputs) -> tuple[Tensor, Figures]:
+        return loss_of(*inputs)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
