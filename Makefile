@@ -63,7 +63,7 @@ test: $(VENV)/.developing  ## The test suite; the engines' tests are part of it 
 test-engines: $(VENV)/.developing engines  ## The tests with vLLM and DeepSpeed alone; installs both.
 	$(SUITE) -m engines
 
-stranger: $(VENV)/.developing  ## The wheel in an empty environment: two projects, a reproduction, an upgrade (5 minutes).
+stranger: $(VENV)/.developing  ## The wheel in an empty environment: two projects, a reproduction, an upgrade (6 minutes).
 	@tools/stranger.sh
 
 smoke: $(VENV)/.developing  ## The quick rooms' tests; VENV=.venv-3.13 PYTHON=python3.13 with another Python.
@@ -79,7 +79,7 @@ lint: $(VENV)/.developing  ## ruff, mypy strict, import floors.
 docs: $(VENV)/.developing  ## The documentation as a site, build/site/index.html; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-generate: install  ## Rewrite the generated files: watched code, recipes' graphs, map of the house.
+generate: install  ## Rewrite the generated files: dvc.yaml, tables of the pages, map of the house.
 	@$(BIN)/python tools/generate.py
 
 study: install  ## Five questions on the small model, three seeds (an hour); writes docs/study.md.

@@ -74,9 +74,22 @@ def test_the_mlflow_folder_does_not_shadow_the_package() -> None:
     assert not (ROOT / "mlflow" / "__init__.py").exists()
 
 
-def test_no_file_is_longer_than_500_lines() -> None:
-    long = {f: n for f in repository_files("*.py") if (n := len((ROOT / f).read_text().splitlines())) > 500}
-    assert long == {}
+# Each is one recursion or one table of cases, and harder to read in pieces; none may grow.
+LONGER = {
+    "mathrl/grading/by_value.py": 463,
+    "mathrl/grading/evaluate.py": 499,
+    "mathrl/grading/lexer.py": 404,
+    "mathrl/grading/parser.py": 493,
+    "mathrl/grading/structure.py": 500,
+    "tests/trainers/test_pools.py": 458,
+    "tests/trainers/test_rl_update.py": 424,
+}
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {f: len((ROOT / f).read_text().splitlines()) for f in repository_files("*.py")}
+    assert {f: n for f, n in lengths.items() if n > LONGER.get(f, 400)} == {}
+    assert {f for f in LONGER if lengths.get(f, 0) <= 400} == set(), "they are short now: take them out of LONGER"
 
 
 def test_benchmarks_and_tools_import_only_what_exists() -> None:
@@ -114,14 +127,17 @@ def test_the_workflow_calls_make_targets_that_exist_and_the_citation_has_the_ver
 
 
 def test_unreleased_changes_become_those_of_the_release() -> None:
-    notes, text = load_tool("release_notes"), (ROOT / "CHANGELOG.md").read_text()
-    released = notes.released
-    new = released(text, "7.0.0", "2030-01-02")
-    lines = "## [7.0.0] - 2030-01-02\n"
-    assert new.replace(lines, "").split() == text.split() and f"{notes.HEADING}\n\n{lines}\n### Added" in new
-    for version, of in (("0.0.9", text), ("8.0.0", released(text, "7.0.0", "2030-01-02"))):
-        with pytest.raises(ValueError, match=r"is not above it|no changes under"):
-            released(of, version, "2030-01-03")
+    notes = load_tool("release_notes")
+    assert notes.HEADING in (ROOT / "CHANGELOG.md").read_text()
+    last = "## [0.1.0] - 2026-11-23\n\n- The first.\n"
+    text = f"# Changelog\n\n{notes.HEADING}\n\n### Added\n\n- More.\n\n{last}"
+    new = notes.released(text, "0.2.0", "2030-01-02")
+    assert new == (f"# Changelog\n\n{notes.HEADING}\n\n## [0.2.0] - 2030-01-02\n\n### Added\n\n- More.\n\n{last}")
+    for version in ("0.1.0", "0.0.9"):
+        with pytest.raises(ValueError, match=r"has 0\.1\.0: .* is not above it"):
+            notes.released(text, version, "2030-01-03")
+    with pytest.raises(ValueError, match="no changes under"):
+        notes.released(new, "0.3.0", "2030-01-03")
 
 
 def test_an_old_public_name_works_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Rewrite what is generated from the code: `make generate`. Tests fail when one of these files is out of date.
 
-- dvc.yaml, from the recipe of the pipeline and the code that its stages import;
+- dvc.yaml, from the recipe of the pipeline;
 - the floors and the map in docs/house.md;
 - the tables in docs/engines.md, docs/coming_from.md, docs/experiments.md and docs/what_fits.md;
 - the pages of the presets that reproduce a document, docs/presets/.

@@ -25,7 +25,7 @@ wheel="$out/mathrl-$version-py3-none-any.whl"
 test -f "$wheel" || undo "the build made another version than $version: $(ls "$out")"
 empty=$(mktemp -d)
 trap 'rm -rf "$empty"' EXIT
-"$uv" venv --quiet --python "$python" "$empty/env"
+"$uv" venv --quiet --python "$python" "$empty/env" || undo "an empty environment cannot be made"
 "$uv" pip install --quiet --python "$empty/env/bin/python" -c constraints.txt "$wheel" || undo "the wheel cannot be installed"
 said=$(cd "$empty" && env -i PATH="$empty/env/bin:/usr/bin:/bin" HOME="$empty" mathrl --version) || undo "the installed mathrl does not start"
 test "$said" = "mathrl $version" || undo "the installed wheel says '$said'"

@@ -267,5 +267,5 @@ def commands(material: Material, steps: Sequence[Step]) -> str:
         lines.append("# there were uncommitted changes, which are not in that commit")
     version = next((f"=={step.code['mathrl']}" for step in steps if step.code), "")
     checkout = (material.root / "mathrl" / "stages").is_dir()
-    lines.append("make install" if checkout else f"pip install 'mathrl[platform]{version}'")
+    lines.append("make install" if checkout else f"pip install -c constraints.txt 'mathrl[platform]{version}'")
     return "\n".join([*lines, " ".join(words)])

@@ -157,7 +157,7 @@ def test_a_page_of_everything_that_runs_nothing_and_loads_nothing(
                  "Training: sft",
                  "Training: rl", "Entropy", "truncated", "20.0% of the responses are cut off", "c0ffeec0ffee",
                  "Complete: 3 stages on this machine", "git checkout c0ffee", "mathrl run pipeline",
-                 "pip install 'mathrl[platform]==0.3.0'",
+                 "pip install -c constraints.txt 'mathrl[platform]==0.3.0'",
                  "5 of 5 that became right, 0 of 0 that became wrong"):  # fmt: skip
         assert part in page.text, part
     assert sum(tag == "img" for tag, _ in page.tags) >= 7 and sum(tag == "svg" for tag, _ in page.tags) == 1
