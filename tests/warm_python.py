@@ -143,11 +143,15 @@ def preload(folder: Path, imports: str) -> None:
 
 
 def received(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A client's request and its three streams."""
+    """A client's request and its three streams; EOFError if the client has been killed."""
     header, streams, _, _ = socket.recv_fds(client, 4, 3)
     text = b""
-    while len(text) < int.from_bytes(header, "big"):
-        text += client.recv(1 << 20)
+    while not header or len(text) < int.from_bytes(header, "big"):
+        if not (part := client.recv(1 << 20)):
+            for stream in streams:
+                os.close(stream)
+            raise EOFError
+        text += part
     request: dict[str, Any] = json.loads(text)
     return request, streams
 
@@ -161,7 +165,11 @@ def serve(listener: socket.socket, session: int) -> dict[str, Any]:
         for key, _ in selector.select():
             if key.fileobj is listener:
                 client = listener.accept()[0]
-                request, streams = received(client)
+                try:
+                    request, streams = received(client)
+                except (EOFError, ConnectionError):
+                    client.close()
+                    continue
                 pid = os.fork()
                 if pid == 0:
                     os.setpgid(0, 0)
@@ -175,8 +183,13 @@ def serve(listener: socket.socket, session: int) -> dict[str, Any]:
                     os.close(stream)
                 selector.register(client, selectors.EVENT_READ, pid)
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
+            elif key.fileobj not in selector.get_map():
+                continue  # its program ended in this very moment
             elif isinstance(key.fileobj, socket.socket):
-                numbers = key.fileobj.recv(16)
+                try:
+                    numbers = key.fileobj.recv(16)
+                except ConnectionError:
+                    numbers = b""
                 for number in numbers or [signal.SIGKILL]:  # the client has been killed
                     os.killpg(key.data, number)
                 if not numbers:
@@ -188,7 +201,8 @@ def serve(listener: socket.socket, session: int) -> dict[str, Any]:
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 if client in selector.get_map():
                     selector.unregister(client)
-                    client.sendall(status.to_bytes(4, "big", signed=True))
+                    with suppress(ConnectionError):  # the client has been killed
+                        client.sendall(status.to_bytes(4, "big", signed=True))
                 client.close()
                 selector.unregister(key.fileobj)
                 os.close(key.fd)

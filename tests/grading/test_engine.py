@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -26,11 +26,6 @@ def engine() -> Iterator[SymbolicEngine]:
     assert started.warm_up()
     yield started
     started.close()
-
-
-def keepers() -> list[int]:
-    """The processes of this process's engines."""
-    return [child.pid for child in psutil.Process().children() if is_alive(child.pid)]
 
 
 def test_the_engine_shows_what_evaluation_does_not_reach(engine: SymbolicEngine) -> None:
@@ -97,18 +92,20 @@ def test_it_works_from_threads_and_leaves_the_alarm_alone(engine: SymbolicEngine
     assert all("symbolic" in verdict.rule for verdict in verdicts)
 
 
-def test_lone_surrogates_pass_and_a_lost_engine_is_replaced(engine: SymbolicEngine) -> None:
+def test_lone_surrogates_pass_and_a_lost_engine_is_replaced(
+    engine: SymbolicEngine, keepers: Callable[[], list[psutil.Process]]
+) -> None:
     before = keepers()
     assert not engine.ask("x^2\ud83d", "\udc80y").equal
     assert engine.ask("x", "x").equal
     assert keepers() == before
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-    while any(map(is_alive, before)):
+    for keeper in before:
+        keeper.kill()
+    while keepers():
         time.sleep(0.01)
     assert engine.warm_up()
     assert engine.ask("x", "x").equal
-    assert not set(before) & set(keepers())
+    assert keepers() and not set(before) & set(keepers())
 
 
 def test_a_start_that_takes_longer_than_the_limit_costs_no_pair_but_does_not_hold_up_the_caller() -> None:
