@@ -52,7 +52,7 @@ $(VENV)/.developing: $(VENV)/.installed
 
 demo: install  ## The whole pipeline on the CPU; SEED=1 another seed, CONTROLS=1 three controls.
 	@$(BIN)/mathrl run pipeline $(SET)
-	@$(if $(CONTROLS),$(BIN)/mathrl controls $(if $(SEED),run.seed=$(SEED),rl) --seeds 1 --only thinking$(comma)more_sft$(comma)worked)
+	@$(if $(CONTROLS),$(BIN)/mathrl runs controls $(if $(SEED),run.seed=$(SEED),rl) --seeds 1 --only thinking$(comma)more_sft$(comma)worked)
 
 # Three workers on two cores: many tests wait for a server or a child of theirs.
 SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

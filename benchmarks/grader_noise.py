@@ -30,7 +30,7 @@ def main() -> None:
         steps = [name for name, step in load_recipe("grader-noise").steps.items() if step.stage == "rl"]
         programs = Path(sys.executable).parent
         environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}  # DVC starts `python`
-        commands = [["mathrl", "graph", "grader-noise"]]
+        commands = [["mathrl", "recipe", "grader-noise", "--graph"]]
         commands += [["dvc", "repro", *(f"{RECIPE}/dvc.yaml:{s}-s{seed}" for s in steps)] for seed in options.seeds]
         for program, *words in commands:
             subprocess.run([programs / program, *words], cwd=ROOT, env=environment, check=True)

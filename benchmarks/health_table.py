@@ -46,7 +46,7 @@ Setting = tuple[str, float | None]  # a rule and the value of its threshold
 class Run:
     """A finished run; `first` is the step of each rule's first finding under each setting of its threshold.
 
-    `shown` are the findings with the defaults, as `mathrl health` shows them.
+    `shown` are the findings with the defaults, as `mathrl runs health` shows them.
     """
 
     kind: str

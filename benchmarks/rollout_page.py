@@ -1,4 +1,4 @@
-"""`mathrl rollouts` over 100,000 responses: seconds from the command to the first rows, and three clicks in a browser.
+"""`mathrl runs rollouts` over 100,000 responses: seconds to the first rows, and of three clicks in a browser.
 
     python benchmarks/rollout_page.py [--responses 100000] [--steps 100] [--folder DIR]
 
@@ -86,7 +86,15 @@ def browse(file: Path, steps: int, folder: Path) -> None:
         page.goto("about:blank")
         (driver,) = psutil.Process().children()  # Playwright's, with Chromium below it
         began = time.perf_counter()
-        words = [sys.executable, "-c", "from mathrl.cli import main; main()", "rollouts", str(file), "--no-browser"]
+        words = [
+            sys.executable,
+            "-c",
+            "from mathrl.cli import main; main()",
+            "runs",
+            "rollouts",
+            str(file),
+            "--no-browser",
+        ]
         server = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None

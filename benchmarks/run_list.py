@@ -1,9 +1,9 @@
-"""1,000 runs: processor time of `mathrl sync` and `mathrl runs`, and seconds until MLflow has drawn them.
+"""1,000 runs: processor time of `mathrl runs sync` and `mathrl runs`, and seconds until MLflow has drawn them.
 
     python benchmarks/run_list.py [--runs 1000] [--folder DIR]
 
-Each run is a pipeline, whose stages rl and evaluate leave the records of real ones; `mathrl sync` uploads them by the
-code of the mirror, into sqlite. "again" is what a mirror does at its start when nothing is new. The pages, the view
+Each run is a pipeline, whose stages rl and evaluate leave the records of real ones; `mathrl runs sync` uploads them by
+the code of the mirror, into sqlite. "again" is what a mirror does at its start when nothing is new. The pages, the view
 Results and the list by time, are opened in a headless Chromium, where one is installed; their time is the clock's. A
 named folder is kept, and a store that it already has is opened.
 """
@@ -101,9 +101,9 @@ def measure(folder: Path, runs: int) -> None:
     if not (folder / "records").exists():
         write_records(runs)
         print(
-            f"mathrl sync, {runs} runs of two stages: {processor_seconds('sync'):.1f} s of processor time", flush=True
+            f"sync, {runs} runs of two stages: {processor_seconds('runs', 'sync'):.1f} s of processor time", flush=True
         )
-    print(f"mathrl sync again: {processor_seconds('sync'):.1f} s of processor time", flush=True)
+    print(f"mathrl runs sync again: {processor_seconds('runs', 'sync'):.1f} s of processor time", flush=True)
     for words in (["runs"], ["runs", "--sort", "rl"]):
         print(f"mathrl {' '.join(words)}: {processor_seconds(*words):.1f} s of processor time", flush=True)
     client = connect()

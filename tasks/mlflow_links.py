@@ -82,7 +82,7 @@ def link_rollouts(record: RunRecord, step: str) -> None:
     """The artifact `<step>-rollouts`, once, as soon as the run has started to keep rollouts."""
     if record.keeps_rollouts and record.rollouts.exists() and record.rollouts not in LINKED:
         key = artifact_key(f"{step}-rollouts")
-        text = "`mathrl ui` serves the page; without it: `mathrl rollouts`"
+        text = "`mathrl ui` serves the page; without it: `mathrl runs rollouts`"
         create_link_artifact(
             rollouts_page(record.folder.name), key=key, link_text=f"rollouts of {step}", description=text
         )

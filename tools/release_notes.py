@@ -44,9 +44,11 @@ def overdue(renamed: dict[str, tuple[str, str]], version: str) -> list[str]:
 
 def main(version: str) -> None:
     import mathrl
+    from mathrl.cli.main import MOVED
 
-    if names := overdue(mathrl._RENAMED, version):
-        sys.exit(f"error: mathrl/__init__.py: remove the old names {', '.join(names)}, whose minor version is over")
+    for file, renamed in (("__init__.py", mathrl._RENAMED), ("cli/main.py", MOVED)):
+        if names := overdue(renamed, version):
+            sys.exit(f"error: mathrl/{file}: remove the old names {', '.join(names)}, whose minor version is over")
     file, citation = ROOT / "CHANGELOG.md", ROOT / "CITATION.cff"
     try:
         text = released(file.read_text(encoding="utf-8"), version, datetime.date.today().isoformat())

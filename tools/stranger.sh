@@ -100,7 +100,7 @@ logged ../moved.log clean mathrl run pipeline
 expect "what ran" "$(ran ../moved.log)" ""
 
 step "reproduce the registered model"
-logged ../reproduced.log clean mathrl reproduce "$(sed -n 's/^registered: \([^ ]*\) .*/\1/p' ../own.log)"
+logged ../reproduced.log clean mathrl models reproduce "$(sed -n 's/^registered: \([^ ]*\) .*/\1/p' ../own.log)"
 grep "reproduced to the bit" ../reproduced.log
 
 step "the demo's table"

@@ -251,7 +251,7 @@ def compare(
 
 
 def health_report(run: str | Path) -> dict[str, Any]:
-    """The health of a training run from its metrics, as `mathrl health RUN --json` prints it.
+    """The health of a training run from its metrics, as `mathrl runs health RUN --json` prints it.
 
     Args:
         run: A stage, a recipe's step, a folder with metrics, or an MLflow run; also one that still trains.
@@ -278,7 +278,7 @@ def audit(run: str | Path, *, model: str | None = None, size: int = 200, seed: i
     """A sample of graded responses for a person to label, and the grader's error rates from the labels.
 
     Args:
-        run: What `mathrl audit` accepts: `evaluate`, `rl`, a recipe's step, a folder or a file.
+        run: What `mathrl runs audit` accepts: `evaluate`, `rl`, a recipe's step, a folder or a file.
         model: The model whose responses are audited; None: all.
         size: Number of responses to label, about.
         seed: Seed of the sample; another one is another audit.
@@ -324,7 +324,7 @@ def lineage(model: str) -> Back:
 def promote(
     model: str, *, benchmark: str | None = None, preset: str | None = None, overrides: Sequence[str] = ()
 ) -> tuple[bool, str]:
-    """Make a registered version the champion if it passes the gate, as `mathrl promote` does.
+    """Make a registered version the champion if it passes the gate, as `mathrl models promote` does.
 
     Args:
         model: NAME (its candidate), NAME:VERSION or NAME@ALIAS.

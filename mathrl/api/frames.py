@@ -89,7 +89,7 @@ def metrics(run: str | Path) -> pd.DataFrame:
     `at` is missing in the files that DVC keeps, which have no times.
 
     Args:
-        run: What `mathrl health` accepts: a stage (`rl`), a recipe's step, a folder, or an MLflow run.
+        run: What `mathrl runs health` accepts: a stage (`rl`), a recipe's step, a folder, or an MLflow run.
 
     Raises:
         UserError: no run of that name has metrics.
@@ -131,7 +131,7 @@ def rollouts(run: str | Path) -> pd.DataFrame:
     """The rollouts that a run kept (`rl.keep_rollouts`), a row per response; columns as in `ROLLOUTS`.
 
     Args:
-        run: What `mathrl rollouts` accepts: `rl`, a recipe's step, a record, a parquet file, or an MLflow run.
+        run: What `mathrl runs rollouts` accepts: `rl`, a recipe's step, a record, a parquet file, or an MLflow run.
 
     Raises:
         UserError: the run kept no rollouts.

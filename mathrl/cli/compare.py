@@ -1,51 +1,44 @@
 """`mathrl compare A B`: whether one model is better, and which differences the test can detect."""
 
 import os
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.compare_in_looks import compare_in_looks
-from mathrl.cli.options import Overrides, Presets, grouped, joined
+from mathrl.cli.options import Overrides, Presets, joined
 from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
-from mathrl.evaluation.compare import MOST_LOOKS
-from mathrl.reports.find_responses import compare_named, model_folder
+from mathrl.core.results import Comparison
+from mathrl.core.seeding import derive_seed
+from mathrl.core.types import EvalRow, Problem
+from mathrl.evaluation.benchmark import benchmark_problems
+from mathrl.evaluation.compare import MOST_LOOKS, look_levels
+from mathrl.evaluation.paired import compare as paired
+from mathrl.evaluation.responses import read_run
+from mathrl.evaluation.summary import accuracies, responses_behind
+from mathrl.params import Params
+from mathrl.reports.evaluation import evaluate_once
+from mathrl.reports.find_responses import RESPONSES, compare_named, model_folder, name_of, output_of
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What the runs are compared by."""
-
-    benchmark: Annotated[str | None, typer.Option(help="Benchmark to compare on, if the runs cover several.")] = None
-    metric: Annotated[str, typer.Option(help="Metric to compare: pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1"
-    common: Annotated[bool, typer.Option("--common", help="Compare only on problems that every run answered.")] = False
-
-
-@dataclass(frozen=True)
-class Looks:
-    """When an evaluation in parts stops."""
-
-    looks: Annotated[
-        int, typer.Option(min=1, max=MOST_LOOKS, help="Parts in which model folders are evaluated, until it is clear.")
-    ] = 1
-    difference: Annotated[
-        float | None, typer.Option(min=0.0001, max=1, help="With --looks: stop once this difference is excluded.")
-    ] = None
-
-
-@grouped
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="Responses, a model, or a recipe's step.")],
     after: Annotated[str, typer.Argument(metavar="B", help="The same; commas join the runs of several seeds.")],
-    compared: Compared,
-    parts: Looks,
+    benchmark: Annotated[str | None, typer.Option(help="Benchmark to compare on, if the runs cover several.")] = None,
+    metric: Annotated[str, typer.Option(help="Metric to compare: pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1",
+    common: Annotated[bool, typer.Option("--common", help="Compare only on problems that every run answered.")] = False,
+    looks: Annotated[
+        int, typer.Option(min=1, max=MOST_LOOKS, help="Parts in which model folders are evaluated, until it is clear.")
+    ] = 1,
+    difference: Annotated[
+        float | None, typer.Option(min=0.0001, max=1, help="With --looks: stop once this difference is excluded.")
+    ] = None,
     presets: Presets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -58,20 +51,18 @@ def compare(
     start = Path.cwd()
     os.chdir(main_checkout())
     params = load_params(preset=joined(presets), overrides=overrides or ())
-    if parts.looks > 1:
+    if looks > 1:
         folders = [model_folder(text, start) for text in (before, after)]
-        benchmark = compared.benchmark or params.evaluate.benchmarks[0]
-        test = compare_in_looks((folders[0], folders[1]), benchmark, params, parts.looks, parts.difference)
+        name = benchmark or params.evaluate.benchmarks[0]
+        test = compare_in_looks((folders[0], folders[1]), name, params, looks, difference)
         if as_json:
             print_document(test.to_row())
         else:
             print(test.verdict())
         return
-    if parts.difference is not None:
+    if difference is not None:
         raise UserError("--difference belongs to --looks N; mathrl plan evaluate --difference plans an evaluation")
-    comparison = compare_named(
-        (before, after), start, params, benchmark=compared.benchmark, metric=compared.metric, common=compared.common
-    )
+    comparison = compare_named((before, after), start, params, benchmark=benchmark, metric=metric, common=common)
     if as_json:
         print_document(comparison)
     else:
@@ -112,3 +103,47 @@ def _group(by: str, group: str, row: Mapping[str, Any], models: Sequence[str]) -
 
 def _spoken(metric: str) -> str:
     return metric.replace("_at_", "@")
+
+
+def compare_in_looks(
+    folders: tuple[Path, Path], benchmark: str, params: Params, looks: int, difference: float | None
+) -> Comparison:
+    """Evaluate two models on a part of the problems after the other; test after each at `look_levels`.
+
+    It ends once a difference is shown, or one of `difference` is excluded. A part that was evaluated before is read.
+
+    Raises:
+        UserError: fewer than two problems per part.
+    """
+    problems = benchmark_problems(benchmark, params)
+    random.Random(derive_seed(0, "looks", benchmark)).shuffle(problems)
+    if len(problems) < 2 * looks:
+        raise UserError(f"--looks {looks}: {benchmark} has {len(problems)} problems, each look needs two or more")
+    names = (name_of(folders[0]), name_of(folders[1]))
+    names = names if names[0] != names[1] else (str(folders[0]), str(folders[1]))
+    rows: tuple[list[EvalRow], list[EvalRow]] = ([], [])
+    test: Comparison | None = None
+    for look, level in enumerate(look_levels(looks, 1 - params.evaluate.confidence), start=1):
+        part = problems[look - 1 :: looks]
+        for folder, seen in zip(folders, rows, strict=True):
+            seen += _responses(folder, benchmark, params, part, f"{look}of{looks}")
+        test = paired(*names, *map(accuracies, rows), responses=responses_behind(rows), confidence=1 - level)
+        bounds = f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]"
+        print(f"look {look} of {looks}: {test.problems} problems, {bounds}, p = {test.p_value:.4f}, level {level:.4f}")
+        excluded = difference is not None and -difference < test.low and test.high < difference
+        if excluded:
+            print(f"a difference of {difference:g} or more is excluded")
+        if (test.shown or excluded) and look < looks:
+            print(f"stopped after {test.problems} of {len(problems)} problems")
+        if test.shown or excluded:
+            break
+    assert test is not None
+    return test
+
+
+def _responses(folder: Path, benchmark: str, params: Params, part: Sequence[Problem], number: str) -> Sequence[EvalRow]:
+    whole = output_of(folder, name_of(folder), benchmark, params)
+    output = whole.with_name(f"{whole.name}-{number}")
+    if not (output / RESPONSES).is_file():
+        evaluate_once(folder, benchmark, params, output, problems=part)
+    return read_run(output / RESPONSES, None, benchmark).rows

@@ -7,6 +7,7 @@ Shares are from 0 to 1, times in seconds, lengths in tokens, folders absolute wh
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from mathrl.cli.result_documents import (
+    AdoptDocument,
     AlignmentDocument,
     AuditDocument,
     CompareDocument,
@@ -20,6 +21,7 @@ from mathrl.cli.result_documents import (
     LineageForwardDocument,
     LooksDocument,
     PromoteDocument,
+    RemoveDocument,
     ReportDocument,
     ReproduceDocument,
     RollbackDocument,
@@ -157,7 +159,7 @@ class DryRunDocument(TypedDict):
 
 
 class RecipeDocument(TypedDict):
-    """`mathrl recipe NAME`, `mathrl controls`"""
+    """`mathrl recipe NAME`, `mathrl runs controls`"""
 
     recipe: Annotated[str, "Name of the recipe."]
     folder: Annotated[str, "Folder with the steps' outputs."]
@@ -174,7 +176,7 @@ class RecipeStep(TypedDict):
 
 
 class RecipeStepsDocument(TypedDict):
-    """`mathrl recipe NAME --dry-run`, `mathrl controls --dry-run`"""
+    """`mathrl recipe NAME --dry-run`, `mathrl runs controls --dry-run`"""
 
     recipe: Annotated[str, "Name of the recipe."]
     description: Annotated[str, "What it is for."]
@@ -245,7 +247,7 @@ class SweepPromoteDocument(TypedDict):
 
 
 class FileDocument(TypedDict):
-    """`mathrl graph`, `mathrl launch`"""
+    """`mathrl recipe NAME --graph`, `mathrl launch`"""
 
     file: Annotated[str, "The file that was written."]
     folder: NotRequired[Annotated[str, "launch: the folder in which the job works."]]
@@ -260,30 +262,31 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "plan": (PlanDocument, SimulateDocument),
     "plan evaluate": (PlanEvaluateDocument,),
     "run": (RunDocument, DryRunDocument),
-    "recipe": (RecipeDocument, RecipeStepsDocument, RecipesDocument),
+    "recipe": (RecipeDocument, RecipeStepsDocument, RecipesDocument, FileDocument),
     "sweep run": (StudyDocument,),
     "sweep compare": (SweepCompareDocument,),
     "sweep show": (StudyDocument,),
     "sweep promote": (SweepPromoteDocument,),
-    "controls": (RecipeDocument, RecipeStepsDocument),
+    "runs controls": (RecipeDocument, RecipeStepsDocument),
     "launch": (FileDocument,),
-    "graph": (FileDocument,),
     "evaluate": (EvaluateDocument, VaryDocument),
     "compare": (CompareDocument, LooksDocument),
     "grade": (GradeDocument,),
-    "audit": (AuditDocument,),
-    "alignment": (AlignmentDocument,),
+    "runs audit": (AuditDocument,),
+    "models alignment": (AlignmentDocument,),
     "runs": (RunsDocument,),
-    "health": (HealthDocument,),
-    "report": (ReportDocument,),
-    "lineage": (LineageDocument, LineageForwardDocument),
-    "sync": (SyncDocument,),
-    "sources": (SourcesDocument,),
-    "decontaminate": (DecontaminateDocument,),
-    "decide": (DecideDocument,),
-    "export": (ExportDocument,),
-    "reproduce": (ReproduceDocument,),
-    "promote": (PromoteDocument,),
-    "rollback": (RollbackDocument,),
+    "runs remove": (RemoveDocument,),
+    "runs adopt": (AdoptDocument,),
+    "runs health": (HealthDocument,),
+    "runs report": (ReportDocument,),
+    "models lineage": (LineageDocument, LineageForwardDocument),
+    "runs sync": (SyncDocument,),
+    "data sources": (SourcesDocument,),
+    "data decontaminate": (DecontaminateDocument,),
+    "data decide": (DecideDocument,),
+    "data export": (ExportDocument,),
+    "models reproduce": (ReproduceDocument,),
+    "models promote": (PromoteDocument,),
+    "models rollback": (RollbackDocument,),
 }
-SERVERS = ("ui", "serve", "rollouts", "sweep dashboard")
+SERVERS = ("ui", "serve", "runs rollouts", "sweep dashboard")

@@ -3,14 +3,13 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mathrl.cli.options import Choices, Overrides, Presets, grouped, joined, with_choices
+from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
 from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.vary import combinations, evaluate_settings
@@ -79,47 +78,35 @@ def print_probe(report: "ProbeReport", target: Path) -> None:
     print(f"probe: {target}/probe.json")
 
 
-@dataclass(frozen=True)
-class Also:
-    """What is measured beside the plain figures."""
-
-    tools: Annotated[
-        ToolName | None,
-        typer.Option(help="Also evaluate with this tool: Python code that a response calls is run in a sandbox."),
-    ] = None
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(help="Evaluate with each value, as 'prompt.template=[plain, boxed]'; several: all combinations."),
-    ] = None
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Also probe whether the benchmark's problems were in the training data.")
-    ] = False
-    twins: Annotated[int, typer.Option(min=1, help="--probe: twins that each problem is compared with.")] = 2
-
-    def check(self) -> None:
-        """Raises UserError: two of them exclude each other."""
-        if self.probe and (self.vary or self.tools is not None):
-            raise UserError("--probe goes with neither --vary nor --tools; probe the model in a command of its own")
-        if self.vary and self.tools is not None:
-            raise UserError("--vary and --tools exclude each other; vary rollout.tool.kind to compare tools")
-
-
-@grouped
 def evaluate(
     model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
     benchmark: Annotated[str, typer.Option(help="test (the curated split), or a name such as gsm8k or math500.")],
-    also: Also,
     choices: Choices = None,
     presets: Presets = None,
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of problems.")] = None,
     samples: Annotated[int | None, typer.Option(help="Responses per problem.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for figures, responses and pictures.")] = None,
+    tools: Annotated[
+        ToolName | None,
+        typer.Option(help="Also evaluate with this tool: Python code that a response calls is run in a sandbox."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="Evaluate with each value, as 'prompt.template=[plain, boxed]'; several: all combinations."),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also probe whether the benchmark's problems were in the training data.")
+    ] = False,
+    twins: Annotated[int, typer.Option(min=1, help="--probe: twins that each problem is compared with.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
     overrides = with_choices(choices, overrides)
-    also.check()
+    if probe and (vary or tools is not None):
+        raise UserError("--probe goes with neither --vary nor --tools; probe the model in a command of its own")
+    if vary and tools is not None:
+        raise UserError("--vary and --tools exclude each other; vary rollout.tool.kind to compare tools")
     local = Path(model).resolve()  # relative to the current folder, not to the checkout
     target = output.absolute() if output else None
     if not local.exists() and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute()):
@@ -136,15 +123,15 @@ def evaluate(
         raise UserError(f"{model}: no such folder here (did you mean {started_from}?)")
     target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
     runs = {name: (params, target)}
-    if also.tools is not None:
+    if tools is not None:
         runs = {
             name: (without_tool(params), target),
-            f"{name} + {also.tools}": (with_tool(params), target.with_name(f"{target.name}-{also.tools}")),
+            f"{name} + {tools}": (with_tool(params), target.with_name(f"{target.name}-{tools}")),
         }
     start = local if local.exists() else model
     typed = [*(overrides or ()), *settings]
-    if also.vary:
-        changed = {label: [*typed, *changes] for label, changes in combinations(also.vary).items()}
+    if vary:
+        changed = {label: [*typed, *changes] for label, changes in combinations(vary).items()}
         varied = {label: load_params(preset=preset, overrides=changes) for label, changes in changed.items()}
         _check_lengths(start, benchmark, [(varied[label], changes) for label, changes in changed.items()])
         evaluate_settings(start, benchmark, varied, target, as_json)
@@ -155,17 +142,17 @@ def evaluate(
     if as_json:
         from mathrl.reports.probe import probe_benchmark  # torch: --help answers without it
 
-        probe = probe_benchmark(start, benchmark, params, target, also.twins) if also.probe else None
+        report = probe_benchmark(start, benchmark, params, target, twins) if probe else None
         outputs = {label: str(folder) for label, (_, folder) in runs.items()}
         figures_of = {label: each.to_row() for label, each in results.items()}
-        print_document({"benchmark": benchmark, "models": figures_of, "outputs": outputs, "probe": probe})
+        print_document({"benchmark": benchmark, "models": figures_of, "outputs": outputs, "probe": report})
         return
     for row in results_table(results):
         print("  ".join(f"{column} {cell}" for column, cell in row.items()))
-    if also.probe:
+    if probe:
         from mathrl.reports.probe import probe_benchmark  # torch: --help answers without it
 
-        print_probe(probe_benchmark(start, benchmark, params, target, also.twins), target)
+        print_probe(probe_benchmark(start, benchmark, params, target, twins), target)
     if newer := newer_than(benchmark, base.released if base.type == "pretrained" else None):
         print(f"{benchmark} is {newer}: its problems cannot have been in the model's training data")
     if figures.prompts_too_long:

@@ -57,7 +57,7 @@ HEADINGS = {
     "sample": "Sampling for recipes: responses to imitate, preference pairs, labels of steps.",
     "dpo": "DPO in recipes. The learning rate suits a pretrained model of this size.",
     "reward_model": "Reward models in recipes. The learning rate suits a pretrained model of this size.",
-    "controls": "`mathrl controls`: runs to compare RL with.",
+    "controls": "`mathrl runs controls`: runs to compare RL with.",
     "sweep": "`mathrl sweep run`: a search around the project's own learning rate, scored on dev.",
 }
 

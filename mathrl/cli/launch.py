@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from jinja2 import Environment, StrictUndefined
 
-from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, grouped, joined, with_choices
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, joined, with_choices
 from mathrl.cli.output import AsJson, print_document
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
@@ -36,16 +36,12 @@ TIME = re.compile(r"(\d+-)?\d{1,3}(:\d\d){1,2}|\d+|\d+-\d{1,2}")
 class Machines:
     """The nodes of a job, and what its scheduler has to know of them."""
 
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes that train; default: run.processes fill them.")] = None
-    ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node, with one GPU each.")] = 8
-    sampler_nodes: Annotated[int, typer.Option(min=0, help="Further nodes with vLLM servers that sample.")] = 0
-    time: Annotated[str, typer.Option(help="Slurm: time limit of a job, as in sbatch; it resumes after that.")] = (
-        "24:00:00"
-    )
-    image: Annotated[str | None, typer.Option(help="Kubernetes: image with mathrl's packages (docs/platform.md).")] = (
-        None
-    )
-    claim: Annotated[str, typer.Option(help="Kubernetes: claim of the volume with the project.")] = "mathrl"
+    nodes: int | None = None
+    ranks_per_node: int = 8
+    sampler_nodes: int = 0
+    time: str = "24:00:00"
+    image: str | None = None
+    claim: str = "mathrl"
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,21 @@ class LaunchStep:
     ray: bool = False
 
 
-@grouped
 def launch(
     stage: Annotated[str, typer.Argument(help=f"One of {', '.join(stages_until('pipeline')[1:])}, pipeline.")],
-    machines: Machines,
     choices: Choices = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes that train; default: run.processes fill them.")
+    ] = None,
+    ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node, with one GPU each.")] = 8,
+    sampler_nodes: Annotated[int, typer.Option(min=0, help="Further nodes with vLLM servers that sample.")] = 0,
+    time: Annotated[str, typer.Option(help="Slurm: time limit of a job, as in sbatch; it resumes after that.")] = (
+        "24:00:00"
+    ),
+    image: Annotated[str | None, typer.Option(help="Kubernetes: image with mathrl's packages (docs/platform.md).")] = (
+        None
+    ),
+    claim: Annotated[str, typer.Option(help="Kubernetes: claim of the volume with the project.")] = "mathrl",
     slurm: Annotated[bool, typer.Option("--slurm", help="Write a batch script for sbatch.")] = False,
     kubernetes: Annotated[bool, typer.Option("--kubernetes", help="Write a JobSet for kubectl.")] = False,
     output: Annotated[Path | None, typer.Option(help="File to write; default: below .mathrl/launch.")] = None,
@@ -78,6 +84,7 @@ def launch(
     The parameters are validated now. With --preset and --set the job works in a worktree under runs/, as with
     `mathrl run`. The machines share the project and its environment on one file system.
     """
+    machines = Machines(nodes, ranks_per_node, sampler_nodes, time, image, claim)
     if slurm == kubernetes:
         raise UserError("give either --slurm or --kubernetes")
     if not TIME.fullmatch(machines.time):

@@ -22,13 +22,21 @@ from mathrl.core.exit_status import EXIT_USER_ERROR
 # In the order of `mathrl --help`. mathrl/cli/<command>.py has a function of this name, or a group of commands.
 GROUPS = {
     "Start": ("init", "inspect", "doctor", "ui"),
-    "Plan and run": ("plan", "run", "recipe", "sweep", "controls", "launch", "serve", "graph"),
-    "Evaluate and compare": ("evaluate", "compare", "grade", "audit", "alignment"),
-    "Look at runs": ("runs", "health", "report", "rollouts", "lineage", "sync"),
-    "Data": ("sources", "decontaminate", "decide", "export"),
-    "Registry": ("reproduce", "promote", "rollback"),
+    "Plan and run": ("plan", "run", "recipe", "sweep", "launch", "serve"),
+    "Evaluate and compare": ("evaluate", "compare", "grade"),
+    "Look closer": ("runs", "models", "data"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+# Old commands: the new words, and the release that moved them. They work for one minor version more, with a warning.
+MOVED = {
+    name: (f"{group} {name}", "0.2.0")
+    for group, names in {
+        "runs": ("health", "report", "rollouts", "audit", "controls", "sync"),
+        "models": ("lineage", "reproduce", "promote", "rollback", "alignment"),
+        "data": ("sources", "decontaminate", "decide", "export"),
+    }.items()
+    for name in names
+}
 
 
 class LazyGroup(TyperGroup):
@@ -42,7 +50,12 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return import_command(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name in COMMANDS:
+            return import_command(cmd_name)
+        if cmd_name not in MOVED:
+            return None
+        print(f"warning: `mathrl {cmd_name}` is now `mathrl {MOVED[cmd_name][0]}`", file=sys.stderr)
+        return import_command(MOVED[cmd_name][0].split()[0]).get_command(ctx, cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         listed: dict[str, Any] = {

@@ -1,11 +1,8 @@
-"""Options that several commands share, and groups of options as one parameter of a command."""
+"""Options that several commands share."""
 
-import inspect
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
-from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -71,37 +68,3 @@ def as_words(preset: str | Sequence[str] | None, overrides: Sequence[str] | None
 def joined(presets: Sequence[str] | None) -> str | None:
     """Presets as one name: ["gsm8k", "dapo"] -> "gsm8k+dapo"."""
     return "+".join(presets) if presets else None
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option per field of each parameter that is a dataclass, whose fields are annotated options.
-
-    Example:
-        @grouped
-        def grade(file: Path, limits: Limits) -> None: ...  # FILE --longest 10 --smallest 2
-    """
-    groups: dict[str, Any] = {}
-    parameters = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if not is_dataclass(parameter.annotation):
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[parameter.name] = parameter.annotation
-        hints = get_type_hints(parameter.annotation, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-            )
-            for field in fields(parameter.annotation)
-        ]
-
-    @wraps(command)
-    def flat(**values: Any) -> None:
-        made = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
-        command(**made, **values)
-
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return flat

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ from mathrl.core.paths import RECIPES, is_group, main_checkout
 from mathrl.core.results import results_table
 from mathrl.params.load import FOLDER
 from mathrl.params.recipe_steps import DEFAULT, Recipe
-from mathrl.recipes.graph import graph
+from mathrl.recipes.controls import CONTROLS, write_control_recipe
+from mathrl.recipes.graph import graph, graph_file, write_recipe_graph
 from mathrl.recipes.recipe import (
     CLAIM,
     load_recipe,
@@ -43,6 +45,9 @@ def recipe(
     presets: Presets = None,
     overrides: Overrides = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes with their steps.")] = False,
+    only_graph: Annotated[
+        bool, typer.Option("--graph", help="Only write pipelines/recipes/NAME/dvc.yaml, for DVC's own commands.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and exit without running.")] = False,
     allow_dirty: AllowDirty = False,
     jobs: Annotated[
@@ -60,6 +65,8 @@ def recipe(
     preset = joined(presets)
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
         print_recipes(as_json)
+    elif only_graph:
+        _write_graph(name, as_json)
     elif name == DEFAULT:
         run("pipeline", None, presets, overrides, dry_run, allow_dirty=allow_dirty, as_json=as_json)
     elif dry_run:
@@ -70,6 +77,15 @@ def recipe(
         options = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty, "jobs": jobs}
         folder = Path(call_flow("recipe", recipe=name, **options))
         print_recipe(folder, name, time.time() - began, as_json)
+
+
+def _write_graph(name: str, as_json: bool) -> None:
+    write_recipe_graph(name, Path())
+    file = graph_file(name)
+    if as_json:
+        print_document({"file": str(file), "command": f"dvc repro {file}"})
+    else:
+        print(f"wrote {file}; run it with: dvc repro {file}; without its folder `dvc status` does not name it")
 
 
 def print_recipes(as_json: bool) -> None:
@@ -162,3 +178,51 @@ def print_recipe(folder: Path, name: str, seconds: float, as_json: bool = False)
         print_table(f"recipe {name}", summary_rows(summary), left=("evaluation", "model"))
         print_lines(verdicts(summary))
     print_lines([f"outputs: {os.path.relpath(folder / RECIPES / name, Path.cwd())}", f"took {seconds:.0f} s"])
+
+
+def controls(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="RL run: rl (the pipeline's), the settings it ran with such as run.seed=1, a folder under runs/, "
+            "or a recipe's RECIPE/STEP or NAME/STEP."
+        ),
+    ] = "rl",
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of seeds: the run's own and those that follow it. 1: a pipeline's own models are taken."
+        ),
+    ] = 3,
+    only: Annotated[
+        str, typer.Option(help=f"Controls to run, comma-separated, of {', '.join(CONTROLS)}; default: all that fit.")
+    ] = "",
+    overrides: Overrides = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Steps that run at a time, where they do not depend on one another.")
+    ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the recipe, print its steps and exit without running.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the controls of an RL run: rewards without information, more SFT, a start made to think, over seeds.
+
+    It writes params/recipes/controls-RUN.yaml from the run's own parameters and runs it as `mathrl recipe` does.
+    """
+    os.chdir(main_checkout())
+    if "=" in run:
+        from mathrl.tasks.workspace import prepare  # git, for this alone
+
+        folder = prepare("pipeline", None, shlex.split(run)).folder
+        run = "rl" if folder == Path.cwd() else folder.name
+    chosen = [name.strip() for name in only.split(",") if name.strip()]
+    name, folder = write_control_recipe(run, seeds, chosen, overrides or ())
+    print(f"wrote {os.path.relpath(folder / 'params' / 'recipes' / name)}.yaml")
+    if dry_run:
+        os.chdir(folder)
+        print_steps(name, None, (), as_json)
+        return
+    began = time.time()
+    folder = Path(call_flow("controls", rl_run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
+    print_recipe(folder, name, time.time() - began, as_json)

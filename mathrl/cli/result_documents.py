@@ -61,7 +61,7 @@ class GradeDocument(TypedDict):
 
 
 class AuditDocument(TypedDict):
-    """`mathrl audit`"""
+    """`mathrl runs audit`"""
 
     false_positives: Annotated[dict[str, float] | None, "Rate with its interval: mean, low, high; null: unknown."]
     false_negatives: Annotated[dict[str, float] | None, "The same."]
@@ -74,7 +74,7 @@ class AuditDocument(TypedDict):
 
 
 class AlignmentDocument(TypedDict):
-    """`mathrl alignment`"""
+    """`mathrl models alignment`"""
 
     gaps: Annotated[list[dict[str, Any]], "Per pair: first, second, largest, mean, tolerance, alignment, limit, fine."]
     tokens: Annotated[int, "Compared tokens."]
@@ -106,14 +106,24 @@ class ListedRun(TypedDict):
 class RunsDocument(TypedDict):
     """`mathrl runs`"""
 
-    runs: Annotated[list[ListedRun], "The runs that MLflow has; empty with --prune and --promote."]
+    runs: Annotated[list[ListedRun], "The runs that MLflow has."]
     worktrees: Annotated[list[dict[str, Any]], "The folders under runs/: folder, run, overrides, made, commit."]
-    removed: Annotated[list[str], "With --prune: what was removed."]
-    diff: Annotated[str, "With --promote: what was changed in params/."]
+
+
+class RemoveDocument(TypedDict):
+    """`mathrl runs remove`"""
+
+    removed: Annotated[list[str], "What was removed."]
+
+
+class AdoptDocument(TypedDict):
+    """`mathrl runs adopt`"""
+
+    diff: Annotated[str, "What was changed in params/."]
 
 
 class HealthDocument(TypedDict):
-    """`mathrl health`"""
+    """`mathrl runs health`"""
 
     run: Annotated[str, "Name of the run."]
     colour: Annotated[str, "green, yellow or red (exit status 1)."]
@@ -122,14 +132,14 @@ class HealthDocument(TypedDict):
 
 
 class ReportDocument(TypedDict):
-    """`mathrl report`"""
+    """`mathrl runs report`"""
 
     file: Annotated[str, "The HTML file."]
     health: Annotated[str, "green, yellow, red or unknown."]
 
 
 class LineageDocument(TypedDict):
-    """`mathrl lineage MODEL`"""
+    """`mathrl models lineage MODEL`"""
 
     name: Annotated[str, "Name of the registered model."]
     version: Annotated[str, "Its version."]
@@ -142,7 +152,7 @@ class LineageDocument(TypedDict):
 
 
 class LineageForwardDocument(TypedDict):
-    """`mathrl lineage --dataset`"""
+    """`mathrl models lineage --dataset`"""
 
     digest: Annotated[str, "Digest of the dataset."]
     steps: Annotated[list[dict[str, Any]], "The runs that read it or what others made of it."]
@@ -150,19 +160,19 @@ class LineageForwardDocument(TypedDict):
 
 
 class SyncDocument(TypedDict):
-    """`mathrl sync`"""
+    """`mathrl runs sync`"""
 
     complete: Annotated[int, "Runs that MLflow has completely."]
 
 
 class SourcesDocument(TypedDict):
-    """`mathrl sources`"""
+    """`mathrl data sources`"""
 
     sources: Annotated[list[dict[str, Any]], "name, title, hub, splits, released, licence, evaluation."]
 
 
 class DecontaminateDocument(TypedDict):
-    """`mathrl decontaminate`"""
+    """`mathrl data decontaminate`"""
 
     rows: Annotated[int, "Training rows."]
     kept: Annotated[int, "Clean rows."]
@@ -178,7 +188,7 @@ class DecontaminateDocument(TypedDict):
 
 
 class DecideDocument(TypedDict):
-    """`mathrl decide`"""
+    """`mathrl data decide`"""
 
     undecided: Annotated[int, "Doubtful hits without a decision."]
     added: Annotated[int, "Decisions that were added."]
@@ -186,7 +196,7 @@ class DecideDocument(TypedDict):
 
 
 class ExportDocument(TypedDict):
-    """`mathrl export`"""
+    """`mathrl data export`"""
 
     rows: Annotated[int, "Rows that were written."]
     output: Annotated[str, "The file."]
@@ -194,7 +204,7 @@ class ExportDocument(TypedDict):
 
 
 class ReproduceDocument(TypedDict):
-    """`mathrl reproduce`"""
+    """`mathrl models reproduce`"""
 
     name: Annotated[str, "Name of the registered model."]
     version: Annotated[str, "Its version."]
@@ -211,13 +221,13 @@ class ReproduceDocument(TypedDict):
 
 
 class PromoteDocument(TypedDict):
-    """`mathrl promote`"""
+    """`mathrl models promote`"""
 
     promoted: Annotated[bool, "Whether it is champion now; if not, the exit status is 1."]
     decision: Annotated[str, "The decision with its reasons."]
 
 
 class RollbackDocument(TypedDict):
-    """`mathrl rollback`"""
+    """`mathrl models rollback`"""
 
     decision: Annotated[str, "Which version is champion again."]

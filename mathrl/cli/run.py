@@ -351,7 +351,7 @@ def _print_results(folder: Path, params: Params, seconds: float) -> None:
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
             f"tracking: {shown(tracking_uri())}",
             f"to look at it: {UI}   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
-            "one page about the run, with curves and examples: mathrl report",
+            "one page about the run, with curves and examples: mathrl runs report",
             f"took {seconds:.0f} s",
         )
     )

@@ -1,53 +1,83 @@
-"""`mathrl runs`: a table of all runs as MLflow lists them; remove a worktree under runs/, or adopt its parameters."""
+"""List all runs with their figures; look at one: its health, report, responses and verdicts; run its controls."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import webbrowser
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.recipe import controls
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
 from mathrl.compose.changes import differences
 from mathrl.core.errors import UserError
+from mathrl.core.exit_status import EXIT_NO, EXIT_TERMINATED
 from mathrl.core.files import write_text
-from mathrl.core.paths import main_checkout
+from mathrl.core.forecast import forecast_of
+from mathrl.core.paths import RECIPES, main_checkout
+from mathrl.evaluation.audit import Label
+from mathrl.health.watch import examine, judging_rules, sentence
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.recipes.recipe import recipe_files
+from mathrl.reports.audit import Audit, add_cases, find_responses, open_audit, shown
+from mathrl.reports.find_rollouts import find_rollouts
+from mathrl.reports.find_run import find_training_run, mlflow_record, near_run
+from mathrl.reports.html import Material, pipeline_material, step_material, write_report
+from mathrl.reports.rollout_server import HOST, Library, make_server
+from mathrl.rewards.disagreement import MathVerifyJudge
 from mathrl.tasks import workspace
+from mathrl.tracking import mirror
 from mathrl.tracking.client import connect
 from mathrl.tracking.run_list import RunRow, list_runs
+
+runs = typer.Typer(name="runs", add_completion=False, help=__doc__)
+
+Sort = Annotated[
+    Literal["started", "rl", "dev"], typer.Option(help="started: newest first; rl, dev: highest accuracy first.")
+]
 
 SORTS = {"rl": "rl/pass_at_1", "dev": "dev/best"}
 
 
-def runs(
-    prune: Annotated[list[str] | None, typer.Option(help="Run to remove, by name; all removes every run.")] = None,
-    promote: Annotated[str | None, typer.Option(help="Run whose parameters are written into params/, by name.")] = None,
-    sort: Annotated[
-        Literal["started", "rl", "dev"], typer.Option(help="started: newest first; rl, dev: highest accuracy first.")
-    ] = "started",
+@runs.callback(invoke_without_command=True)
+def list_all(
+    context: typer.Context,
+    sort: Sort = "started",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 30,
     as_json: AsJson = False,
 ) -> None:
-    """List all runs with their figures; remove worktrees, or write the parameters of one into params/ for a commit."""
+    if context.invoked_subcommand is not None:
+        return
+    notes = _notes(main_checkout())
+    if as_json:
+        here = [{"folder": name, **note} for name, (_, note) in notes.items()]
+        print_document({"runs": [row.to_row() for row in _sorted_runs(sort)][:limit], "worktrees": here})
+    else:
+        _print_runs(notes, sort, limit)
+
+
+@runs.command()
+def remove(
+    names: Annotated[list[str], typer.Argument(help="Runs under runs/, by name; all removes every run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Remove the worktrees of runs under runs/; MLflow keeps the runs, DVC's cache their results."""
     root = main_checkout()
-    notes = {folder.name: (folder, note) for folder, note in workspace.runs(root)}
-    removed = list(notes) if prune and "all" in prune else prune or []
-    for name in [*removed, *([promote] if promote else [])]:
-        if name not in notes:
-            hint = did_you_mean(name, notes)
-            raise UserError(f"no run {name!r} under runs/{hint}; runs: {', '.join(notes) or 'none'}")
-    diff = _promote(root, *notes[promote]) if promote else ""
+    notes = _notes(root)
+    names = list(notes) if "all" in names else names
+    _check_names(names, notes)
     busy = []
-    for name in removed:
+    for name in names:
         if workspace.prune(root, notes[name][0]):
             print(f"removed {name}", file=sys.stderr if as_json else sys.stdout)
         else:
@@ -56,11 +86,30 @@ def runs(
         verb, pronoun = ("is", "it") if len(busy) == 1 else ("are", "them")
         raise UserError(f"{', '.join(busy)} {verb} running: cancel {pronoun} first")
     if as_json:
-        rows = [] if prune or promote else [row.to_row() for row in _sorted_runs(sort)]
-        here = [] if prune or promote else [{"folder": name, **note} for name, (_, note) in notes.items()]
-        print_document({"runs": rows[:limit], "worktrees": here, "removed": removed, "diff": diff})
-    elif not prune and not promote:
-        _print_runs(notes, sort, limit)
+        print_document({"removed": names})
+
+
+@runs.command()
+def adopt(name: Annotated[str, typer.Argument(help="Run under runs/, by name.")], as_json: AsJson = False) -> None:
+    """Write the parameters of a run under runs/ into params/, for a commit."""
+    root = main_checkout()
+    notes = _notes(root)
+    _check_names([name], notes)
+    diff = _adopt(root, *notes[name])
+    if as_json:
+        print_document({"diff": diff})
+
+
+def _notes(root: Path) -> dict[str, tuple[Path, Mapping[str, Any]]]:
+    """The folders under runs/ and what they note of their runs, by name."""
+    return {folder.name: (folder, note) for folder, note in workspace.runs(root)}
+
+
+def _check_names(names: Sequence[str], notes: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in notes:
+            hint = did_you_mean(name, notes)
+            raise UserError(f"no run {name!r} under runs/{hint}; runs: {', '.join(notes) or 'none'}")
 
 
 def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, limit: int) -> None:
@@ -87,7 +136,7 @@ def _sorted_runs(sort: str) -> list[RunRow]:
     return rows
 
 
-def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> str:
+def _adopt(root: Path, folder: Path, note: Mapping[str, Any]) -> str:
     """Write the parameters that a run changed into the checkout's params/, and print how to commit them.
 
     Returns what was changed.
@@ -118,3 +167,215 @@ def _promote(root: Path, folder: Path, note: Mapping[str, Any]) -> str:
     print(f"to restore its results from DVC's cache: mathrl {verb} {note['run']}")
     print(f'to keep it: git add params dvc.lock && git commit -m "As in {folder.name}"')
     return diff
+
+
+@runs.command()
+def health(
+    run: Annotated[str, typer.Argument(help="Stage, recipe's step, folder with metrics, or MLflow run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Report the health of a run from its metrics: evidence, cause and remedy; exit status 1 if red, 2 if unknown."""
+    folder = Path(run).absolute()
+    os.chdir(main_checkout())
+    training = find_training_run(str(folder) if folder.exists() else run)
+    settings = training.settings()
+    judging, applying = judging_rules(training.rows, *settings)
+    if not judging:
+        raise UserError(
+            f"{training.name}: nothing could be judged: none of the {len(applying)} rules has its metrics, such as "
+            f"reward/accuracy, kl, entropy (docs/health.md); found {', '.join(_names(training.rows)) or 'no rows'}"
+        )
+    report = examine(training.rows, *settings).report()
+    if as_json:
+        print_document({"run": training.name, **report})
+    else:
+        rules = f"{len(judging)} of {len(applying)} rules had their metrics"
+        print(f"{training.name}: {report['colour']} after {report['steps']} steps; {rules}")
+        for finding in report["findings"]:
+            print(f"- to step {finding['last']}, {sentence(finding)}")
+        forecast = forecast_of(training.record, training.rows) if training.record else None
+        if forecast is not None:
+            print(f"forecast from the dev curve up to step {forecast.step}: {forecast.sentence()}")
+    if report["colour"] == "red":
+        raise SystemExit(EXIT_NO)
+
+
+def _names(rows: Sequence[Mapping[str, float]], most: int = 5) -> list[str]:
+    """Some metrics of the last row."""
+    names = [name for name in rows[-1] if name != "step"] if rows else []
+    return names[:most] + ["…"] * (len(names) > most)
+
+
+PIPELINE = ("pipeline", "sft", "rl", "evaluate", "register")
+
+
+@runs.command()
+def report(
+    run: Annotated[str, typer.Argument(help="Stage, recipe's step, run under runs/, or MLflow run.")] = "pipeline",
+    output: Annotated[Path | None, typer.Option(help="HTML file to write; default: in reports/html.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file: verdict, curves, examples before and after, health, lineage, how to reproduce."""
+    here, target = Path(run).absolute(), output.absolute() if output else None
+    os.chdir(main_checkout())
+    material = _material(run, here)
+    target = target or Path("reports") / "html" / f"{material.title.replace('/', '-').replace(' ', '-')}.html"
+    colour = write_report(material, target, load_params())
+    if as_json:
+        print_document({"file": str(target.absolute()), "health": colour})
+        return
+    print(f"{target}  (health {colour}); open it in a browser: {target.absolute().as_uri()}")
+
+
+def _material(run: str, here: Path) -> Material:
+    root = Path.cwd()
+    if run in PIPELINE or here == root:
+        return pipeline_material(root)
+    for folder in (here, root / "runs" / run):
+        if (folder / "reports").is_dir():
+            return pipeline_material(folder)
+    for step in (here, root / RECIPES / run):
+        if step.is_dir() and step.parent.parent.name == "recipes":
+            return step_material(step.parents[3], step.parent.name, step.name)
+    if here.is_dir() and here.parent.name == "reports":
+        return pipeline_material(here.parents[1])
+    record = mlflow_record(run)
+    if record is None:
+        raise UserError(
+            f"{run}: no such run{near_run(run)}; give a stage (rl), a recipe's step (NAME/STEP), a run under runs/, a "
+            "folder, or the name or id of an MLflow run"
+        )
+    name, workspace = record.name, Path(record.workspace)
+    if not workspace.is_dir():
+        raise UserError(f"{run}: its folder {workspace} no longer exists; its MLflow run may have its report")
+    return step_material(workspace, *name.split("/", 1)) if "/" in name else pipeline_material(workspace)
+
+
+@runs.command()
+def rollouts(
+    run: Annotated[
+        str | None, typer.Argument(help="Stage rl, a recipe's step, a record, a parquet file, or an MLflow run.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0: a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Look at kept rollouts in a browser: by step, verdict, rule, reward; two steps of a problem; search.
+
+    A run keeps rollouts with rl.keep_rollouts.which=all, share or odd. Without RUN the page lists the runs.
+    """
+    here = Path(run).absolute() if run else None
+    os.chdir(main_checkout())
+    name, files = find_rollouts(str(here) if here and here.exists() else run) if run else ("", {})
+    library = Library(files)
+    if name:
+        library.open(name)  # before the address is printed: the page then opens at once
+    try:
+        server = make_server(library, port)
+    except OSError as error:
+        raise UserError(f"port {port} cannot be used ({error.strerror}): choose another --port") from None
+    address = f"http://{HOST}:{server.server_address[1]}/{name and name + '/'}"
+    print(f"{address}   Ctrl-C ends it", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    if browser:
+        webbrowser.open(address)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        print("ended")
+    finally:
+        server.server_close()
+
+
+KEYS: dict[str, Label] = {"y": "y", "n": "n", "u": "unsure"}
+
+SHOWN = 2000  # characters at the end of a response
+
+
+@runs.command()
+def audit(
+    run: Annotated[
+        str, typer.Argument(help="Graded responses: evaluate, rl (kept rollouts), a recipe's step, a folder or file.")
+    ],
+    size: Annotated[int, typer.Option(min=2, help="Number of responses to label, about.")] = 200,
+    model: Annotated[str | None, typer.Option(help="Model whose responses are audited; default: all.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sample; another one is another audit.")] = 0,
+    math_verify: Annotated[
+        bool, typer.Option("--math-verify", help="Ask Math-Verify first; its disagreement makes strata.")
+    ] = False,
+    labels: Annotated[Path | None, typer.Option(help="Labels that the audit's page saved, instead of asking.")] = None,
+    cases: Annotated[Path | None, typer.Option(help="File of cases to which wrong verdicts are added.")] = None,
+    annotator_error: Annotated[
+        float, typer.Option(min=0, max=0.49, help="Share of wrong labels, if known; rates are corrected for it.")
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Label a sample of verdicts (y, n, unsure) and estimate how often the grader is wrong; resumes."""
+    start = Path.cwd()
+    run = str(start / run) if (start / run).exists() else run
+    files = [path and path.absolute() for path in (labels, cases)]
+    os.chdir(main_checkout())
+    started = open_audit(find_responses(run), model, size, seed, _disagrees() if math_verify else None)
+    started.write(annotator_error)
+    print(f"page: {started.folder / 'audit.html'}")
+    if files[0] is not None:
+        print(f"{started.take(files[0])} labels read")
+    else:
+        _ask(started)
+    rates = started.write(annotator_error)
+    added = add_cases(files[1], started.cases()) if files[1] is not None else 0
+    if as_json:
+        folder = started.folder.absolute()
+        print_document(asdict(rates) | {"open": len(started.open), "folder": str(folder), "cases": added})
+        return
+    for line in rates.lines():
+        print(line)
+    if files[1] is not None:
+        print(f"{added} new cases in {files[1]}")
+
+
+def _ask(started: Audit) -> None:
+    """Ask in the terminal until all are labelled, q, or the end of the input."""
+    open_items = started.open
+    for number, item in enumerate(open_items, len(started.sample) - len(open_items) + 1):
+        text = shown(item.row)
+        response = text["response"]
+        print(f"\n--- {number} of {len(started.sample)}\n{text['question']}")
+        print(("… " if len(response) > SHOWN else "") + response[-SHOWN:])
+        print(f"accepted: {text['truth']}    extracted: {text['extracted']}")
+        while (answer := _read()) not in (*KEYS, "q"):
+            print("y: the final answer is right; n: it is wrong; u: unsure; q: go on another time")
+        if answer == "q":
+            return
+        started.add(item.key, KEYS[answer])
+
+
+def _read() -> str:
+    try:
+        return input("right? [y/n/u/q] ").strip().lower()[:1]
+    except EOFError:
+        return "q"
+
+
+def _disagrees() -> Any:
+    judge = MathVerifyJudge()
+    if not judge.engine.warm_up():
+        raise UserError("Math-Verify does not start: `mathrl doctor` says what is missing")
+
+    def disagrees(row: Mapping[str, Any]) -> bool:
+        verdict = judge.judge(str(row.get("question", "")), str(row["response"]), row["truths"])
+        return verdict is not None and verdict != row["correct"]
+
+    return disagrees
+
+
+runs.command()(controls)
+
+
+@runs.command()
+def sync(as_json: AsJson = False) -> None:
+    """Upload to MLflow the metrics and files that could not be uploaded during the runs."""
+    complete = mirror.sync()
+    if as_json:
+        print_document({"complete": complete})
+    else:
+        print(f"{complete} runs are complete in MLflow")

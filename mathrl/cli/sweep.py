@@ -26,7 +26,7 @@ from mathrl.sweeps.study import best, open_study, read_study
 from mathrl.sweeps.worker import sweep_section
 from mathrl.tasks.sweep_workspace import with_study, workspace
 
-sweep = typer.Typer(name="sweep", no_args_is_help=True, help=__doc__)
+sweep = typer.Typer(name="sweep", add_completion=False, no_args_is_help=True, help=__doc__)
 
 COMPARISON = "comparison.json"
 

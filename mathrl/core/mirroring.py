@@ -47,6 +47,6 @@ def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = 
         except subprocess.TimeoutExpired:
             mirror.kill()
             print(
-                "tracking: not everything was uploaded to MLflow in time; `mathrl sync` uploads the rest",
+                "tracking: not everything was uploaded to MLflow in time; `mathrl runs sync` uploads the rest",
                 file=sys.stderr,
             )

@@ -56,7 +56,7 @@ def read_decisions(file: Path) -> dict[Pair, Verdict]:
         where = f"{file}, line {number}"
         for name in NEEDED:
             if not isinstance(row.get(name), str):
-                raise UserError(f"{where}: no {name}; write the decisions with `mathrl decide`")
+                raise UserError(f"{where}: no {name}; write the decisions with `mathrl data decide`")
         if row["decision"] not in get_args(Verdict):
             raise UserError(f"{where}: decision is {row['decision']!r}; write keep or drop")
         decisions[row["train_key"], row["eval_key"]] = row["decision"]
@@ -91,7 +91,7 @@ def doubtful(hits: Path, decided: Mapping[Pair, Verdict], low: float, high: floa
     for number, row in _rows(hits):
         if not isinstance(row.get("train_key"), str) or not isinstance(row.get("share"), int | float):
             raise UserError(
-                f"{hits}, line {number}: not a hit; name the hits.jsonl of curate or of mathrl decontaminate"
+                f"{hits}, line {number}: not a hit; name the hits.jsonl of curate or of mathrl data decontaminate"
             )
         if low <= row["share"] <= high and (row["train_key"], row["eval_key"]) not in decided:
             doubts.append(Doubt(row))

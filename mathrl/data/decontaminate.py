@@ -79,7 +79,7 @@ class Hit:
         return cls(**row | {"others": tuple(row["others"])})
 
     def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
-        """One line of a report, with the keys that `mathrl decide` needs; long texts are cut."""
+        """One line of a report, with the keys that `mathrl data decide` needs; long texts are cut."""
         row = {**self.fields(), "share": round(self.share, 4), "others": list(self.others)}
         if not self.semantic:
             del row["semantic"]

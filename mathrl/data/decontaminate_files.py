@@ -1,4 +1,4 @@
-"""`mathrl decontaminate`: one file against others, row by row, without a project around it."""
+"""`mathrl data decontaminate`: one file against others, row by row, without a project around it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

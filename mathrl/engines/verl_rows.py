@@ -63,7 +63,7 @@ def write_reward_settings(params: Params, ends: Sequence[int], files: VerlFiles)
 
 
 def _row(sampler: Sampler, problem: Problem, text: str, index: int, split: str, params: Params) -> dict[str, Any]:
-    """A row of `mathrl export`, whose prompt is the rendered text, and the reward's input without the response."""
+    """A row of `mathrl data export`, whose prompt is the rendered text, and the reward's input without the response."""
     sampling = Sampling(params.rl.group_size, params.rl.temperature, params.rl.max_tokens)
     nothing = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), "", "stop")
     item = sampler.reward_input(problem, nothing, sampling)

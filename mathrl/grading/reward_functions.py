@@ -25,7 +25,7 @@ def compute_score(
         data_source: Not used; verl passes it by name.
         ground_truth: An accepted answer or several; a solution whose answer is marked; or the dict of a Countdown.
         extra_info: With `answers` that have the ground truth among them, each of these is accepted: the rows of
-            `mathrl export --format verl`, where verl wants one ground truth.
+            `mathrl data export --format verl`, where verl wants one ground truth.
         extraction: As in `grade`; in verl a key of `reward_kwargs`.
 
     >>> compute_score("gsm8k", "so \\boxed{1/2}", "0.5")

@@ -64,7 +64,7 @@ def reward_hacking(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | N
                 f"the share that the verifier accepts rose {evidence[0]}, accuracy of the same responses by {grader} "
                 f"went {evidence[1]}",
                 "the policy found a hole in the verifier: answers that it accepts and that are not right",
-                "read responses with `mathrl rollouts`, measure the verifier with `mathrl audit`, mend it, train again",
+                "read `mathrl runs rollouts`, label some with `mathrl runs audit`, mend the verifier, train again",
             )
     return None
 
@@ -77,7 +77,7 @@ def reward_alone(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | Non
     return (
         f"the reward rose {evidence[0]}, accuracy went {evidence[1]}",
         "the policy earns what is paid beside right answers: form, length, a score, or a hole in a function",
-        "read responses with `mathrl rollouts`, lower the weight of the part that rose in reward.parts",
+        "read responses with `mathrl runs rollouts`, lower the weight of the part that rose in reward.parts",
     )
 
 
@@ -97,7 +97,7 @@ def agreement(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     return (
         f"on {graded:.0f} responses the verdicts agree with an exact grader's in {agreed:.0%}, by chance {chance:.0%}",
         "rewards reach other responses than they are for, or the verifier judges something else than the answer",
-        "compare responses and verdicts with `mathrl rollouts`, check the order of what the reward function returns",
+        "look at verdicts with `mathrl runs rollouts`, check the order of what the reward function returns",
     )
 
 
@@ -151,7 +151,7 @@ def empty(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     return (
         f"to {value:.0%} of the prompts every response is empty",
         "a rank or a server of the sampler answers nothing, or the policy learned to end at once",
-        "look at the log of each rank and at the servers, read responses with `mathrl rollouts`",
+        "look at the log of each rank and at the servers, read responses with `mathrl runs rollouts`",
     )
 
 
@@ -173,7 +173,7 @@ def tool_down(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     return (
         f"the tool itself failed in {value:.0%} of the calls",
         "the sandbox or its server is down or overloaded: responses that call are marked wrong for no fault of theirs",
-        "look at `mathrl doctor` and the statuses in `mathrl rollouts`; raise rollout.tool's limits",
+        "look at `mathrl doctor` and the statuses in `mathrl runs rollouts`; raise rollout.tool's limits",
     )
 
 
@@ -186,7 +186,7 @@ def tool_calls(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     return (
         f"calls per response grew from {before:.2f} to {value:.2f}, accuracy by {gain(rows, health):+.3f}",
         "the policy calls for the sake of calling, or repeats calls that fail",
-        "read responses with `mathrl rollouts`, lower rollout.turns.max_calls, look at tool/error_rate",
+        "read responses with `mathrl runs rollouts`, lower rollout.turns.max_calls, look at tool/error_rate",
     )
 
 
@@ -197,7 +197,7 @@ def told_answers(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | Non
     return (
         f"in {value:.0%} of the calls the output stands in the code, at accuracy {accuracy(rows, health):.3f}",
         "the code prints an answer that it was told instead of computing one",
-        "read responses with `mathrl rollouts`; take demonstrations whose code computes, and no reward for calling",
+        "read `mathrl runs rollouts`; take demonstrations whose code computes, and no reward for calling",
     )
 
 

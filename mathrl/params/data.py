@@ -159,7 +159,8 @@ class Decontaminate(Section):
         0.5, ge=0, le=1, description="Drop a hit whose share is at least this; 0: any shared n-gram (DeepSeekMath)."
     )
     decisions: str | None = Field(
-        None, description="File of a person's decisions on doubtful hits (mathrl decide), which overrule the share."
+        None,
+        description="File of a person's decisions on doubtful hits (mathrl data decide), which overrule the share.",
     )
     embedding: Embedding | None = Field(
         None, description="Also drop questions that are similar by embeddings; null: n-grams alone."

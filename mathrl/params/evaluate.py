@@ -62,7 +62,7 @@ class Register(Section):
     @classmethod
     def _not_past_the_gate(cls, alias: str) -> str:
         if alias == "champion":
-            raise ValueError("champion goes through the gate: `mathrl promote NAME`; write candidate here")
+            raise ValueError("champion goes through the gate: `mathrl models promote NAME`; write candidate here")
         return alias
 
 

@@ -49,7 +49,7 @@ from mathrl.recipes.recipe import load_recipe, step_overrides, write_recipe
 CONTROLS = ("random", "form", "majority", "inverted", "more_sft", "worked", "thinking")
 OWN_MODELS = "controls-pipeline"  # the recipe on the models of the pipeline that is in its folder
 FORM_PARTS = ("format_lines", "r1_tags", "language", "overlong", "repetition")  # know no truth
-HEADER = "# Made by `mathrl controls {run}`, which writes it anew: to change it, copy it under another name.\n"
+HEADER = "# Made by `mathrl runs controls {run}`, which writes it anew: to change it, copy it under another name.\n"
 Rows = Sequence[Mapping[str, Any]]
 # The steps behind the pipeline's own models, as the controls take them up.
 OWN = {

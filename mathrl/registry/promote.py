@@ -1,4 +1,4 @@
-"""The registry's gate: a version becomes champion when the evidence says so. Started by `mathrl promote`.
+"""The registry's gate: a version becomes champion when the evidence says so. Started by `mathrl models promote`.
 
 The evidence: a complete lineage, the training data checked against the benchmark's problems, the agreement of
 sampler and trainer while training, health, an audit of the grader if register.most_false_positives asks for one, and
@@ -95,14 +95,14 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
     else:
         in_favour.append(f"log-prob alignment at most {evidence.alignment:.3f}")
     if evidence.health.startswith("red"):
-        against.append(f"its health is {evidence.health}: `mathrl health RUN` says why and what helps")
+        against.append(f"its health is {evidence.health}: `mathrl runs health RUN` says why and what helps")
     elif evidence.health == "unknown":
-        against.append("the run that made it has no health in MLflow: `mathrl sync` uploads what was kept back")
+        against.append("the run that made it has no health in MLflow: `mathrl runs sync` uploads what was kept back")
     else:
         in_favour.append(f"health {evidence.health}")
     if (bound := evidence.most_false_positives) is not None:
         if evidence.audit is None:
-            against.append("no finished audit of its evaluation's verdicts: `mathrl audit RUN` on its responses")
+            against.append("no finished audit of its evaluation's verdicts: `mathrl runs audit RUN` on its responses")
         else:
             shown = f"the grader's false-positive rate by audit is {evidence.audit}"
             (in_favour if evidence.audit.high <= bound else against).append(f"{shown}, its bound {bound}")
@@ -294,7 +294,7 @@ def own_params(back: Back, candidate: Back, preset: str | None, overrides: Seque
     if maker is None:
         raise UserError(
             f"{back.name} version {back.version}, the champion, was made by no run that MLflow still has, so "
-            f"its prompt is unknown: {REMEDY}; or `mathrl rollback {back.name}`"
+            f"its prompt is unknown: {REMEDY}; or `mathrl models rollback {back.name}`"
         )
     sections = {section: maker.section(section) for section in ("prompt", "model")}
     sections |= {section: stage_of(candidate, section).section(section) for section in ("evaluate", "curate")}

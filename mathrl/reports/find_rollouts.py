@@ -1,4 +1,4 @@
-"""The kept rollouts that RUN names in `mathrl rollouts` and `mathrl audit`."""
+"""The kept rollouts that RUN names in `mathrl runs rollouts` and `mathrl runs audit`."""
 
 import re
 import shlex
@@ -40,7 +40,7 @@ def find_rollouts(text: str) -> tuple[str, dict[str, Path]]:
         if here:
             raise UserError(
                 f"{text}: the run kept no rollouts; run it again with some kept: "
-                f"mathrl run rl{_settings(text)} --set rl.keep_rollouts.which=all (share, odd), then mathrl rollouts"
+                f"mathrl run rl{_settings(text)} --set rl.keep_rollouts.which=all; then mathrl runs rollouts"
             )
         raise UserError(
             f"{text}: no such run{near_run(text)}; give rl, a recipe's step (NAME/STEP), a record, a parquet file or "

@@ -1,4 +1,4 @@
-"""The run that RUN names in `mathrl health` and `mathrl report`: a folder, a stage, a step, an MLflow run.
+"""The run that RUN names in `mathrl runs health` and `mathrl runs report`: a folder, a stage, a step, an MLflow run.
 
 The files of a stage (reports/rl, pipelines/recipes/NAME/STEP/report) have the metrics; its record, found by the
 digest of its output, has the parameters, the commit and the inputs.

@@ -1,7 +1,7 @@
 """One HTML file about a run: verdict, curves, examples before and after, health, lineage, how to reproduce.
 
 Nothing in it is loaded from anywhere. It is made from what the stages left (reports/, pipelines/recipes/NAME/STEP/) and
-from their records; `mathrl report` writes it, and the stage register keeps one with its MLflow run.
+from their records; `mathrl runs report` writes it, and the stage register keeps one with its MLflow run.
 """
 
 from collections.abc import Sequence

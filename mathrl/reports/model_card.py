@@ -24,7 +24,7 @@ def model_card(title: str, reference: str, digest: str, material: Material) -> s
         lines += [f"**{cell(material.summary.verdict)}**", "", *_figures(material.summary), ""]
     lines += [f"Digest `{digest}`. {origin(steps)}.", "", "## Health", "", *_health(material), ""]
     lines += ["## Lineage", "", *_lineage(steps), "", complete, ""]
-    lines += ["## Reproduce", "", f"    mathrl reproduce {reference}", "", "## Set, against the defaults", ""]
+    lines += ["## Reproduce", "", f"    mathrl models reproduce {reference}", "", "## Set, against the defaults", ""]
     changed = _changed(steps)
     lines += [f"- {code(f'{name}: {value}')}" for name, value in changed.items()] or ["Nothing."]
     text = "\n".join(lines) + "\n"

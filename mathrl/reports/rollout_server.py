@@ -1,4 +1,4 @@
-"""The local page over kept rollouts, on loopback: `mathrl rollouts`, and beside the servers of `mathrl ui`.
+"""The local page over kept rollouts, on loopback: `mathrl runs rollouts`, and beside the servers of `mathrl ui`.
 
     /               the runs of this machine that kept rollouts
     /NAME/          the page of one; NAME is its record, or the name under which a file is served

@@ -1,8 +1,8 @@
 """register: the RL model becomes a version in MLflow's registry. `python -m mathrl.stages.register`.
 
 MLflow loads and serves a version by itself (registry.flavour). A model whose bytes are registered already keeps its
-version; the alias moves to it. Writes reports/registered.json, and for MLflow the report of `mathrl report` and a card,
-which is also the version's description.
+version; the alias moves to it. Writes reports/registered.json, and for MLflow the report of `mathrl runs report` and a
+card, which is also the version's description.
 """
 
 from pathlib import Path

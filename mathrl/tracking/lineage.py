@@ -20,7 +20,7 @@ from mathrl.tracking.names import CODE, linked, links, queries, tags_under, unes
 
 PAGE = 1000
 REMEDY = (
-    "`mathrl sync` uploads what is missing, `mlflow runs restore --run-id RUN` restores a deleted run, "
+    "`mathrl runs sync` uploads what is missing, `mlflow runs restore --run-id RUN` restores a deleted run, "
     "`dvc repro --force --single-item STAGE` makes it again"
 )
 GIVEN = "data/inputs/"  # links to files outside the checkout: sources, which no stage made

@@ -139,7 +139,10 @@ class Mirror:
     def _report(self, error: Exception) -> None:
         if not self.reported:
             message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            print(f"tracking: {without_logins(message)}; the run goes on, `mathrl sync` uploads later", file=sys.stderr)
+            print(
+                f"tracking: {without_logins(message)}; the run goes on, `mathrl runs sync` uploads later",
+                file=sys.stderr,
+            )
         self.reported = True
 
     def _open_records(self, patient: bool) -> Iterator[tuple[Followed, RunRecord]]:

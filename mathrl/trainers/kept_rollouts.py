@@ -1,4 +1,4 @@
-"""Rollouts that a run keeps for `mathrl rollouts`: which of them, and their rows.
+"""Rollouts that a run keeps for `mathrl runs rollouts`: which of them, and their rows.
 
 Shapes: G responses of a group; N tokens of all kept responses of a step.
 """

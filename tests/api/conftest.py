@@ -39,7 +39,7 @@ def small_checkout(
     checkout.commit_params("a small project")
     checkout.repro()
     checkout.run(checkout.executable, "-m", "mathrl.sweeps.run")
-    checkout.mathrl("sync")
+    checkout.mathrl("runs", "sync")
     return checkout
 
 

@@ -101,27 +101,28 @@ WORDS = (
     "sweep show",
     "sweep compare --set sweep.fresh_seeds=1",
     "sweep promote",
-    "controls rl --only thinking --seeds 1 --dry-run",
+    "runs controls rl --only thinking --seeds 1 --dry-run",
     "launch rl --slurm --output {}/job --nodes 1 --ranks-per-node 1",
-    "graph study",
+    "recipe study --graph",
     "evaluate --model models/rl --benchmark test --limit 4 --samples 2 --output {}/evaluated",
     "evaluate --model models/rl --benchmark test --limit 4 --samples 1 --vary evaluate.temperature=[0,1] --output {}/v",
     "compare sft rl",
     "compare models/sft models/rl --looks 2",
     "grade {}/responses.jsonl --output {}/graded.jsonl",
-    "audit evaluate --model rl --size 6 --labels {}/labels.jsonl",
-    "alignment models/rl --limit 2",
+    "runs audit evaluate --model rl --size 6 --labels {}/labels.jsonl",
+    "models alignment models/rl --limit 2",
     "runs",
-    "health rl",
-    "report",
-    "lineage mathrl-chain",
-    "lineage --dataset data/curated/test.jsonl",
-    "sync",
-    "sources",
-    "decontaminate --train {}/train.jsonl --against {}/train.jsonl --output {}/clean.jsonl --report {}/hits.jsonl",
-    "decide {}/hits.jsonl --decisions {}/decisions.jsonl --high 1",
-    "export data/curated/rl.jsonl --output {}/rows.jsonl",
-    "promote mathrl-chain",
+    "runs remove all",
+    "runs health rl",
+    "runs report",
+    "models lineage mathrl-chain",
+    "models lineage --dataset data/curated/test.jsonl",
+    "runs sync",
+    "data sources",
+    "data decontaminate --train {}/train.jsonl --against {}/train.jsonl --output {}/clean.jsonl --report {}/hits.jsonl",
+    "data decide {}/hits.jsonl --decisions {}/decisions.jsonl --high 1",
+    "data export data/curated/rl.jsonl --output {}/rows.jsonl",
+    "models promote mathrl-chain",
 )
 
 
@@ -144,15 +145,15 @@ def test_each_command_prints_one_document(small_checkout: Checkout, no_champion:
         wrong += [] if right else [f"{text}: {found}"]
         seen.setdefault(name, set()).update(right)
     assert not wrong, "\n\n".join(wrong)
-    # These run every stage in a clone, and need an earlier champion.
-    assert set(DOCUMENTS) - set(seen) == {"reproduce", "rollback"}
+    # These run every stage in a clone, need an earlier champion, and a run with other parameters.
+    assert set(DOCUMENTS) - set(seen) == {"models reproduce", "models rollback", "runs adopt"}
 
 
 def test_a_certificate_is_its_document() -> None:
     check = StageCheck("sft", "4f2c", "a4ce", expected={"models/sft": "9b"}, found={"models/sft": "9b"})
     certificate = Certificate("mathrl-chain", "1", "f8", "a4ce", {}, [check], {"python": "3.11"})
     row = json.loads(json.dumps(certificate.to_row() | {"page": "certificate.html"}))
-    assert faults(row, DOCUMENTS["reproduce"][0]) == []
+    assert faults(row, DOCUMENTS["models reproduce"][0]) == []
 
 
 @pytest.mark.parametrize(

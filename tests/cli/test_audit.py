@@ -1,4 +1,4 @@
-"""`mathrl audit`: asked in the terminal, resumed, labels from the page, cases, and the registry's gate."""
+"""`mathrl runs audit`: asked in the terminal, resumed, labels from the page, cases, and the registry's gate."""
 
 import json
 import random
@@ -24,7 +24,7 @@ EVALUATION = Path("reports/evaluate/responses.jsonl")
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """200 responses to questions with the answer 4; one in twenty verdicts is wrong."""
     monkeypatch.chdir(tmp_path)
-    for module in ("mathrl.cli.audit", "mathrl.registry.promote"):
+    for module in ("mathrl.cli.runs", "mathrl.registry.promote"):
         monkeypatch.setattr(f"{module}.main_checkout", lambda: tmp_path)
     rng, rows = random.Random(0), []
     for number in range(200):
@@ -39,7 +39,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def audit(*words: str, keys: str = "") -> Any:
-    done = CliRunner().invoke(app, ["audit", "evaluate", "--size", "40", *words], input=keys)
+    done = CliRunner().invoke(app, ["runs", "audit", "evaluate", "--size", "40", *words], input=keys)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mathrl.cli.main import COMMANDS, GROUPS, app, help_line, import_command
+from mathrl.cli.main import COMMANDS, GROUPS, MOVED, app, help_line, import_command
 from mathrl.cli.run import _print_parameters
 from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
@@ -69,6 +69,16 @@ def test_an_unknown_command_is_answered_by_the_nearest() -> None:
     assert done.returncode == 2 and "Did you mean 'recipe'" in done.stderr
 
 
+def test_a_command_that_was_moved_works_under_its_old_name_with_a_warning() -> None:
+    for old, (new, _) in MOVED.items():
+        said, told = (CliRunner().invoke(app, [*words, "--help"]) for words in ((old,), new.split()))
+        assert said.exit_code == told.exit_code == 0
+        assert f"`mathrl {old}` is now `mathrl {new}`" in said.stderr and told.stderr == ""
+        assert said.stdout.partition("\n\n")[2].split() == told.stdout.partition("\n\n")[2].split()
+        assert old not in COMMANDS
+    assert len(COMMANDS) <= 16
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -78,7 +88,7 @@ def test_an_unknown_command_is_answered_by_the_nearest() -> None:
         (["run", "rl", "--set", "rl.optimizer.lr=fast"], "rl.optimizer.lr"),
         (["run", "rl", "--set", "rl.optimizer.lr"], "write section.key=value"),
         (["run", "rl", "--preset", "gsm8"], "did you mean gsm8k?"),
-        (["runs", "--prune", "nothing"], "no run 'nothing'"),
+        (["runs", "remove", "nothing"], "no run 'nothing'"),
         (["evaluate", "--model", "no/such/folder", "--benchmark", "nonsense"], "nonsense"),
         (["grade", "missing.jsonl", "--output", "out.jsonl"], "missing.jsonl: no such file"),
     ],

@@ -1,11 +1,11 @@
-"""`mathrl health FOLDER` on metrics alone: what it could judge, and what not."""
+"""`mathrl runs health FOLDER` on metrics alone: what it could judge, and what not."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from mathrl.cli.health import health
+from mathrl.cli.runs import health
 from mathrl.core.errors import UserError
 
 

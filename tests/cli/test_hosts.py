@@ -53,7 +53,7 @@ PORTS = {
     "mlflow/postgres-s3.sh": UI,  # as `mathrl ui` starts it
     "mlflow/sqlite.sh": UI,
     "mathrl/cli/own_server.py": OWN,
-    "mathrl/cli/rollouts.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
+    "mathrl/cli/runs.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
     "mathrl/reports/rollout_server.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
     "mathrl/cli/sweep.py": "tests/sweeps/test_run.py::test_the_dashboard_is_served_on_loopback",
     "mathrl/tools/server.py": "tests/tools/test_http.py::test_the_server_answers_no_page_of_the_web",

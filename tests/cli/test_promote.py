@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.cli.promote import promote
-from mathrl.cli.rollback import rollback
+from mathrl.cli.models import promote, rollback
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
@@ -50,7 +49,7 @@ SMALL = ["evaluate.samples=2", "evaluate.ks=[1]", "evaluate.max_tokens=4"]
         (replace(FINE, alignment=1.0501), "1.050 is above 1.05"),
         (replace(FINE, alignment=float("nan")), "above 1.05"),
         (replace(FINE, health="red"), "health is red"),
-        (replace(FINE, health="unknown"), "has no health in MLflow: `mathrl sync`"),
+        (replace(FINE, health="unknown"), "has no health in MLflow: `mathrl runs sync`"),
         (replace(FINE, missing=["models/rl (77)"], hits=None), "no run in MLflow made models/rl (77): `mathrl"),
     ],
 )
@@ -184,7 +183,7 @@ def registry(add: Any) -> Any:
     [
         ({"trained_on": "7+3="}, "1 training problems share text with the benchmark", "contamination_hits", "1"),
         ({"alignment": 1.2}, "log-prob alignment 1.200 is above 1.05", "alignment", "1.2"),
-        ({"loss": 99.0}, "its health is red (rl: loss): `mathrl health RUN`", "health", "red (rl: loss)"),
+        ({"loss": 99.0}, "its health is red (rl: loss): `mathrl runs health RUN`", "health", "red (rl: loss)"),
     ],
 )
 def test_a_run_with_one_illness_is_refused_for_it_alone(
@@ -252,7 +251,7 @@ def test_without_the_run_that_made_the_model_nothing_vouches_for_it(
     digest = client.get_run(rl).data.tags["mlflow.mathrl.output.models/rl"]
     client.delete_run(rl)
     said = refused("m:1", capsys=capsys)
-    assert f"no run in MLflow made models/rl ({digest[:12]}): `mathrl sync` uploads" in said
+    assert f"no run in MLflow made models/rl ({digest[:12]}): `mathrl runs sync` uploads" in said
     assert "mlflow runs restore --run-id" in said and champions(client, "m") == []
     client.restore_run(rl)
     client.delete_tag(rl, "mlflow.mathrl.output.models/rl")  # it ended before its outputs were uploaded

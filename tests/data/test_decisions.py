@@ -35,18 +35,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def cleaned(*words: str) -> list[str]:
     files = ["--train", "train.jsonl", "--against", "test.jsonl", "--output", "clean.jsonl", "--report", "hits.jsonl"]
-    invoke("decontaminate", *files, *words)
+    invoke("data", "decontaminate", *files, *words)
     return [row["id"] for row in read_jsonl(Path("clean.jsonl"))]
 
 
 def test_decisions_are_asked_once_and_obeyed_later(folder: Path) -> None:
     assert cleaned("--min-share", "0.4") == []
-    shown = invoke("decide", "hits.jsonl", keys="x\nk\nq\n")
+    shown = invoke("data", "decide", "hits.jsonl", keys="x\nk\nq\n")
     assert "2 undecided hits" in shown and HALF in shown and EVALUATION in shown and "k: keep the training row" in shown
     assert cleaned("--min-share", "0.4", "--decisions", "decisions.jsonl") == ["t"]  # share 1/2, the middle, is first
     assert [row["decision"] for row in read_jsonl(folder / "hits.jsonl")] == ["keep", None]
-    invoke("decide", "hits.jsonl", keys="d\n")
-    assert "0 undecided hits" in invoke("decide", "hits.jsonl")
+    invoke("data", "decide", "hits.jsonl", keys="d\n")
+    assert "0 undecided hits" in invoke("data", "decide", "hits.jsonl")
     # A threshold that keeps both does not overrule the decisions, nor do other ids.
     write_jsonl(folder / "train.jsonl", [{"id": "7", "question": HALF.upper()}, {"id": "8", "question": HALF + " y z"}])
     assert cleaned("--min-share", "0.9", "--decisions", "decisions.jsonl") == ["7"]
@@ -73,7 +73,7 @@ def test_a_later_row_replaces_an_earlier_one_and_bad_rows_are_named(tmp_path: Pa
     with pytest.raises(UserError, match=r"decisions.jsonl, line 1: decision is 'yes'; write keep or drop"):
         read_decisions(file)
     write_jsonl(file, [{"decision": "keep"}])
-    with pytest.raises(UserError, match=r"line 1: no train_key; write the decisions with `mathrl decide`"):
+    with pytest.raises(UserError, match=r"line 1: no train_key; write the decisions with `mathrl data decide`"):
         read_decisions(file)
     with pytest.raises(UserError, match=r"gone.jsonl: no such file"):
         read_decisions(tmp_path / "gone.jsonl")

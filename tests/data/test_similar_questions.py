@@ -117,7 +117,7 @@ def test_curate_and_the_command_drop_similar_questions(model: str, tmp_path: Pat
     options = [
         word for pair in zip(("--train", "--against", "--output", "--report"), files, strict=True) for word in pair
     ]
-    said = invoke("decontaminate", *options, "--embedding", model, "--min-similarity", "0.6")
+    said = invoke("data", "decontaminate", *options, "--embedding", model, "--min-similarity", "0.6")
     assert "3 rows, 1 kept, 2 dropped" in said
 
 

@@ -159,14 +159,14 @@ def test_the_table_of_exit_statuses_has_those_of_the_code() -> None:
 def test_the_checks_see_what_is_wrong() -> None:
     page = (
         "x\n\n```sh\nA=1 mathrl run rl --set rl.optimizer.lr=1e-3 && mathrl sweep show  # why\n```\n\n"
-        "    mathrl plan \\\n      --gpus 2\n\nand `mathrl lineage --dataset`\n"
+        "    mathrl plan \\\n      --gpus 2\n\nand `mathrl models lineage --dataset`\n"
     )
     assert [words for block in blocks(page) for words in commands(block)] == [
         ["run", "rl", "--set", "rl.optimizer.lr=1e-3"],
         ["sweep", "show"],
         ["plan", "--gpus", "2"],
     ]
-    assert spoken(page) == [["lineage", "--dataset"]]
+    assert spoken(page) == [["models", "lineage", "--dataset"]]
     assert (
         exists("rl.advantage.critic.optimizer.adamw_scale")
         and exists("curate.sources.0.path")

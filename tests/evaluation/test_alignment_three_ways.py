@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-import mathrl.cli.alignment as command
+import mathrl.cli.models as command
 from mathrl.cli.main import main
 from mathrl.core.files import write_jsonl
 from mathrl.evaluation import alignment

@@ -93,7 +93,7 @@ def test_steps_that_the_server_missed_are_uploaded_once(
         process.send_signal(signal.SIGCONT)
         _, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors
-        assert 1 <= sent_before_the_kill < STEPS and errors.count("`mathrl sync` uploads") == 1, errors
+        assert 1 <= sent_before_the_kill < STEPS and errors.count("`mathrl runs sync` uploads") == 1, errors
         assert (folder / "models" / "rl" / "model.safetensors").exists()
 
         server = serve(tmp_path, port, env)

@@ -25,7 +25,7 @@ def disagreements(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def test_audited_verdicts_are_right_now() -> None:
-    """Rows of `mathrl audit RUN --cases tests/grading/audited-NAME.jsonl`."""
+    """Rows of `mathrl runs audit RUN --cases tests/grading/audited-NAME.jsonl`."""
     assert {file.name: disagreements(list(read_jsonl(file))) for file in AUDITED} == {file.name: [] for file in AUDITED}
     row = {"response": "\\boxed{4}", "ground_truth": "4"}
     assert disagreements([row | {"right": True, "source": "a"}, row | {"right": False, "source": "b"}]) == ["b"]

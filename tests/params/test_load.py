@@ -65,7 +65,7 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
         ("rl.repetition_penalty=1.1", "repetition_penalty: unknown parameter: .* leave it out"),
         ("rl.temperature=0.005", "temperature: .* greater than or equal to 0.01"),
         ("rl.optimizer.muon_lr=0.02", "optimizer.muon_lr: unknown parameter: write lr for the matrices .*adamw_scale"),
-        ("register.alias=champion", "goes through the gate: `mathrl promote NAME`"),
+        ("register.alias=champion", "goes through the gate: `mathrl models promote NAME`"),
         ("register.name=a@b", "register.*name: String should match"),
     ],
 )

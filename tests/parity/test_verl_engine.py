@@ -334,5 +334,5 @@ def test_the_registered_version_leads_back_through_verl_to_the_problems(pipeline
     maker = back.maker()
     assert maker is not None and maker.stage == "rl" and maker.params["rl.engine.type"] == "verl"
     assert back.digest == digest_path(pipeline.workspace / "models/rl")
-    said = pipeline.checkout.mathrl("lineage", "mathrl-chain").stdout
+    said = pipeline.checkout.mathrl("models", "lineage", "mathrl-chain").stdout
     assert "param rl.engine.type = verl" in said and f"complete: {len(STAGES)} runs" in said

@@ -148,9 +148,9 @@ def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> No
         return checkout.run("dvc", "stage", "list", "--all", "--name-only").stdout.split()
 
     assert stages() == ["code", "resolve", *STAGES]
-    checkout.mathrl("graph", "pages")
+    checkout.mathrl("recipe", "pages", "--graph")
     assert "pipelines/recipes/pages/dvc.yaml:pages" in stages()
-    refused = checkout.mathrl("graph", "page", ok=False)
+    refused = checkout.mathrl("recipe", "page", "--graph", ok=False)
     assert refused.returncode == 2
     assert "no recipe 'page' (did you mean pages?); recipes: beyond-objectives" in refused.stderr
     # A graph that was written is no change to the code: runs with overrides are still taken.
@@ -258,7 +258,7 @@ def test_a_changed_parameter_reruns_what_depends_on_it_and_links_the_rest(checko
     checkout.git("commit", "-q", "-m", "results")
     checkout.set_param("rl.optimizer.lr", 4e-4)
     assert ran(checkout.repro(MATHRL_MIRROR="none").stdout) == ["rl", "evaluate", "register"]
-    checkout.mathrl("sync")
+    checkout.mathrl("runs", "sync")
     runs = runs_by_name(checkout)
     new = {name: [r for r in each if r["id"] not in before] for name, each in runs.items()}
     assert {name: len(each) for name, each in new.items() if each} == {
@@ -356,20 +356,20 @@ def test_overrides_run_in_a_worktree_and_leave_the_workspace_alone(checkout: Che
     new, old = (f / "models" / "rl" / "summary.json" for f in (folder, checkout.folder))
     assert new.read_bytes() != old.read_bytes()
     assert folder.name in checkout.mathrl("runs").stdout
-    report = checkout.mathrl("report", folder.name).stdout.split()[0]
+    report = checkout.mathrl("runs", "report", folder.name).stdout.split()[0]
     assert "0.0003" in (checkout.folder / report).read_text(), "its results are reached by its name"
     made = (folder / "models" / "rl" / "summary.json").read_bytes()
     head = checkout.git("rev-parse", "HEAD")
-    said = checkout.mathrl("runs", "--promote", folder.name).stdout
+    said = checkout.mathrl("runs", "adopt", folder.name).stdout
     assert "+  lr: 0.0003" in said
     assert ran(checkout.repro("rl").stdout) == [], "its results are in DVC's cache"
     assert (checkout.folder / "models" / "rl" / "summary.json").read_bytes() == made
-    refused = checkout.mathrl("runs", "--promote", folder.name, ok=False)
+    refused = checkout.mathrl("runs", "adopt", folder.name, ok=False)
     assert refused.returncode == 2 and "params/rl.yaml changed" in refused.stderr
     checkout.run("sh", "-c", f"git add params dvc.lock && git commit -qm 'As in {folder.name}'")
     assert ran(checkout.repro("rl").stdout) == []
     checkout.git("reset", "-q", "--hard", head)
-    checkout.mathrl("runs", "--prune", folder.name)
+    checkout.mathrl("runs", "remove", folder.name)
     assert not folder.exists() and folder.name not in checkout.git("worktree", "list")
 
 

@@ -1,4 +1,4 @@
-"""`mathrl reproduce`: a fresh clone, every stage again, the first difference by name; resumed; from a DVC remote."""
+"""`mathrl models reproduce`: a fresh clone, every stage again, the first difference; resumed; from a DVC remote."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.cli.reproduce import reproduce
+from mathrl.cli.models import reproduce
 from mathrl.core.errors import UserError
 from mathrl.params.schema import STAGES
 from mathrl.registry.reproduction import Certificate, StageCheck, plan_reproduction
@@ -55,7 +55,7 @@ def registered(
     checkout.set_param("rl.optimizer.lr", 0.02)
     checkout.commit_params("another learning rate")
     checkout.repro("register", MATHRL_MIRROR="none")
-    checkout.mathrl("sync")
+    checkout.mathrl("runs", "sync")
     checkout.run("dvc", "remote", "add", "--local", "-d", "far", str(tmp_path_factory.mktemp("remote")))
     checkout.run("dvc", "push", "-q")
     return checkout
@@ -67,7 +67,7 @@ def certificate(folder: Path) -> dict[str, Any]:
 
 
 def test_a_version_is_reproduced_and_says_so(registered: Checkout) -> None:
-    done = registered.mathrl("reproduce", "mathrl-chain@candidate")
+    done = registered.mathrl("models", "reproduce", "mathrl-chain@candidate")
     folder = registered.home / "reproduced" / "mathrl-chain-1"
     row = certificate(folder)
     assert row["same"] and row["first_difference"] is None and [stage["stage"] for stage in row["stages"]] == AGAIN
@@ -93,7 +93,7 @@ def test_a_version_is_reproduced_and_says_so(registered: Checkout) -> None:
 def test_it_fetches_goes_on_after_a_failure_and_names_the_first_difference(
     registered: Checkout, tmp_path: Path
 ) -> None:
-    words = ("reproduce", "mathrl-chain:1", "--folder", str(tmp_path / "here"), "--from", "mix")
+    words = ("models", "reproduce", "mathrl-chain:1", "--folder", str(tmp_path / "here"), "--from", "mix")
     failed = registered.mathrl(*words, ok=False, STANDIN_FAIL="rl")
     assert failed.returncode == 2 and "rl failed" in failed.stderr
     before = certificate(tmp_path / "here")["stages"]

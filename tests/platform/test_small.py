@@ -159,13 +159,13 @@ def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -
     )
     tiny.replace_param("recipes/suite.yaml", "[models/sft, models/rl]", "[models/sft]")
     file = "pipelines/recipes/suite/dvc.yaml"
-    assert f"dvc repro {file}" in tiny.mathrl("graph", "suite").stdout
+    assert f"dvc repro {file}" in tiny.mathrl("recipe", "suite", "--graph").stdout
     assert f"Running stage '{file}:each-test-sft'" in tiny.repro(file).stdout
     shown = json.loads(tiny.run("dvc", "metrics", "show", "--json", "pipelines/recipes/suite/summary.json").stdout)
     figures = shown[""]["data"]["pipelines/recipes/suite/summary.json"]["data"]
     assert figures["each"]["test"]["models"]["sft"]["problems"] == 8
     tiny.replace_param("recipes/suite.yaml", "[test]", "[test, gsm8k]")
-    tiny.mathrl("graph", "suite")
+    tiny.mathrl("recipe", "suite", "--graph")
     would = tiny.repro("--dry", f"{file}:each-test-sft", f"{file}:each-gsm8k-sft").stdout
     assert f"'{file}:each-test-sft' didn't change" in would
     assert f"Running stage '{file}:each-gsm8k-sft'" in would

@@ -139,21 +139,21 @@ def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    unsignalled.mathrl("sync")  # the tests above
+    unsignalled.mathrl("runs", "sync")  # the tests above
     before = {run["id"] for run in unsignalled.mlflow_runs()}
     done = unsignalled.repro("mix", MLFLOW_TRACKING_URI=nobody)
     output = done.stdout + done.stderr
     assert 1 <= output.count("does not answer") <= 2, "once a stage that runs"
     assert (unsignalled.folder / "data" / "mixture").is_dir()
-    refused = unsignalled.mathrl("sync", ok=False, MLFLOW_TRACKING_URI=nobody)
+    refused = unsignalled.mathrl("runs", "sync", ok=False, MLFLOW_TRACKING_URI=nobody)
     assert refused.returncode == 2 and "start it with `mathrl ui`" in refused.stderr
-    unsignalled.mathrl("sync")
+    unsignalled.mathrl("runs", "sync")
     after = {run["id"]: run for run in unsignalled.mlflow_runs()}
     new = [after[run]["tags"].get("dvc.stage", "parent") for run in after.keys() - before]
     # DVC does not know what the stage made that ran without it.
     assert sorted(stage for stage in new if stage != "parent") == ["difficulty", "mix"]
     assert {after[run]["status"] for run in after.keys() - before} == {"FINISHED"}
-    unsignalled.mathrl("sync")
+    unsignalled.mathrl("runs", "sync")
     assert {run["id"] for run in unsignalled.mlflow_runs()} == set(after), "a second upload adds nothing"
 
 

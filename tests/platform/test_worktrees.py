@@ -96,7 +96,7 @@ def test_what_is_asked_for_is_what_runs_whatever_is_uncommitted(checkout: Checko
         assert {key: value for key, value in leaves(ran) if key not in asked} == {
             key: value for key, value in rest.items() if key not in asked
         }
-    checkout.mathrl("runs", "--prune", "all")
+    checkout.mathrl("runs", "remove", "all")
 
 
 def test_a_stage_runs_with_the_override_that_an_uncommitted_edit_equals(checkout: Checkout) -> None:
@@ -107,7 +107,7 @@ def test_a_stage_runs_with_the_override_that_an_uncommitted_edit_equals(checkout
     assert (params["optimizer"]["lr"], params["steps"]) == (2e-4, 7)
     (folder,) = (checkout.folder / "runs").glob("rl-lr_2e-4-steps_7-*")
     assert load_params(folder / "params").rl.optimizer.lr == 2e-4
-    checkout.mathrl("runs", "--prune", "all")
+    checkout.mathrl("runs", "remove", "all")
 
 
 def test_uncommitted_files_are_named_as_they_are(checkout: Checkout) -> None:
@@ -161,13 +161,13 @@ def test_a_worktree_has_the_cache_the_remotes_and_the_credentials_of_the_checkou
 def test_a_worktree_in_which_a_run_is_at_work_is_not_pruned(checkout: Checkout) -> None:
     busy, idle = made(checkout, "3e-4"), made(checkout, "4e-4")
     with in_use(busy), working(Workspace(busy, None), print):  # type: ignore[arg-type]
-        refused = checkout.mathrl("runs", "--prune", busy.name, ok=False)
+        refused = checkout.mathrl("runs", "remove", busy.name, ok=False)
         assert refused.returncode == 2
         assert refused.stderr == f"error: {busy.name} is running: cancel it first\n"
-        refused = checkout.mathrl("runs", "--prune", "all", ok=False)
+        refused = checkout.mathrl("runs", "remove", "all", ok=False)
         assert refused.returncode == 2 and f"{busy.name} is running" in refused.stderr
         assert busy.is_dir() and not idle.exists()
-    assert f"removed {busy.name}" in checkout.mathrl("runs", "--prune", "all").stdout
+    assert f"removed {busy.name}" in checkout.mathrl("runs", "remove", "all").stdout
     assert not busy.exists()
 
 

@@ -1,4 +1,4 @@
-"""`mathrl report` and `mathrl health` on files as the stages leave them, with hostile text in them."""
+"""`mathrl runs report` and `mathrl runs health` on files as the stages leave them, with hostile text in them."""
 
 import base64
 import json
@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.cli.health import health
-from mathrl.cli.report import report
+from mathrl.cli.runs import health, report
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl
@@ -61,8 +60,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("mathrl.cli.report.main_checkout", lambda: tmp_path)
-    monkeypatch.setattr("mathrl.cli.health.main_checkout", lambda: tmp_path)
+    monkeypatch.setattr("mathrl.cli.runs.main_checkout", lambda: tmp_path)
     shutil.copytree(ROOT / "params", tmp_path / "params")
     steps = range(1, 51)
     write_jsonl(tmp_path / "reports/sft/metrics.jsonl", [{"step": n, "loss": 1 / n} for n in steps])

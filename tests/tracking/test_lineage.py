@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.cli.lineage import lineage, lineage_text
+from mathrl.cli.models import lineage, lineage_text
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path

@@ -116,7 +116,7 @@ def test_what_goes_wrong_after_all_went_well_is_said_again(record: Path, capfd: 
         say(record, "running", started)
         mirror.sweep()
     said = capfd.readouterr().err
-    assert said.count("tracking: KeyError: 'colour'; the run goes on, `mathrl sync` uploads later") == 2, said
+    assert said.count("tracking: KeyError: 'colour'; the run goes on, `mathrl runs sync` uploads later") == 2, said
 
 
 def test_rows_that_a_server_did_not_take_are_sent_again(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:

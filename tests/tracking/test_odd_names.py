@@ -1,4 +1,4 @@
-"""Names and values that MLflow refuses cost nothing else: a real store, filled by the mirror and `mathrl sync`."""
+"""Names and values that MLflow refuses cost nothing else: a real store, filled by the mirror and `mathrl runs sync`."""
 
 import json
 import math
