@@ -87,7 +87,7 @@ def test_its_limits_are_judged() -> None:
 
 
 def test_without_problems_it_says_what_to_do(folder: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr("sys.argv", ["mathrl", "alignment", "model", "--problems", "none.jsonl"])
+    monkeypatch.setattr("sys.argv", ["mathrl", "models", "alignment", "model", "--problems", "none.jsonl"])
     with pytest.raises(SystemExit):
         main()
     assert "give --problems FILE" in capsys.readouterr().err
