@@ -27,13 +27,13 @@ from mathrl.core.types import Problem
 from mathrl.data.generators import generate
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.twins import generators_of, twins
-from mathrl.evaluation.probe import completion_group, probed, score_groups, solution_group
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.packing import Group
 from mathrl.params import Params
+from mathrl.reports.probe import completion_group, probed, score_groups, solution_group
 from mathrl.trainers.sft import train_sft
 from mathrl.trainers.training_run import TrainingRun
 

@@ -19,7 +19,7 @@ from health_runs import KINDS, start_model, train
 from health_table import Run, by_kind, choose, one_by_one, read_runs, shipped, shuffled_labels, totals
 
 from mathrl.core.files import read_json
-from mathrl.rewards.exact_audit import exact_verdict
+from mathrl.rewards.cascade import exact_verdict
 
 FOLDER = Path(__file__).parents[1] / ".mathrl/health_detector"
 CHOSEN, REPORTED = 0, 1

@@ -19,8 +19,8 @@ import torch
 import mathrl.rewards.compose
 import mathrl.trainers.batch
 from mathrl.core.files import write_json
+from mathrl.core.hashing import derive_seed
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Completion, Problem
 from mathrl.data.generators import generate
 from mathrl.grading import grade

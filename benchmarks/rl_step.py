@@ -119,7 +119,7 @@ def matmul_peak(precision: str) -> float:
 def training_problems(steps: int) -> list[Any]:
     """Fresh problems in the order in which mathrl's trainer takes them."""
     from mathrl.compose import load_params
-    from mathrl.core.seeding import derive_seed
+    from mathrl.core.hashing import derive_seed
     from mathrl.data.generators import generate
     from mathrl.trainers.demonstrations import Stream
 

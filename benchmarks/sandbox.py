@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from mathrl.params.tools import Bubblewrap, Http
+from mathrl.params.rollout import Bubblewrap, Http
 from mathrl.tools.open_tool import open_tool
 from mathrl.tools.pool import Pool
 from mathrl.tools.server import RunCodeServer

@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mathrl.core.problems import read_problems
-from mathrl.params.rollout import Rollout
+from mathrl.params.rollout import Bubblewrap, Rollout, Turns
 from mathrl.params.run import Model, Prompt
-from mathrl.params.tools import Bubblewrap
-from mathrl.params.turns import Turns
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine

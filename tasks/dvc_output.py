@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from mathrl.core.exit_status import EXIT_STOPPED, EXIT_TERMINATED
+from mathrl.core.errors import EXIT_STOPPED, EXIT_TERMINATED
 
 Event = Literal["started", "skipped"]
 EVENTS: tuple[tuple[Event, re.Pattern[str]], ...] = (

@@ -1,9 +1,19 @@
-"""Names and tags of flow runs in Prefect, and the event of a new model."""
+"""Names and tags of flow runs in Prefect, and the event of a new model.
+
+A name that a person gave stays. Prefect's server makes one of two words of the package coolname, such as spotted-hare;
+the form in the browser one of a Greek letter, a place and perhaps a word, such as kappa2-ledos-void, whose places are
+listed in the page's script.
+"""
 
 import os
+import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import prefect
+from coolname.data import config
 from httpx import HTTPError
 from prefect import get_client, get_run_logger
 from prefect.events import emit_event
@@ -16,7 +26,6 @@ from mathrl.core.environment import Variable
 from mathrl.core.paths import is_group
 from mathrl.core.run_name import run_name as changed_run_name
 from mathrl.params.schema import READS, STAGES
-from mathrl.tasks.generated_names import was_generated
 from mathrl.tasks.workspace import Workspace, commit_of
 
 MODEL_MADE = "mathrl.model.made"
@@ -95,3 +104,37 @@ def announce_model(step: str, model: Path, workspace: Workspace) -> None:
             "overrides": list(workspace.overrides),
         },
     )
+
+
+GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|"
+    "chi|psi|omega"
+)
+PLACES = re.compile(r"`(andromedae\.[a-z.-]+)`")
+
+
+def was_generated(name: str) -> bool:
+    """
+    >>> was_generated("spotted-hare"), was_generated("lower-lr"), was_generated("baseline-rerun")
+    (True, False, False)
+    """
+    first, _, rest = name.partition("-")
+    if first in _words("adj_any") and rest in _words("subj"):
+        return True
+    star = re.fullmatch(rf"(?:{GREEK})\d*-(.+)", name)
+    return star is not None and bool(_places() & {star[1], star[1].rpartition("-")[0]})
+
+
+@cache
+def _words(kind: str) -> frozenset[str]:
+    """The words of one of coolname's lists, which may consist of others."""
+    rule: Any = config[kind]
+    return frozenset(rule.get("words", ())).union(*map(_words, rule.get("lists", ())))
+
+
+@cache
+def _places() -> frozenset[str]:
+    """What Prefect's form names runs after; empty if its pages are not installed."""
+    scripts = (file.read_text(encoding="utf-8") for file in Path(prefect.__ui_static_path__).glob("assets/index-*.js"))
+    lists = (match[1].split(".") for text in scripts if (match := PLACES.search(text)))
+    return frozenset(place for places in lists for place in places if place)

@@ -1,12 +1,17 @@
-"""The folder of a run: the checkout or, with overrides, a git worktree of its own under runs/."""
+"""The folder of a run: the checkout or, with overrides, a git worktree of its own under runs/.
+
+Before DVC looks, it links the files that stages read from outside the checkout (mathrl/data/inputs.py). The worktrees
+of a project that was moved or copied know it by the path that it had; they are mended.
+"""
 
 import fcntl
 import json
 import re
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +33,6 @@ from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.schema import TARGETS, stages_until
 from mathrl.recipes.recipe import load_recipe, recipe_files
-from mathrl.tasks.moved import reconnect
 
 
 @dataclass(frozen=True)
@@ -296,3 +300,50 @@ def _git(root: Path, *words: str, check: bool = True) -> str:
     if check and git.returncode:
         raise UserError(f"git {words[0]} failed: {git.stderr.strip()}")
     return git.stdout
+
+
+def reconnect(root: Path) -> list[Path]:
+    """Have the worktrees under runs/ belong to the project at `root`; returns those that did not.
+
+    git keeps an absolute path on either side, in files of one line: the worktree's `.git` names its entry in the
+    project, .git/worktrees/ID, and the entry's `gitdir` names the worktree. `git worktree repair` would change the
+    entries of the project that was copied.
+    """
+    moved = []
+    for link in sorted((root / "runs").glob("*/.git")):
+        written = link.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        entry = root / ".git" / "worktrees" / Path(written).name
+        if Path(written) != entry and entry.is_dir():
+            write_text(entry / "gitdir", f"{link}\n")
+            write_text(link, f"gitdir: {entry}\n")
+            moved.append(link.parent)
+    return moved
+
+
+def link_inputs(
+    workspace: Path, stages: Sequence[str], params: Params, env: Mapping[str, str], overrides: Sequence[str] = ()
+) -> None:
+    """Make the links for the stages that read such files; none if all problems are generated.
+
+    `params` are those of the workspace with the `overrides`.
+
+    Raises:
+        UserError: a file that the parameters name does not exist.
+    """
+    readers = [stage for stage in stages if _reads_files(stage, params)]
+    if not readers:
+        return
+    command = [sys.executable, "-m", "mathrl.stages.inputs", *readers, *overrides]
+    linking = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
+    if linking.returncode:
+        raise UserError(linking.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+
+
+def _reads_files(stage: str, params: Params) -> bool:
+    if stage == "curate":
+        clean = params.curate.decontaminate
+        rows = any(source.type != "generated" for source in params.curate.sources)
+        return rows or bool(clean and (clean.benchmarks or clean.files or clean.decisions))
+    if stage == "evaluate":
+        return any(name != "test" for name in params.evaluate.benchmarks)
+    return stage == "pages"

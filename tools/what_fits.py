@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from mathrl.compose.derived import GB, MODELS, spoken, with_lora
 from mathrl.compose.fitting import Fit, fitted, planned_stages
 from mathrl.compose.settings import BACKEND, ENGINE, OFFLOAD_PARAMETERS, TRAINED
-from mathrl.compose.what_fits import GB, MODELS, spoken, with_lora
 from mathrl.core.hardware import Hardware
 from mathrl.models.shapes import known_shape
 from mathrl.params.load import apply_override, validate

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 import mathrl.compose
 from mathrl.api.frames import in_project
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from mathrl.core.hashing import digest
 from mathrl.core.paths import home, main_checkout
 from mathrl.core.problems import write_problems

@@ -13,9 +13,9 @@ from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
+from mathrl.core.hashing import derive_seed
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import Comparison
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import EvalRow, Problem
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.compare import MOST_LOOKS, look_levels

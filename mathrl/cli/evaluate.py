@@ -22,8 +22,8 @@ from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
 from mathrl.params.own_code import tool_problems
+from mathrl.params.rollout import Bubblewrap, NoTool
 from mathrl.params.schema import Params
-from mathrl.params.tools import Bubblewrap, NoTool
 from mathrl.reports.evaluation import check_lengths, evaluate_once
 
 if TYPE_CHECKING:

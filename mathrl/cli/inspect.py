@@ -1,4 +1,4 @@
-"""`mathrl inspect`: what a file of problems holds, before anything is made of it."""
+"""`mathrl inspect`: what a file of problems holds, before anything is made of it, as text, JSON or one HTML page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +19,10 @@ from mathrl.params.run import Prompt
 
 if TYPE_CHECKING:
     from mathrl.data.inspection import Inspection, Prompting
+
+from mathrl.data.inspection import Inspection
+from mathrl.data.quality import DESCRIPTIONS
+from mathrl.reports.lineage_picture import render
 
 KEYS = (
     "format",
@@ -69,8 +73,6 @@ def inspect(
     path = file.expanduser().resolve()
     inspection = inspect_rows(path, keys, prompting, limit=limit or None, data_folder=data_folder)
     if html is not None:
-        from mathrl.reports.inspection import inspection_page
-
         write_text(html, inspection_page(inspection, file.name))
     if as_json:
         print_document(_document(inspection, html))
@@ -271,3 +273,21 @@ def _texts(inspection: "Inspection", model: str | None) -> None:
     if missing := inspection.missing_benchmarks:
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         print(f"not compared, since their files are not in --benchmarks or $MATHRL_DATA: {names}")
+
+
+def inspection_page(inspection: Inspection, title: str) -> str:
+    """The page about a file of problems."""
+    sniffed = inspection.sniffed
+    return encodable(
+        render(
+            "inspection.html",
+            title=title,
+            inspection=inspection,
+            descriptions=DESCRIPTIONS,
+            keys=[(key, getattr(sniffed.shape, key), reason) for key, reason in sniffed.reasons.items()],
+            readings=[(kind, n, n / inspection.readings.total()) for kind, n in inspection.readings.most_common()],
+            languages=[(name, n, n / len(inspection.problems)) for name, n in inspection.languages.most_common(12)],
+            lengths=[("prompts", inspection.prompts), ("solutions", inspection.solutions)],
+            groups=[("level", sorted(inspection.levels.items())), ("subject", inspection.subjects.most_common(30))],
+        )
+    )

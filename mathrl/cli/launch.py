@@ -100,17 +100,13 @@ def launch(
     settings = [*(overrides or ()), *_server_settings(machines, preset, overrides or ())]
     settings += _verl_settings(machines, load_params(preset=preset, overrides=settings))
     steps = plan_steps(stage, load_params(preset=preset, overrides=settings), servers=machines.sampler_nodes > 0)
-    from mathrl.tasks import (  # Prefect and DVC: after the checks, and --help answers without them
-        inputs,
-        repro,
-        workspace,
-    )
+    from mathrl.tasks import repro, workspace  # Prefect and DVC: after the checks, and --help answers without them
 
     prepared = workspace.prepare(stage, preset, settings, allow_dirty=allow_dirty)
     values = job_values(stage, steps, machines, prepared.params)
     if machines.sampler_nodes and prepared.params.rollout.servers.folder:
         Path(prepared.params.rollout.servers.folder).mkdir(parents=True, exist_ok=True)
-    inputs.link_inputs(prepared.folder, stages_until(stage), prepared.params, repro.environment(prepared.folder))
+    workspace.link_inputs(prepared.folder, stages_until(stage), prepared.params, repro.environment(prepared.folder))
     name = f"mathrl-{stage}-{digest([prepared.folder.name, values['nodes'], machines.sampler_nodes])[:6]}"
     file = output or home() / "launch" / f"{name}{'.sbatch' if slurm else '.yaml'}"
     values |= {

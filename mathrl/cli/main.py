@@ -16,8 +16,7 @@ from typer.main import get_command
 import mathrl as package
 from mathrl.cli.output import only_json, print_error
 from mathrl.core.environment import wait_without_spinning
-from mathrl.core.errors import UserError, without_logins
-from mathrl.core.exit_status import EXIT_USER_ERROR
+from mathrl.core.errors import EXIT_USER_ERROR, UserError, without_logins
 
 # In the order of `mathrl --help`. mathrl/cli/<command>.py has a function of this name, or a group of commands.
 GROUPS = {

@@ -14,8 +14,7 @@ from mathrl.cli.options import Overrides, Presets, joined
 from mathrl.cli.output import AsJson, print_document
 from mathrl.compose import load_params
 from mathrl.core.code_values import code_text
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_NO
+from mathrl.core.errors import EXIT_NO, UserError
 from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import home, main_checkout

@@ -24,8 +24,7 @@ from mathrl.cli.plan_evaluation import evaluate
 from mathrl.cli.simulate import show_simulation
 from mathrl.compose import load_params
 from mathrl.compose.load import choice_notes
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_NO
+from mathrl.core.errors import EXIT_NO, UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import is_group, main_checkout
 from mathrl.core.problems import read_problems

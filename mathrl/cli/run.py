@@ -24,8 +24,7 @@ from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.code_values import OWN, changed_code, keep_results
 from mathrl.core.environment import Variable, without_collections
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_TERMINATED
+from mathrl.core.errors import EXIT_TERMINATED, UserError
 from mathrl.core.files import read_json
 from mathrl.core.installation import UI
 from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
@@ -151,9 +150,8 @@ def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str],
 
     MLflow gets what it lacks of earlier runs, as at the end of a flow.
     """
-    from mathrl.tasks.inputs import link_inputs
     from mathrl.tasks.repro import environment, is_up_to_date
-    from mathrl.tasks.workspace import prepare, working
+    from mathrl.tasks.workspace import link_inputs, prepare, working
     from mathrl.tracking.mirror import Mirror  # as what follows, for this command alone
 
     _use_servers()

@@ -19,8 +19,7 @@ from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
 from mathrl.compose.changes import differences
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_NO, EXIT_TERMINATED
+from mathrl.core.errors import EXIT_NO, EXIT_TERMINATED, UserError
 from mathrl.core.files import write_text
 from mathrl.core.forecast import forecast_of
 from mathrl.core.paths import RECIPES, main_checkout

@@ -22,15 +22,13 @@ from filelock import FileLock
 
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_TERMINATED
+from mathrl.core.errors import EXIT_TERMINATED, UserError
 from mathrl.core.files import write_json
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
 from mathrl.tasks.concurrency import SLOTS
 from mathrl.tasks.prefect_server import ORIGINS
-from mathrl.tracking.client import EXPERIMENT, KIND
-from mathrl.tracking.moved_store import follow_move
+from mathrl.tracking.client import EXPERIMENT, KIND, follow_move
 from mathrl.tracking.views import keep_views
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")

@@ -1,4 +1,4 @@
-"""Errors that a user can cause, each reported in one clear sentence."""
+"""Errors that a user can cause, each reported in one clear sentence, and exit statuses (docs/programs.md)."""
 
 import errno
 import os
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 from mathrl.core.environment import rank
-from mathrl.core.exit_status import EXIT_USER_ERROR
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OTHER_RANKS_WAIT_SECONDS = 5.0
@@ -62,3 +61,11 @@ def _disk_full(error: Exception) -> str:
         f"{file}: no room to write it ({reason}); free some space and run the same command again: files written "
         "before are complete, and a run resumes from its last checkpoint"
     )
+
+
+EXIT_NO = 1  # the command has worked and its answer is no: it does not fit, differs, is red, is refused
+EXIT_USER_ERROR = 2
+EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped after a checkpoint; started again, the stage resumes
+EXIT_INTERRUPTED = 130  # Ctrl-C
+EXIT_KILLED, EXIT_TERMINATED = 137, 143  # 128 + SIGKILL, 128 + SIGTERM, as shells and guards report them
+RESUMABLE = (EXIT_STOPPED, EXIT_INTERRUPTED, EXIT_KILLED, EXIT_TERMINATED)

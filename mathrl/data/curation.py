@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.curated import TRAINED, Curated, CurationStep
 from mathrl.data.decontaminate import Hit, Search, evaluation_index, trained_texts

@@ -18,8 +18,7 @@ import numpy as np
 from filelock import FileLock
 
 from mathrl.core.control import NO_CONTROL
-from mathrl.core.hashing import digest
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed, digest
 from mathrl.core.statistics import sum_in_order, wilson
 from mathrl.core.types import Problem
 

@@ -13,7 +13,7 @@ import numpy as np
 from py3langid import classify
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.deduplicate import agree

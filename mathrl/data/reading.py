@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import sha256_file
+from mathrl.core.hashing import derive_seed, sha256_file
 from mathrl.core.hub import NO_HUB, ask_hub_once
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.draw import Draw
 from mathrl.data.generators import VERSIONS, generate

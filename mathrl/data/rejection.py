@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.grams import exact_key
 from mathrl.rewards.format import language_share, repetition_penalty

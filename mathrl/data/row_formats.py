@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mathrl.core.control import NO_CONTROL, Control
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.answers import after_hashes, answer_sentence, answer_tag, last_boxed
 from mathrl.data.generators.countdown import problem_parts

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.models.packing import Group
 from mathrl.trainers.demonstrations import Stream
 from mathrl.trainers.supervised import Objective

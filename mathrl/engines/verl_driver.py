@@ -18,7 +18,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-from mathrl.core.exit_status import EXIT_USER_ERROR
+from mathrl.core.errors import EXIT_USER_ERROR
 from mathrl.core.parent import die_with_parent
 
 ERROR = "error: verl refuses its configuration: "

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_USER_ERROR
+from mathrl.core.errors import EXIT_USER_ERROR, UserError
 from mathrl.core.files import write_json
 from mathrl.core.metrics import complete_rows
 

@@ -19,9 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import digest
+from mathrl.core.hashing import derive_seed, digest
 from mathrl.core.results import Interval
-from mathrl.core.seeding import derive_seed
 
 Label = Literal["y", "n", "unsure"]
 LABELS: tuple[Label, ...] = ("y", "n", "unsure")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.core.hashing import derive_seed
 from mathrl.core.paths import CURATED_TEST
 from mathrl.core.problems import read_problems
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import EvalRow, Problem
 from mathrl.data.reading import read_source, taken
 from mathrl.data.sources import resolve_benchmark

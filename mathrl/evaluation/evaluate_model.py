@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.hashing import digest_path
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed, digest_path
 from mathrl.core.types import EvalRow, Problem
 from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.evaluation.responses import eval_row

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mathrl.core.environment import rank
-from mathrl.core.exit_status import EXIT_STOPPED
+from mathrl.core.errors import EXIT_STOPPED
 from mathrl.learners.distributed import Ranks
 
 SAVE_SECONDS, GRACE_SECONDS = 4.0, 8.0  # of the ten that a cluster's preemption leaves

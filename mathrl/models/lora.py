@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.models.kernels import compute_dtype
 from mathrl.models.sharding import whole
 from mathrl.params.lora import Adapters

@@ -1,12 +1,83 @@
-"""The engine that samples responses: section rollout."""
+"""Section rollout: the engine that samples responses, the tool that they may call, and how they call it."""
 
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from mathrl.params.section import Section, without_login
-from mathrl.params.tools import NoTool, Tools
-from mathrl.params.turns import Turns
+from mathrl.params.section import Section, is_url, without_login
+
+
+class NoTool(Section):
+    """Responses call no tool."""
+
+    kind: Literal["none"] = "none"
+
+
+class Limits(Section):
+    """Limits of each call, whatever runs it."""
+
+    wall_seconds: float = Field(
+        10.0, gt=0, le=600, description="Wall time per call; at its end the session's interpreter is killed."
+    )
+    output_characters: int = Field(
+        2000, ge=300, le=100_000, description="Characters of output per call; the middle of longer output is left out."
+    )
+    memory_mb: int = Field(1024, ge=64, description="Memory per session, in MB, beside the imported libraries.")
+
+
+class Bubblewrap(Limits):
+    """A sandbox on this machine: bubblewrap with seccomp, without network, files or environment of the machine."""
+
+    kind: Literal["bubblewrap"] = "bubblewrap"
+    cpu_seconds: int = Field(5, ge=1, le=600, description="Processor time per call and process.")
+    processes: int = Field(8, ge=1, le=256, description="Processes and threads at a time per session.")
+    file_mb: int = Field(16, ge=1, description="Size of all files that a session writes, in MB; they are in memory.")
+    open_files: int = Field(64, ge=16, le=1024, description="Open files per process.")
+    calls: int = Field(
+        0, ge=0, le=1024, description="Calls that run at a time, others wait their turn; 0: one per processor."
+    )
+
+
+class Http(Limits):
+    """A server that speaks SandboxFusion's `run_code`; the server sets the limits of the sandbox itself."""
+
+    kind: Literal["http"] = "http"
+    url: Annotated[str, AfterValidator(is_url), AfterValidator(without_login)] = Field(
+        description="Address of the server, without /run_code, such as http://127.0.0.1:8080."
+    )
+    requests: int = Field(16, ge=1, le=1024, description="Requests in flight at a time.")
+    retries: int = Field(2, ge=0, le=10, description="Further attempts after a refused connection or a server error.")
+
+
+Tools = Annotated[NoTool | Bubblewrap | Http, Field(discriminator="kind")]
+
+
+CallFormat = Literal["python_block", "tool_call"]
+
+
+class Turns(Section):
+    """How responses call the tool; no effect without a tool."""
+
+    format: CallFormat = Field(
+        "python_block",
+        description="What a call looks like. python_block: a ```python block, answered by an ```output block; "
+        "tool_call: JSON in <tool_call> tags (Hermes, Qwen), answered in the chat template's tool role.",
+    )
+    max_calls: int = Field(
+        4, ge=1, le=64, description="Maximum number of calls per response; a further one is refused."
+    )
+    output_tokens: int = Field(
+        256, ge=8, description="Maximum tokens of a call's output; longer output is cut, which the model is told."
+    )
+    sessions: int = Field(
+        512,
+        ge=1,
+        description="Sessions of the tool that are open at a time, one per response that called; where more responses "
+        "are sampled at once, those that call go on in batches of this size.",
+    )
+    seconds: float = Field(
+        60.0, gt=0, description="Seconds that all calls of a response may take; a call after that is refused."
+    )
 
 
 class Vllm(Section):

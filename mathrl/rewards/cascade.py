@@ -1,11 +1,23 @@
-"""The verifier's two tiers: the rules first, then a model that judges what they refuse without settling it."""
+r"""Verdicts beside the verifier's rules: a model's, an exact grader's, the majority's, and noisy ones.
 
+The cascade has two tiers: the rules first, then a model that judges what they refuse without settling it.
+
+The exact grader of numbers looks at a sample of the responses (health rule reward_hacking). It reads answers without
+mathrl.grading, so a hole there is none here: the last number of the last marked answer (`<answer>`, `\boxed{}`,
+`####`), else of the text outside the thinking, must be the accepted one. It is coarse on purpose, and abstains where no
+accepted answer is a number.
+"""
+
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from mathrl.core.errors import UserError
-from mathrl.grading import Verdict
+from mathrl.core.hashing import hash_text
+from mathrl.grading import Verdict, equal_answers, equal_classes
+from mathrl.params.reward_parts import NoisyAccuracyOptions
 from mathrl.params.run import ModelVerifier
 from mathrl.rewards.model_judge import Judgement, ModelJudge
 
@@ -81,3 +93,127 @@ class Cascade:
         counts.clear()
         self._overruled = 0
         return metrics
+
+
+_MARKED = re.compile(r"<answer>(.*?)</answer>|\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}|####([^\n]*)", re.DOTALL)
+_NUMBER = re.compile(r"(?:(?<![\d)])-)?(?<![\d.])\d{1,30}(?:\.\d{1,30}|/0*[1-9]\d{0,29})?(?!\d)")
+_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+TAIL = 4000
+
+
+def exact_verdict(response: str, truths: Sequence[str]) -> bool | None:
+    r"""Whether the number that the response ends with is one of the accepted; None where no accepted answer is one.
+
+    >>> exact_verdict("<think>1+1=2</think><answer>2</answer>", ["2"]), exact_verdict("\\boxed{1,000 m}", ["1000.0"])
+    (True, True)
+    >>> exact_verdict("<answer></answer>", ["2"]), exact_verdict("<answer>2</answer>", ["\\sqrt{4}"])
+    (False, None)
+    """
+    plain = (_plain(truth) for truth in truths)
+    accepted = {Fraction(number) for number in plain if _NUMBER.fullmatch(number)}
+    if not accepted:
+        return None
+    spoken = response[-TAIL:].rpartition("</think>")[2]
+    if "<think>" in spoken:
+        return False
+    marked = _MARKED.findall(spoken)
+    numbers = _NUMBER.findall(_plain("".join(marked[-1]) if marked else spoken))
+    return bool(numbers) and Fraction(numbers[-1]) in accepted
+
+
+def _plain(text: str) -> str:
+    return _THOUSANDS.sub("", _FRACTION.sub(r"\1/\2", text)).strip().strip("$")
+
+
+class ExactAudit:
+    """Grades a share of the responses, chosen by their hash, beside what the trainer is told of the same ones.
+
+    >>> audit = ExactAudit(share=1.0)
+    >>> audit.see("1+1=", "<answer></answer>", ["2"], correct=True)
+    >>> audit.counters()  # doctest: +NORMALIZE_WHITESPACE
+    {'verifier/exact_graded': 1.0, 'verifier/exact_accuracy': 0.0, 'verifier/exact_passed': 1.0,
+     'verifier/exact_agreement': 0.0}
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.graded = self.right = self.passed = self.agreed = 0
+
+    def see(self, prompt: str, response: str, truths: Sequence[str], correct: bool) -> None:
+        """Grade the response if it falls into the sample; `correct` is the verifier's verdict."""
+        if hash_text(f"exact\0{prompt}\0{response}") / 2**64 >= self.share:
+            return
+        verdict = exact_verdict(response, truths)
+        if verdict is not None:
+            self.graded += 1
+            self.right += verdict
+            self.passed += correct
+            self.agreed += verdict == correct
+
+    def counters(self) -> dict[str, float]:
+        """Number graded since the last call, shares that are right, that are accepted, and on which both agree."""
+        metrics = {}
+        if self.graded:
+            metrics = {
+                "verifier/exact_graded": float(self.graded),
+                "verifier/exact_accuracy": self.right / self.graded,
+                "verifier/exact_passed": self.passed / self.graded,
+                "verifier/exact_agreement": self.agreed / self.graded,
+            }
+        self.graded = self.right = self.passed = self.agreed = 0
+        return metrics
+
+
+def agree_with_majority(
+    prompts: Sequence[str], answers: Sequence[str | None], equal: Callable[[str, str], bool] = equal_answers
+) -> list[bool]:
+    """For each response whether its answer is the most common one among the responses to its prompt.
+
+    The estimated label of test-time reinforcement learning (TTRL, arXiv:2504.16084, section 2.2). Equal answers of
+    different spellings vote together, a response without an answer does not vote, and of a tie the answer wins that
+    was given first.
+
+    >>> agree_with_majority(["1+1="] * 4 + ["2+3="] * 2, ["2", "3", "2.0", None, "5", "6"])
+    [True, False, True, False, True, False]
+    """
+    votes: dict[str, Counter[str]] = {}
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if answer is not None and answer.strip():
+            votes.setdefault(prompt, Counter())[answer] += 1
+    winners = {prompt: _most_common(counts, equal) for prompt, counts in votes.items()}
+    return [answer in winners.get(prompt, ()) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def _most_common(counts: Counter[str], equal: Callable[[str, str], bool]) -> set[str]:
+    """The spellings of the answer with the most votes; of a tie the one that was given first."""
+    place = {answer: place for place, answer in enumerate(counts)}
+    classes = equal_classes(counts, equal)
+    return set(
+        min(classes, key=lambda members: (-sum(counts[m] for m in members), min(place[member] for member in members)))
+    )
+
+
+INTEGER = re.compile(r"-?\d*(\d)")
+
+
+def noisy_verdict(
+    verdict: Verdict, prompt: str, response: str, truths: str | Sequence[str], options: NoisyAccuracyOptions
+) -> bool:
+    """The noisy verdict; the same for the same seed, prompt and response, as a grader's is.
+
+    >>> right = Verdict(True, "36", "boxed; number", "", 0.0)
+    >>> noisy_verdict(right, "7+5-3*4=", "<answer>36</answer>", "36", NoisyAccuracyOptions(false_negatives=1.0))
+    False
+    """
+    draw = hash_text(f"{options.seed}\0{prompt}\0{response}") / 2**64
+    if verdict.correct:
+        return draw >= options.false_negatives
+    accepted = (truths,) if isinstance(truths, str) else truths
+    same = options.last_digit and any(_same_last_digit(verdict.extracted or "", truth) for truth in accepted)
+    return same or draw < options.false_positives
+
+
+def _same_last_digit(answer: str, truth: str) -> bool:
+    first, second = INTEGER.fullmatch(answer.strip()), INTEGER.fullmatch(truth.strip())
+    return first is not None and second is not None and first[1] == second[1]

@@ -31,11 +31,9 @@ from mathrl.params.reward_parts import (
 )
 from mathrl.params.run import Reward
 from mathrl.params.section import DottedOptions, Options
-from mathrl.rewards.cascade import Cascade
+from mathrl.rewards.cascade import Cascade, ExactAudit, agree_with_majority, noisy_verdict
 from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge
-from mathrl.rewards.exact_audit import ExactAudit
 from mathrl.rewards.format import format_lines, language_share, r1_tags, repetition_penalty, soft_overlong
-from mathrl.rewards.other_verdicts import agree_with_majority, noisy_verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from mathrl.core.files import encodable
 from mathrl.core.types import FinishReason
 from mathrl.models.tool_messages import tool_turn
-from mathrl.params.turns import CallFormat
+from mathrl.params.rollout import CallFormat
 
 BLOCK = re.compile(r"```(?:python|py)[ \t]*\n((?:(?!```).)*)```\s*\Z", re.DOTALL)
 FENCE, QUOTES = "```", "'''"

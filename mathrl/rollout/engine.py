@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, FinishReason
 from mathrl.models.continuation import KeptKeys
 from mathrl.params.rollout import Rollout

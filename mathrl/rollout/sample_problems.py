@@ -8,8 +8,7 @@ from typing import Any
 
 from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import digest
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed, digest
 from mathrl.core.types import Graded, Problem
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import CallStatus, Completion, FinishReason, ToolCall
 from mathrl.models.continuation import KeptKeys
-from mathrl.params.turns import Turns
+from mathrl.params.rollout import Turns
 from mathrl.rollout.call_formats import Asked, make_format, shown
 from mathrl.rollout.engine import Groups, Keep, Progress, Prompts, RolloutEngine, Sampling
 from mathrl.tools.tool import Session, Tool

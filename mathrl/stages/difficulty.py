@@ -12,11 +12,10 @@ from pathlib import Path
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
-from mathrl.core.hashing import digest_path
+from mathrl.core.hashing import derive_seed, digest_path
 from mathrl.core.paths import state_root
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.difficulty import (
     add_cached_counts,

@@ -20,8 +20,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from mathrl.core.environment import Variable, rank
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import EXIT_STOPPED
+from mathrl.core.errors import EXIT_STOPPED, UserError
 from mathrl.core.gpus import gpu_count
 from mathrl.core.parent import die_with_parent
 from mathrl.core.paths import is_loopback

@@ -14,9 +14,9 @@ from typing import Any
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, written_aside
+from mathrl.core.hashing import derive_seed
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.difficulty import seeded_subset
 from mathrl.data.prompt_leaks import check_prompts

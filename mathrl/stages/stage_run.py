@@ -24,8 +24,7 @@ from mathrl.compose.changes import changed_since_commit
 from mathrl.compose.load import read_layers
 from mathrl.core.code_values import stage_code
 from mathrl.core.environment import Variable, rank, wait_without_spinning
-from mathrl.core.errors import UserError, exit_on_user_error, without_logins
-from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_STOPPED
+from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_STOPPED, UserError, exit_on_user_error, without_logins
 from mathrl.core.files import remove_leftovers
 from mathrl.core.gpus import gpu_count, use_expandable_segments
 from mathrl.core.hashing import digest, digest_path

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from optuna.trial import TrialState
 
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError, exit_on_user_error
-from mathrl.core.exit_status import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, exit_on_user_error
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.progress import progress

@@ -19,8 +19,7 @@ from optuna.trial import TrialState
 
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError
-from mathrl.core.exit_status import RESUMABLE
+from mathrl.core.errors import RESUMABLE, UserError
 from mathrl.core.files import write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.metrics import JsonlSink

@@ -18,7 +18,7 @@ from typing import Any
 import optuna
 from optuna.trial import Trial, TrialState
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.params.sweep import Categorical, Integer, Sweep
 from mathrl.sweeps.space import distribution
 from mathrl.sweeps.storage import TrialLock, study_lock, trial_lock

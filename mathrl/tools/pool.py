@@ -6,7 +6,7 @@ import threading
 import time
 
 from mathrl.core.errors import UserError
-from mathrl.params.tools import Bubblewrap
+from mathrl.params.rollout import Bubblewrap
 from mathrl.tools.bubblewrap import Libraries
 from mathrl.tools.inside.messages import ANSWER, EXITED, REQUEST, WALL, receive, send
 from mathrl.tools.process import Link, SandboxDown, SandboxProcess

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import threading
 
-from mathrl.params.tools import Bubblewrap
+from mathrl.params.rollout import Bubblewrap
 from mathrl.tools.bubblewrap import Launch, Libraries
 from mathrl.tools.inside.messages import READY, receive
 

@@ -19,7 +19,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.core.paths import is_loopback
 from mathrl.core.request_origin import refusal
-from mathrl.params.tools import Bubblewrap
+from mathrl.params.rollout import Bubblewrap
 from mathrl.tools.pool import Pool
 from mathrl.tools.tool import ToolOutput
 

@@ -5,7 +5,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from mathrl.params.tools import Bubblewrap, Limits
+from mathrl.params.rollout import Bubblewrap, Limits
 from mathrl.tools.inside.messages import CPU, ERROR, EXITED, MEMORY, OK, WALL
 
 Status = Literal["ok", "error", "timeout", "killed", "unavailable"]

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Graded, Problem
 from mathrl.learners.distributed import Ranks
 from mathrl.params.advantage import Remax

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.params.curriculum import (
     AsGiven,

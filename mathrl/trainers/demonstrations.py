@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import demonstration

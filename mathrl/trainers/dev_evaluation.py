@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mathrl.core.files import encodable
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.params.train import KeepRollouts
 from mathrl.trainers.batch import Batch

@@ -16,7 +16,7 @@ from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_al
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.trust_regions import log_ratio, squared_log_ratio
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.statistics import sum_in_order
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner

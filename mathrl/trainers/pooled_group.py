@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, FinishReason, Graded, ToolCall
 from mathrl.models.continuation import KeptKeys
 from mathrl.rollout.engine import Ended, Groups, Keep, Prompts, Sampling

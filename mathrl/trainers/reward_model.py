@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mathrl.algorithms.preference import bradley_terry_loss, step_loss
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.templates import render, response_end
 from mathrl.learners.micro_batches import Figures, TokenBudget

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from mathrl.core.hashing import derive_seed
 from mathrl.core.progress import progress
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 from mathrl.health.mismatch import check_mismatch
 from mathrl.learners.preemption import Stopped, StopRequest

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mathrl.core.hashing import derive_seed
 from mathrl.core.progress import progress
-from mathrl.core.seeding import derive_seed
 from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
 from mathrl.learners.learner import Learner, make_learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures

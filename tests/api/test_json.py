@@ -14,7 +14,7 @@ from typer.main import get_command
 import mathrl
 from mathrl.cli.documents import DOCUMENTS, SERVERS, ErrorDocument
 from mathrl.cli.main import app
-from mathrl.core.exit_status import EXIT_INTERRUPTED
+from mathrl.core.errors import EXIT_INTERRUPTED
 from mathrl.core.files import write_jsonl
 from mathrl.registry.reproduction import Certificate, StageCheck
 

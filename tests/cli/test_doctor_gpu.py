@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mathrl.cli.doctor_gpu import (
+from mathrl.cli.doctor import (
     Finding,
     compiler_finding,
     gpu_findings,

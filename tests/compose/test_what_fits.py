@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from mathrl.compose.what_fits import MODELS
+from mathrl.compose.derived import MODELS
 from mathrl.models.shapes import KNOWN, known_shape
 
 ROOT = Path(__file__).parents[2]

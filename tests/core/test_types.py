@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import digest, digest_path
+from mathrl.core.hashing import derive_seed, digest, digest_path
 from mathrl.core.problems import read_problems, write_problems
-from mathrl.core.seeding import derive_seed
 from mathrl.core.types import Problem
 
 PROBLEM = Problem(id="chain/rl/1", question="7+5=", answers=("12",), source="chain", split="rl", level=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.cli.inspect import show
+from mathrl.cli.inspect import inspection_page, show
 from mathrl.data import curation
 from mathrl.data.draw import Draw
 from mathrl.data.inspection import Inspection, Prompting, inspect_rows, languages
@@ -18,7 +18,6 @@ from mathrl.data.sources import ResolvedSource
 from mathrl.grading import reading
 from mathrl.params.data import Curate
 from mathrl.params.load import parse_yaml
-from mathrl.reports.inspection import inspection_page
 
 GOOD = [
     {"problem": f"Anna has {n} books and finds three more. How many books has she?", "answer": n + 3} for n in range(30)

@@ -13,7 +13,7 @@ import mathrl
 from mathrl.cli.main import app
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
-from mathrl.core import exit_status
+from mathrl.core import errors
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_group
 from mathrl.params.load import SECTIONS
@@ -151,7 +151,7 @@ def test_a_page_for_programs_is_short_and_its_links_and_python_are_right(name: s
 
 
 def test_the_table_of_exit_statuses_has_those_of_the_code() -> None:
-    named = {value for name, value in vars(exit_status).items() if name.startswith("EXIT_")}
+    named = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     rows = re.findall(r"^\| ([\d, ]+) \|", PAGES["docs/programs.md"], re.M)
     assert {int(status) for row in rows for status in row.split(",")} == named | {0}
 

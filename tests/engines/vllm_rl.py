@@ -26,13 +26,12 @@ from mathrl.models import sharding
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.torch_state import torch_settings
 from mathrl.models.weights import full_weights, with_head
-from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.lora import Lora
 from mathrl.params.loss import LossKl, Truncated
 from mathrl.params.optimizer import AdamW
 from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import Model, Prompt
-from mathrl.params.train import Rl
+from mathrl.params.train import Asynchronous, Rl
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine

@@ -9,9 +9,7 @@ import torch
 from mathrl.models.load import load_model
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
-from mathrl.params.rollout import Rollout
-from mathrl.params.tools import Bubblewrap
-from mathrl.params.turns import Turns
+from mathrl.params.rollout import Bubblewrap, Rollout, Turns
 from mathrl.rollout.engine import RolloutEngine, Sampling
 from mathrl.rollout.open_engine import open_engine
 from mathrl.rollout.turns import TurnSampler, wave_seed

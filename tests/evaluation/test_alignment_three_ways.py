@@ -9,11 +9,11 @@ import torch
 import mathrl.cli.models as command
 from mathrl.cli.main import main
 from mathrl.core.files import write_jsonl
-from mathrl.evaluation import alignment
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.export import export_model
 from mathrl.models.packing import Group
 from mathrl.params.run import FreshModel
+from mathrl.reports import alignment
 
 ROOT = Path(__file__).parents[2]
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, max_positions=256)

@@ -4,7 +4,7 @@ from itertools import combinations, permutations
 
 import pytest
 
-from mathrl.evaluation.pass_at_k import answer_classes, maj_at_k, pass_at_k
+from mathrl.evaluation.summary import answer_classes, maj_at_k, pass_at_k
 
 
 def pass_by_listing(samples: int, correct: int, k: int) -> float:

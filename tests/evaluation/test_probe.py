@@ -14,14 +14,13 @@ from mathrl.core.files import read_json, write_jsonl
 from mathrl.core.types import Problem
 from mathrl.data.generators import generate
 from mathrl.data.sft_sets import demonstration
-from mathrl.evaluation.probe import completion_group, paired_auc, probed, score_groups, solution_group
 from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.packing import Group
 from mathrl.params import Params
 from mathrl.reports.evaluation import evaluate_once
-from mathrl.reports.probe import probe_benchmark
+from mathrl.reports.probe import completion_group, paired_auc, probe_benchmark, probed, score_groups, solution_group
 
 SMALL = (
     "model.base.hidden_size=32", "model.base.intermediate_size=48", "model.base.layers=1", "model.base.heads=2",

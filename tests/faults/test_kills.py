@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.exit_status import EXIT_KILLED
+from mathrl.core.errors import EXIT_KILLED
 
 KILLS = int(os.environ.get("FAULTS", "0"))
 IN_A_ROW = 3  # the number of times that a run is killed and resumed

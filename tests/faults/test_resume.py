@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.exit_status import EXIT_KILLED
+from mathrl.core.errors import EXIT_KILLED
 from mathrl.core.parent import is_alive
 
 Make = Callable[..., Any]

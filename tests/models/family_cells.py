@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.evaluation.alignment import load_plain, plain_logprobs
 from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.sharding import load_to_train
@@ -37,6 +36,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, Prompt, Reward
 from mathrl.params.train import Rl
 from mathrl.params.training import DeepSpeed, Training
+from mathrl.reports.alignment import load_plain, plain_logprobs
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine

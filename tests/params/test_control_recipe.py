@@ -29,7 +29,7 @@ from mathrl.recipes.controls import (
 from mathrl.recipes.graph import graph
 from mathrl.recipes.recipe import load_recipe, recipe_files, step_overrides
 from mathrl.rewards import RewardInput, build_reward
-from mathrl.rewards.other_verdicts import noisy_verdict
+from mathrl.rewards.cascade import noisy_verdict
 from mathrl.stages import command
 
 ROOT = Path(__file__).parents[2]

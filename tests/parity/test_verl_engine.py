@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from mathrl.compose import load_params
-from mathrl.core.exit_status import EXIT_USER_ERROR
+from mathrl.core.errors import EXIT_USER_ERROR
 from mathrl.core.hashing import digest_path
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
 from mathrl.params.schema import STAGES

@@ -9,7 +9,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.tasks.inputs import link_inputs
+from mathrl.tasks.workspace import link_inputs
 
 Checkout = Any
 SOURCES = """sources:
@@ -49,7 +49,7 @@ def link(checkout: Checkout) -> None:
     """What `mathrl run curate` does before DVC looks."""
     code = (
         "import os; from pathlib import Path; from mathrl.compose import load_params; "
-        "from tasks.inputs import link_inputs; "
+        "from tasks.workspace import link_inputs; "
         "link_inputs(Path.cwd(), ['curate', 'sft', 'evaluate'], load_params(), os.environ)"
     )
     checkout.run(checkout.executable, "-c", code)

@@ -9,8 +9,8 @@ import mlflow
 import pytest
 
 from mathrl.core.paths import main_checkout, present_folder
-from mathrl.tasks.moved import reconnect
-from mathrl.tracking.moved_store import follow_move
+from mathrl.tasks.workspace import reconnect
+from mathrl.tracking.client import follow_move
 
 
 def git(folder: Path, *words: str) -> str:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from mathrl.rewards.cascade import ExactAudit, exact_verdict
 from mathrl.rewards.compose import RewardInput, build_reward
 from mathrl.rewards.counters import merged_counters
-from mathrl.rewards.exact_audit import ExactAudit, exact_verdict
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.models.base import character_tokenizer
 from mathrl.models.lora import add_lora
 from mathrl.models.tool_messages import end_tokens

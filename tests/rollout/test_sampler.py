@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.params.rollout import Rollout

@@ -10,9 +10,8 @@ import pytest
 from mathrl.core.types import Completion, Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.models.load import load_tokenizer
-from mathrl.params.rollout import Rollout
+from mathrl.params.rollout import Rollout, Turns
 from mathrl.params.run import FreshModel, Prompt
-from mathrl.params.turns import Turns
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.engine import Groups, Sampling
 from mathrl.rollout.sampler import Sampler

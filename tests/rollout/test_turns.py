@@ -13,9 +13,8 @@ from mathrl.models.attention import DecodeCache
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
-from mathrl.params.rollout import Rollout
+from mathrl.params.rollout import Rollout, Turns
 from mathrl.params.run import FreshModel
-from mathrl.params.turns import Turns
 from mathrl.rollout.call_formats import Asked
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.torch_engine import TorchEngine

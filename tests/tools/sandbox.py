@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mathrl.params.tools import Bubblewrap
+from mathrl.params.rollout import Bubblewrap
 from mathrl.tools.pool import Pool, PooledSession
 from mathrl.tools.tool import Session, ToolOutput
 

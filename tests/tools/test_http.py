@@ -13,10 +13,9 @@ import httpx
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.params.tools import Http
+from mathrl.params.rollout import Http
 from mathrl.tools import http_tool
-from mathrl.tools.http_tool import NOT_KEPT, HttpTool
-from mathrl.tools.open_tool import open_tool
+from mathrl.tools.open_tool import NOT_KEPT, HttpTool, open_tool
 from mathrl.tools.pool import Pool
 from mathrl.tools.server import RunCodeServer
 from tests.foreign_requests import ask, check_refused

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mathrl.params.tools import Bubblewrap
+from mathrl.params.rollout import Bubblewrap
 from mathrl.tools.inside.messages import CPU, EXITED, MEMORY, OK, WALL
 from mathrl.tools.tool import CUT, LOST, NO_OUTPUT, clean, shorten, verdict
 

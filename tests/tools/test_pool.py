@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.params.tools import Bubblewrap, NoTool
+from mathrl.params.rollout import Bubblewrap, NoTool
 from mathrl.tools import bubblewrap
 from mathrl.tools.open_tool import open_tool
 from mathrl.tools.pool import Pool
@@ -283,7 +283,7 @@ def supervisor(pool: Pool) -> psutil.Process:
 
 def test_the_sandbox_ends_with_its_owner(pool: Pool) -> None:
     code = (
-        "import os, sys\nfrom mathrl.params.tools import Bubblewrap\nfrom mathrl.tools import bubblewrap\n"
+        "import os, sys\nfrom mathrl.params.rollout import Bubblewrap\nfrom mathrl.tools import bubblewrap\n"
         "from mathrl.tools.pool import Pool\nbubblewrap.IMPORTED['usual'] = ([], '')\n"
         "pool = Pool(Bubblewrap())\nsession = pool.session()\nsession.run('1')\n"
         "print(pool._processes['usual']._process.pid, flush=True)\ninput()"

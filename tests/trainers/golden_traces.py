@@ -25,14 +25,13 @@ from mathrl.models.logprobs import takes_packed
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.advantage import Ramp
-from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import AdaptiveSamples, AsGiven, EasyToHard, PassRate, PoolCurriculum, Pools
 from mathrl.params.loss import Masked, Truncated
 from mathrl.params.optimizer import AdamW, Muon
 from mathrl.params.paths import merge
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
-from mathrl.params.train import Rl
+from mathrl.params.train import Asynchronous, Rl
 from mathrl.rewards.compose import RewardInput, RewardResult, build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine

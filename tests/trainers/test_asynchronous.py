@@ -16,11 +16,10 @@ from mathrl.core.metrics import without_timings
 from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
-from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.loss import Truncated
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
-from mathrl.params.train import Rl
+from mathrl.params.train import Asynchronous, Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine

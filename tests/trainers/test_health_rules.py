@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from mathrl.health.watch import examine
-from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.health import Health
 from mathrl.params.section import unions_of
-from mathrl.params.train import Rl
+from mathrl.params.train import Asynchronous, Rl
 from mathrl.trainers.rollouts import correlation, repeated_shares
 
 RL = Rl()

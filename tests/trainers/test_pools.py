@@ -15,7 +15,6 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.params.advantage import Rloo
-from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import (
     AdaptiveSamples,
     Curriculum,
@@ -26,7 +25,7 @@ from mathrl.params.curriculum import (
     Retire,
     UserCurriculum,
 )
-from mathrl.params.train import Rl
+from mathrl.params.train import Asynchronous, Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.batch import outcome_advantages
 from mathrl.trainers.curriculum import make_order

@@ -16,10 +16,9 @@ from mathrl.core.types import Completion, Graded
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
-from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.curriculum import Curriculum, PassRate, Shuffled
 from mathrl.params.rollout import Rollout
-from mathrl.params.train import Dev, Rl
+from mathrl.params.train import Asynchronous, Dev, Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.collect import Collector
 from mathrl.trainers.curriculum import make_order

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from mathrl.core.rollout_files import read_responses, read_tokens, rollout_files
-from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.run import Prompt
-from mathrl.params.train import KeepRollouts, Rl
+from mathrl.params.train import Asynchronous, KeepRollouts, Rl
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl

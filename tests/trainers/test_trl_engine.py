@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.exit_status import EXIT_STOPPED
+from mathrl.core.errors import EXIT_STOPPED
 
 HERE = Path(__file__).parent
 TRL = ("rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.advantage.eps=1e-4")

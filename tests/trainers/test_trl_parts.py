@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, processors
 from mathrl.compose import load_params
 from mathrl.core.control import Control
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, Graded, Problem
 from mathrl.engines.prompt_texts import PromptTexts
 from mathrl.engines.trl_arguments import grpo_arguments

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.data.corpus.page_shards import PageShard
 
 FOLDS = 5

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable
+from mathrl.core.hashing import derive_seed
 from mathrl.core.paths import main_checkout
-from mathrl.core.seeding import derive_seed
 from mathrl.data.decontaminate import EvaluationIndex
 from mathrl.data.reading import Read, input_row, read_source, taken
 from mathrl.data.row_files import list_files, read_rows

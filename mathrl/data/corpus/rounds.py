@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.data.corpus.calibration import FOLDS, Floats, best_cut, calibrate, fold_numbers, posterior
 from mathrl.data.corpus.classifier import Inputs, fit, inputs_of, stacked
 from mathrl.data.corpus.corpus import Corpus, Numbers

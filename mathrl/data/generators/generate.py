@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.data.generators.algebra import LinearEquation, NumberTheory
 from mathrl.data.generators.arithmetic import Chain, Fractions, Product

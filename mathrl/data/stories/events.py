@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from mathrl.core.seeding import derive_seed
+from mathrl.core.hashing import derive_seed
 from mathrl.data.stories.formula import Formula
 from mathrl.data.stories.structure import Work
 from mathrl.params.load import read_yaml, validated
