@@ -37,8 +37,7 @@ from mathrl.core.files import read_json, read_jsonl, write_json, write_text
 from mathrl.core.problems import read_problems
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params import Params
-from mathrl.params.simulate import MODES, ResponseLengths, SamplingEngine, Simulation, Sync, Trainer
-from mathrl.planning.simulate import simulate
+from mathrl.planning.simulate import MODES, ResponseLengths, SamplingEngine, Simulation, Sync, Trainer, simulate
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine

@@ -13,7 +13,7 @@ from mathrl.compose.load import read_layers
 from mathrl.params.recipe_steps import Recipe
 from mathrl.params.schema import READS, Params
 from mathrl.params.section import Section
-from mathrl.params.simulate import Simulation
+from mathrl.planning.simulate import Simulation
 
 NONE = Path("no/params")
 DATA = Composition({"data": "gsm8k"})  # problems and mixture have no defaults

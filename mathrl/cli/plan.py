@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,6 @@ from mathrl.cli.known_lengths import judge_lengths
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.plan_evaluation import evaluate
-from mathrl.cli.simulate import show_simulation
 from mathrl.compose import load_params
 from mathrl.compose.load import choice_notes
 from mathrl.core.errors import EXIT_NO, UserError
@@ -31,6 +31,7 @@ from mathrl.core.problems import read_problems
 from mathrl.params.final_values import judge
 from mathrl.params.load import FOLDER
 from mathrl.params.schema import STAGES, Params
+from mathrl.planning import simulate as simulation
 from mathrl.stages.difficulty import PROBLEMS
 from mathrl.stages.rl import DIFFICULTY, check_skill
 
@@ -85,8 +86,7 @@ def plan_run(
     if context.invoked_subcommand:
         return
     if simulate is not None:
-        show_simulation(simulate, as_json)
-        return
+        return show_simulation(simulate, as_json)
     preset, settings = joined(presets), list(overrides or ())
     if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
         gpu_memory = f"{gpu_memory.strip()}GB"
@@ -131,6 +131,20 @@ def plan_run(
         print(f"\n{details.getvalue()}", end="")
     if not fits:
         raise SystemExit(EXIT_NO)
+
+
+def show_simulation(name: str, as_json: bool) -> None:
+    setup = simulation.load_setup(name)
+    modes = {mode: simulation.simulate(setup, mode) for mode in simulation.MODES}
+    if as_json:
+        print_document({"description": setup.description, "gpus": setup.gpus, "nodes": setup.nodes, "modes": modes})
+        return
+    gpus = f"{setup.gpus} GPUs in {setup.nodes} nodes ({setup.apart} of them sample unless colocated)"
+    print(setup.description.strip(), f"{gpus}, {setup.responses:,} responses per step\n", sep="\n")
+    print(" " * 19 + "step s  sample s  train s   wait s  sync s  samplers busy  stale   speed")
+    for mode, times in modes.items():
+        row = "{:<16}{:>9.1f}{:>10.1f}{:>9.1f}{:>9.1f}{:>8.1f}{:>15.0%}{:>7.2f}".format(mode, *astuple(times))
+        print(f"{row}{modes['colocated'].step_seconds / times.step_seconds:>7.2f}x")
 
 
 def _plan_memory(

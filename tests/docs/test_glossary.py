@@ -8,7 +8,7 @@ from typing import Any, get_args
 from mathrl.params.recipe_steps import Recipe
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
-from mathrl.params.simulate import Simulation
+from mathrl.planning.simulate import Simulation
 
 ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"^\*\*([^*]+)\*\*: (.+)$", re.M)

@@ -12,7 +12,7 @@ import pytest
 from mathrl.params.recipe_steps import Recipe
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
-from mathrl.params.simulate import Simulation
+from mathrl.planning.simulate import Simulation
 
 ROOT = Path(__file__).parents[2]
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "form": "action"}
