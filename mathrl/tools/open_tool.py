@@ -1,4 +1,4 @@
-"""Open the tool that parameters describe: bubblewrap on this machine, or a server that speaks SandboxFusion's `run_code`.
+"""Open the tool that parameters describe: bubblewrap here, or a server that speaks SandboxFusion's `run_code`.
 
 A server gets one request per call. `run_code` keeps nothing between requests, so each request repeats the session's
 earlier calls, with their output dropped, before it runs the new one. Nothing of a reply is trusted: its size, its time

@@ -1,6 +1,7 @@
 """The MLflow client: its address, and a clear error if no server answers there.
 
-Where a project was moved or copied, its MLflow file names the folder of artifacts by the path that it had; that is mended.
+Where a project was moved or copied, its MLflow file names the folder of artifacts by the path that it had;
+that is mended.
 """
 
 import os
