@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from mathrl.core.types import Problem
-from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.curation.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key
-from mathrl.data.row_files import read_rows
+from mathrl.reading.row_files import read_rows
 
 
 def problems(file: str, split: str) -> list[Problem]:

@@ -31,9 +31,9 @@ from typing import Any
 import psutil
 
 from mathrl.core.files import read_json, write_json, write_jsonl
-from mathrl.data import curation
-from mathrl.data.generators import generate
+from mathrl.curation import curation
 from mathrl.data.mixture import mix
+from mathrl.generators import generate
 from mathrl.params.data import Curate, Mix
 
 SHARES = {"word_problem": 0.4, "chain": 0.2, "fractions": 0.15, "linear_equation": 0.15, "number_theory": 0.1}

@@ -8,7 +8,7 @@ from collections import Counter
 
 from mathrl.compose import load_params
 from mathrl.core.paths import main_checkout
-from mathrl.data import curation
+from mathrl.curation import curation
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from mathrl.compose import load_params
 from mathrl.core.files import read_json, write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Graded, Problem
-from mathrl.data.generators import generate
 from mathrl.evaluation.spread import cluster_interval
+from mathrl.generators import generate
 from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import make_base

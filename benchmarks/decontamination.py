@@ -38,9 +38,9 @@ from tokenizers.pre_tokenizers import Split
 
 from mathrl.core.files import read_jsonl, write_jsonl
 from mathrl.core.types import Problem
-from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.curation.decontaminate import EvaluationIndex, find_hits
+from mathrl.curation.similar_questions import SimilarQuestions
 from mathrl.data.grams import grams
-from mathrl.data.similar_questions import SimilarQuestions
 from mathrl.params.data import Embedding
 
 EVALUATION = ("gsm8k_test.jsonl", "math_test.jsonl.gz")

@@ -19,8 +19,8 @@ from mathrl.compose import load_params
 from mathrl.core.files import read_json, write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.results import Interval
-from mathrl.data.generators import GENERATORS, generate, make_generator
 from mathrl.evaluation.spread import cluster_interval
+from mathrl.generators import GENERATORS, generate, make_generator
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import make_base
 from mathrl.models.load import load_model, load_tokenizer

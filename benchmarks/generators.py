@@ -10,7 +10,7 @@ import time
 
 from curate_scale import OPTIONS
 
-from mathrl.data.generators import GENERATORS, generate
+from mathrl.generators import GENERATORS, generate
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from mathrl.core.files import write_json
 from mathrl.core.hashing import derive_seed
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Completion, Problem
-from mathrl.data.generators import generate
+from mathrl.generators import generate
 from mathrl.grading import grade
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import make_base

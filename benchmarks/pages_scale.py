@@ -13,9 +13,9 @@ from pathlib import Path
 from curate_scale import Meter
 
 from mathrl.core.files import read_jsonl, write_jsonl
-from mathrl.data.corpus.corpus import Corpus
-from mathrl.data.corpus.page_files import read_seeds
-from mathrl.data.corpus.rounds import collect
+from mathrl.corpus.corpus import Corpus
+from mathrl.corpus.page_files import read_seeds
+from mathrl.corpus.rounds import collect
 from mathrl.params.pages import Pages
 
 

@@ -23,16 +23,16 @@ from pathlib import Path
 from held_out_wordings import FIGURES, LEAKS
 
 from mathrl.core.types import Problem
-from mathrl.data.decontaminate import EvaluationIndex
+from mathrl.curation.decontaminate import EvaluationIndex
+from mathrl.curation.missing_figures import missing_figure
+from mathrl.curation.prompt_leaks import leak
+from mathrl.curation.quality import broken_rules
 from mathrl.data.grams import exact_key
-from mathrl.data.missing_figures import missing_figure
-from mathrl.data.prompt_leaks import leak
-from mathrl.data.quality import broken_rules
-from mathrl.data.row_files import read_rows
-from mathrl.data.row_formats import RowShape, to_problem
-from mathrl.data.row_values import BadRow
 from mathrl.grading.extract import closing_brace
 from mathrl.params.data import Quality
+from mathrl.reading.row_files import read_rows
+from mathrl.reading.row_formats import RowShape, to_problem
+from mathrl.reading.row_values import BadRow
 
 HOSTS = ("gsm8k_train.jsonl.gz", "math_train.jsonl.gz")
 REAL = (*HOSTS, "gsm8k_test.jsonl", "math_test.jsonl.gz", "dapo_math_17k_train.jsonl.gz", "cmath_dev.jsonl",

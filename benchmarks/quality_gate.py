@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mathrl.core.types import Problem
-from mathrl.data.quality import broken_rules
-from mathrl.data.row_files import read_rows
+from mathrl.curation.quality import broken_rules
 from mathrl.params.data import Quality
+from mathrl.reading.row_files import read_rows
 
 PER_KIND, CLEAN = 125, 1000
 KINDS: dict[str, tuple[str, ...]] = {

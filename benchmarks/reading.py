@@ -15,9 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mathrl.data.reading import Read, read_source
-from mathrl.data.row_formats import RowShape
-from mathrl.data.sources import ResolvedSource
+from mathrl.reading.reading import Read, read_source
+from mathrl.reading.row_formats import RowShape
+from mathrl.reading.sources import ResolvedSource
 
 LIMIT = 1000
 BLOCK = 2000  # rows that are made; the file repeats them

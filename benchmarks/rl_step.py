@@ -120,7 +120,7 @@ def training_problems(steps: int) -> list[Any]:
     """Fresh problems in the order in which mathrl's trainer takes them."""
     from mathrl.compose import load_params
     from mathrl.core.hashing import derive_seed
-    from mathrl.data.generators import generate
+    from mathrl.generators import generate
     from mathrl.trainers.demonstrations import Stream
 
     options = load_params().curate.sources[0].model_dump()["options"]
@@ -131,7 +131,7 @@ def training_problems(steps: int) -> list[Any]:
 
 def greedy_accuracy(model: Any, tokenizer: Any) -> float:
     from mathrl.compose import load_params
-    from mathrl.data.generators import generate
+    from mathrl.generators import generate
     from mathrl.rewards.compose import build_reward
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.sampler import Sampler

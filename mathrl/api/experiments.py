@@ -20,7 +20,7 @@ from mathrl.core.paths import home, main_checkout
 from mathrl.core.problems import write_problems
 from mathrl.core.results import ModelFigures
 from mathrl.core.types import Problem
-from mathrl.data.inspection import Inspection
+from mathrl.curation.inspection import Inspection
 from mathrl.params import Params
 from mathrl.reports.audit import Audit
 from mathrl.tracking.lineage import Back
@@ -66,7 +66,7 @@ def inspect(
         2048
     """
     from mathrl.cli.inspect import prompting_of
-    from mathrl.data.inspection import inspect_rows
+    from mathrl.curation.inspection import inspect_rows
 
     return inspect_rows(Path(file).expanduser().resolve(), dict(fields or {}), prompting_of(model, None), limit=limit)
 

@@ -8,11 +8,11 @@ import typer
 
 from mathrl.cli.output import AsJson, print_document
 from mathrl.core.problems import read_problems
+from mathrl.curation.decisions import Doubt, Verdict, doubtful, read_decisions
+from mathrl.curation.decontaminate_files import Keys, decontaminate_files
 from mathrl.data import export as rows
-from mathrl.data.decisions import Doubt, Verdict, doubtful, read_decisions
-from mathrl.data.decontaminate_files import Keys, decontaminate_files
-from mathrl.data.registry import REGISTRY
 from mathrl.params.data import Decontaminate, Embedding
+from mathrl.reading.registry import REGISTRY
 
 data = typer.Typer(name="data", add_completion=False, no_args_is_help=True, help=__doc__)
 

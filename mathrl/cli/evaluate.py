@@ -17,13 +17,13 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import results_table
-from mathrl.data.registry import newer_than
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
 from mathrl.params.own_code import tool_problems
 from mathrl.params.rollout import Bubblewrap, NoTool
 from mathrl.params.schema import Params
+from mathrl.reading.registry import newer_than
 from mathrl.reports.evaluation import check_lengths, evaluate_once
 
 if TYPE_CHECKING:

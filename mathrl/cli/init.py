@@ -166,7 +166,7 @@ def _sections(
     folder: Path, data: Path, model: str, test: Path | None, keys: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """The parameters that a project sets, by section, and what is wrong with most of its answers; empty: nothing."""
-    from mathrl.data.inspection import inspect_rows  # and torch below: --help answers without them
+    from mathrl.curation.inspection import inspect_rows  # and torch below: --help answers without them
     from mathrl.models.load import load_tokenizer
     from mathrl.models.model_shape import config_of, shape_of
     from mathrl.planning.project import project_sections, test_source

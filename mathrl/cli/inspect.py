@@ -18,10 +18,10 @@ from mathrl.params.messages import did_you_mean
 from mathrl.params.run import Prompt
 
 if TYPE_CHECKING:
-    from mathrl.data.inspection import Inspection, Prompting
+    from mathrl.curation.inspection import Inspection, Prompting
 
-from mathrl.data.inspection import Inspection
-from mathrl.data.quality import DESCRIPTIONS
+from mathrl.curation.inspection import Inspection
+from mathrl.curation.quality import DESCRIPTIONS
 from mathrl.reports.lineage_picture import render
 
 KEYS = (
@@ -64,7 +64,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a file of problems holds: fields, faults, answers, languages, lengths, overlaps, and how to use it."""
-    from mathrl.data.inspection import inspect_rows  # numpy and the grader: --help answers without them
+    from mathrl.curation.inspection import inspect_rows  # numpy and the grader: --help answers without them
 
     keys = given_keys(field or ())
     prompting = prompting_of(model, template)
@@ -121,7 +121,7 @@ def prompting_of(model: str | None, template: str | None) -> "Prompting":
     Raises:
         UserError: no such template, or a model without a tokenizer.
     """
-    from mathrl.data.inspection import Prompting
+    from mathrl.curation.inspection import Prompting
     from mathrl.data.templates import is_chat, prompt_text, render
 
     if model is None:
@@ -204,8 +204,8 @@ def unread_advice(inspection: "Inspection") -> str:
 
 
 def _flaws(inspection: "Inspection") -> None:
-    from mathrl.data.inspection import GATE
-    from mathrl.data.quality import DESCRIPTIONS
+    from mathrl.curation.inspection import GATE
+    from mathrl.curation.quality import DESCRIPTIONS
 
     if not inspection.flaws:
         print("quality: no row breaks a rule of curate.quality")

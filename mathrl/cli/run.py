@@ -333,7 +333,7 @@ def _model(params: Params) -> str:
 
 
 def _print_results(folder: Path, params: Params, seconds: float) -> None:
-    from mathrl.data.registry import newer_than  # pandas' formats, which a run that does nothing would pay too
+    from mathrl.reading.registry import newer_than  # pandas' formats, which a run that does nothing would pay too
 
     summary = EvaluationSummary.read(folder / "reports" / "summary.json")
     base = params.model.base

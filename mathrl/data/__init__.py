@@ -1,1 +1,1 @@
-"""Problems: from files, the hub and generators to clean, disjoint splits, mixtures, prompts and SFT sets."""
+"""Problems as prompts and as training sets: templates, demonstrations, lengths, difficulty, mixtures, export."""

@@ -14,8 +14,8 @@ from typing import Literal
 
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.generators.draft import Generator
-from mathrl.data.generators.generate import make_generator
+from mathrl.generators.draft import Generator
+from mathrl.generators.generate import make_generator
 from mathrl.params.data import Source
 from mathrl.params.generators import GeneratedSource
 

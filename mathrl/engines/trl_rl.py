@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.types import Problem
-from mathrl.data.prompt_leaks import check_prompts
+from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.engines.prompt_texts import PromptTexts, ordered_problems
 from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
 from mathrl.engines.trl_callback import StepEnds, train_steps

@@ -20,7 +20,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.progress import progress
 from mathrl.core.types import Problem
-from mathrl.data.prompt_leaks import check_prompts
+from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.engines.verl_checkpoints import latest_checkpoint
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_of, verl_settings
 from mathrl.engines.verl_metrics import RowProblems, dev_figures, step_figures, take_graded, verl_figures

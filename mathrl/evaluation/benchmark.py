@@ -10,10 +10,10 @@ from mathrl.core.hashing import derive_seed
 from mathrl.core.paths import CURATED_TEST
 from mathrl.core.problems import read_problems
 from mathrl.core.types import EvalRow, Problem
-from mathrl.data.reading import read_source, taken
-from mathrl.data.sources import resolve_benchmark
 from mathrl.params.evaluate import TEST
 from mathrl.params.schema import Params
+from mathrl.reading.reading import read_source, taken
+from mathrl.reading.sources import resolve_benchmark
 
 
 @dataclass(frozen=True)

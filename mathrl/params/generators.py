@@ -1,4 +1,4 @@
-"""Sources of generated problems: a class per generator with its options. mathrl/data/generators draws the problems."""
+"""Sources of generated problems: a class per generator with its options. mathrl/generators draws the problems."""
 
 from typing import Annotated, Literal
 

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from mathrl.core.hardware import Hardware
 from mathrl.core.types import Problem
-from mathrl.data.inspection import Inspection
+from mathrl.curation.inspection import Inspection
 from mathrl.data.templates import BOXED_INSTRUCTION
 from mathrl.models.shapes import ModelShape
 from mathrl.params.final_values import SHORTEST, usual_rate

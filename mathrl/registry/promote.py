@@ -21,8 +21,8 @@ from mathrl.core.paths import AUDITS, CURATED_SFT, CURATED_TEST, home, main_chec
 from mathrl.core.problems import read_problems
 from mathrl.core.results import Comparison, Interval
 from mathrl.core.types import Problem
-from mathrl.data.decisions import decisions_of
-from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.curation.decisions import decisions_of
+from mathrl.curation.decontaminate import EvaluationIndex, find_hits
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.compare import compare_pair
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run

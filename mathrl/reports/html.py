@@ -17,12 +17,12 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE, is_group
 from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.core.results import EvaluationSummary, results_table
-from mathrl.data.registry import newer_than
 from mathrl.evaluation.compare import compare_models, leading, pairs, verdict_of
 from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml
+from mathrl.reading.registry import newer_than
 from mathrl.reports.find_run import TrainingMetrics, read_training_run
 from mathrl.reports.html_figures import before_after, breakdowns, curves, length_and_accuracy, pass_at_k, stored_picture
 from mathrl.reports.lineage_picture import picture, render

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_jsonl
-from mathrl.data import curation
-from mathrl.data import curation_account as curation_report
-from mathrl.data.decisions import decisions_file
-from mathrl.data.inputs import INPUTS, link, of_sources
-from mathrl.data.similar_questions import model_folder
-from mathrl.data.sources import resolve_benchmark
+from mathrl.curation import curation
+from mathrl.curation import curation_account as curation_report
+from mathrl.curation.decisions import decisions_file
+from mathrl.curation.similar_questions import model_folder
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
+from mathrl.reading.inputs import INPUTS, link, of_sources
+from mathrl.reading.sources import resolve_benchmark
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 

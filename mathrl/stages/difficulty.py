@@ -17,6 +17,7 @@ from mathrl.core.paths import state_root
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.types import Problem
+from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.difficulty import (
     add_cached_counts,
     cache_file,
@@ -26,7 +27,6 @@ from mathrl.data.difficulty import (
     seeded_subset,
     summarise,
 )
-from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params import Params
 from mathrl.params.rollout import Rollout

@@ -18,13 +18,13 @@ from mathrl.core.paths import CURATED_SFT, CURATED_TEST
 from mathrl.core.progress import progress
 from mathrl.core.results import PIPELINE, BenchmarkResults, EvaluationSummary
 from mathrl.core.types import Problem
-from mathrl.data.inputs import INPUTS, link, of_sources
 from mathrl.data.sft_sets import few_shot_examples
-from mathrl.data.sources import resolve_benchmark
 from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.compare import compare_models, verdict_of
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
+from mathrl.reading.inputs import INPUTS, link, of_sources
+from mathrl.reading.sources import resolve_benchmark
 from mathrl.reports.evaluation import draw, figures_of
 from mathrl.reports.examples import examples_markdown, side_by_side
 from mathrl.stages.command import main

@@ -22,8 +22,6 @@ from mathrl.core.paths import typed_overrides
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
 from mathrl.data.difficulty import seeded_subset
-from mathrl.data.registry import NORMALISED, find
-from mathrl.data.sources import resolve_benchmark, resolve_source
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params import Params
 from mathrl.params.data import Curate, HubSource, Source
@@ -32,6 +30,8 @@ from mathrl.params.final_values import Doubt, verdict
 from mathrl.params.generators import GeneratedSource
 from mathrl.params.load import FOLDER
 from mathrl.params.recipe_steps import OnProblems, Recipe
+from mathrl.reading.registry import NORMALISED, find
+from mathrl.reading.sources import resolve_benchmark, resolve_source
 from mathrl.recipes.recipe import curate_of, load_recipe, step_params
 
 # What the stages prompt with.
@@ -241,7 +241,7 @@ def _has_solutions(source: Source, data_folder: str | None) -> bool:
         named = find(source.id) if isinstance(source, HubSource) and not source.solution_key else None
         published = [shape for shape in named.shapes if shape != NORMALISED] if named else []  # that is of local files
         return not named or any(shape.solution_key or shape.format == "multiple_choice" for shape in published)
-    from mathrl.data.reading import read_source
+    from mathrl.reading.reading import read_source
 
     rows = islice(read_source(replace(resolved, limit=FIRST), 0), FIRST)
     problems = [row for row in rows if isinstance(row, Problem)]
@@ -275,7 +275,7 @@ def _curated(folder: Path) -> Splits:
 def _sources(params: Params) -> Splits:
     """A seeded choice of the rows of the sources, by split, if all of them are local files or generated."""
     from mathrl.data.lengths import ROWS
-    from mathrl.data.reading import read_source
+    from mathrl.reading.reading import read_source
 
     curate: Curate = params.curate
     resolved = [resolve_source(source, curate.data_folder) for source in curate.sources]

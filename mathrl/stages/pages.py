@@ -9,15 +9,15 @@ from pathlib import Path
 
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_file, sha256_jsonl
-from mathrl.data.corpus import account as pages_report
-from mathrl.data.corpus.corpus import Corpus
-from mathrl.data.corpus.fasttext_classifier import check_model
-from mathrl.data.corpus.page_files import check_readers, page_files, read_evaluation, read_seeds
-from mathrl.data.corpus.rounds import clean, collect, domains
-from mathrl.data.inputs import link, of_pages
-from mathrl.data.row_files import labels
-from mathrl.data.sources import resolve_evaluation
+from mathrl.corpus import account as pages_report
+from mathrl.corpus.corpus import Corpus
+from mathrl.corpus.fasttext_classifier import check_model
+from mathrl.corpus.page_files import check_readers, page_files, read_evaluation, read_seeds
+from mathrl.corpus.rounds import clean, collect, domains
 from mathrl.params import Params
+from mathrl.reading.inputs import link, of_pages
+from mathrl.reading.row_files import labels
+from mathrl.reading.sources import resolve_evaluation
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 

@@ -21,7 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.problems import read_problems
 from mathrl.core.types import Problem
-from mathrl.data.prompt_leaks import check_prompts
+from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.engines.installed import check_installed
 from mathrl.engines.verl_process import verl_python

@@ -18,8 +18,8 @@ from mathrl.core.hashing import derive_seed
 from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
 from mathrl.core.types import Problem
+from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.difficulty import seeded_subset
-from mathrl.data.prompt_leaks import check_prompts
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.data.templates import response_end

@@ -9,7 +9,7 @@ import numpy as np
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.data.prompt_leaks import check_prompts
+from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import is_chat, quoted, render, response_end
 from mathrl.models.packing import Group

@@ -13,8 +13,8 @@ from mathrl.cli.grade import grade as grade_file
 from mathrl.cli.main import app
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl, write_jsonl
-from mathrl.data.sniff import ANSWERS, SOLUTIONS
 from mathrl.grading import grade as verdict_on
+from mathrl.reading.sniff import ANSWERS, SOLUTIONS
 
 KNOWN_ANSWERS = [name for name in ANSWERS if name == "answer" or name not in (*SOLUTIONS, "solutions")]
 ROWS = [

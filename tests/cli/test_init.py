@@ -24,7 +24,7 @@ from mathrl.core.files import write_json
 from mathrl.core.problems import write_problems
 from mathrl.core.records import open_record
 from mathrl.core.types import Problem
-from mathrl.data import curation
+from mathrl.curation import curation
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params import Params

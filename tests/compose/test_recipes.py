@@ -10,11 +10,11 @@ from mathrl.compose.experiment import Composition
 from mathrl.compose.groups import file_names
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
-from mathrl.data.registry import find
 from mathrl.params.final_values import SAMPLING, TIMES, TRAINED, judge, usual_rate
 from mathrl.params.recipe_steps import POLICIES, Recipe, is_path, references
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, Params
+from mathrl.reading.registry import find
 from mathrl.recipes.recipe import curate_of, load_recipe, recipe_files, recipe_names, step_params
 from tests.compose.test_random import ANSWERS
 

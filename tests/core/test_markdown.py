@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from mathrl.core.markdown import cell, code, fenced, table
-from mathrl.data import curation, curation_account
-from mathrl.data.corpus import account as pages_account
-from mathrl.data.quality import DESCRIPTIONS
+from mathrl.corpus import account as pages_account
+from mathrl.curation import curation, curation_account
+from mathrl.curation.quality import DESCRIPTIONS
 from mathrl.params.data import Curate
 from mathrl.reports import model_card
 from mathrl.reports.examples import examples_markdown, side_by_side

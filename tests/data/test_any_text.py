@@ -17,19 +17,19 @@ from mathrl.core.control import Control
 from mathrl.core.hashing import digest
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.types import Problem
-from mathrl.data.corpus.page_files import host_and_path
-from mathrl.data.curation import plan, run
-from mathrl.data.curation_account import write_report
+from mathrl.corpus.page_files import host_and_path
+from mathrl.curation.curation import plan, run
+from mathrl.curation.curation_account import write_report
 from mathrl.data.difficulty import problem_key
 from mathrl.data.export import export
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample
-from mathrl.data.row_files import read_rows
-from mathrl.data.row_values import is_blank
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import render
 from mathrl.models.base import character_tokenizer
 from mathrl.params.data import Curate
 from mathrl.params.run import FreshModel, Prompt
+from mathrl.reading.row_files import read_rows
+from mathrl.reading.row_values import is_blank
 
 QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ODD = ["\ud83d", "\udc80", "\0", "\r", "\u2028", "\ufeff", "😀"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mathrl.data import question_tokens as question_tokens_module
+from mathrl.curation import question_tokens as question_tokens_module
+from mathrl.curation.question_tokens import question_tokens
 from mathrl.data.grams import grams
-from mathrl.data.question_tokens import question_tokens
 
 PIECES = [
     "Janet's", "don't'", "1,250.50", "12,34", ".5", "3.", "\\frac{1}{2}", "\\$5", "$x-y$", "$ab cost$", "well-known",

@@ -11,12 +11,12 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
-from mathrl.data.corpus import account as pages_report
-from mathrl.data.corpus import rounds
-from mathrl.data.corpus.corpus import Corpus
-from mathrl.data.corpus.page_features import features
-from mathrl.data.corpus.page_files import Page, host_and_path, page_files, read_evaluation, read_seeds
-from mathrl.data.corpus.rounds import CollectedPages, clean, domains, measure, promote, top_count
+from mathrl.corpus import account as pages_report
+from mathrl.corpus import rounds
+from mathrl.corpus.corpus import Corpus
+from mathrl.corpus.page_features import features
+from mathrl.corpus.page_files import Page, host_and_path, page_files, read_evaluation, read_seeds
+from mathrl.corpus.rounds import CollectedPages, clean, domains, measure, promote, top_count
 from mathrl.params.pages import Pages, PagesClean, Seeds
 
 # Two dialects of mathematics on one host: the seeds speak the first. Pages of the second have a word of

@@ -12,10 +12,10 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
-from mathrl.data.corpus import page_files
-from mathrl.data.corpus.calibration import Models
-from mathrl.data.corpus.corpus import Corpus
-from mathrl.data.corpus.page_features import BUCKETS
+from mathrl.corpus import page_files
+from mathrl.corpus.calibration import Models
+from mathrl.corpus.corpus import Corpus
+from mathrl.corpus.page_features import BUCKETS
 from mathrl.params.pages import Pages
 
 NEAR = {"ngram": 3, "buckets": 2, "hashes_per_bucket": 2}

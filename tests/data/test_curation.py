@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.data import curation
-from mathrl.data import curation_account as curation_report
+from mathrl.curation import curation
+from mathrl.curation import curation_account as curation_report
 from mathrl.params.data import Curate
 
 

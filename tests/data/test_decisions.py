@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from mathrl.cli.main import app
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl, write_jsonl
-from mathrl.data import curation
-from mathrl.data.decisions import doubtful, read_decisions, text_key
-from mathrl.data.decontaminate import EvaluationIndex
+from mathrl.curation import curation
+from mathrl.curation.decisions import doubtful, read_decisions, text_key
+from mathrl.curation.decontaminate import EvaluationIndex
 from mathrl.params.data import Curate
 
 TEN = "one two three four five six seven eight nine ten"

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 
 from mathrl.core.types import Problem
-from mathrl.data import shared_windows
-from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.curation import shared_windows
+from mathrl.curation.decontaminate import EvaluationIndex, find_hits
+from mathrl.curation.question_tokens import question_tokens
+from mathrl.curation.shingles import TokenHashes, hash_tokens
 from mathrl.data.grams import exact_key, grams, numbers
-from mathrl.data.question_tokens import question_tokens
-from mathrl.data.shingles import TokenHashes, hash_tokens
 
 
 def row(id: str, question: str, split: str = "rl", solution: str | None = None, answer: str = "1") -> Problem:

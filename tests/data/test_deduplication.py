@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from mathrl.core.types import Problem
-from mathrl.data.deduplicate import Dropped, Variants, as_matrix, deduplicate, jaccard, near_clusters
-from mathrl.data.generators import generate
-from mathrl.data.row_shards import Digesting
-from mathrl.data.row_store import RowStore
-from mathrl.data.shingles import band_shape, shingles, sign
+from mathrl.curation.deduplicate import Dropped, Variants, as_matrix, deduplicate, jaccard, near_clusters
+from mathrl.curation.row_shards import Digesting
+from mathrl.curation.row_store import RowStore
+from mathrl.curation.shingles import band_shape, shingles, sign
+from mathrl.generators import generate
 from mathrl.params.data import Deduplicate, NearDuplicates
 
 

@@ -10,11 +10,11 @@ from mathrl.cli.main import app
 from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data.decontaminate_files import Keys, decontaminate_files
+from mathrl.curation.decontaminate_files import Keys, decontaminate_files
 from mathrl.data.export import Format, export
-from mathrl.data.row_files import read_rows
-from mathrl.data.row_formats import RowShape, to_problem
 from mathrl.params.data import Decontaminate
+from mathrl.reading.row_files import read_rows
+from mathrl.reading.row_formats import RowShape, to_problem
 
 PROBLEMS = [
     Problem("g/0", "How many?", ("72",), "gsm8k", "rl", subject="Algebra"),

@@ -10,10 +10,10 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
-from mathrl.data.corpus import rounds
-from mathrl.data.corpus.corpus import Corpus
-from mathrl.data.corpus.fasttext_classifier import FastTextModel, check_model, lines
-from mathrl.data.corpus.rounds import CollectedPages
+from mathrl.corpus import rounds
+from mathrl.corpus.corpus import Corpus
+from mathrl.corpus.fasttext_classifier import FastTextModel, check_model, lines
+from mathrl.corpus.rounds import CollectedPages
 from mathrl.params.pages import FastTextClassifier, Pages
 
 pytest.importorskip("fasttext", reason="fasttext-predict is not installed: pip install -e '.[fasttext]'")

@@ -9,8 +9,8 @@ import sympy
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest
-from mathrl.data.generators import GENERATORS, VERSIONS, generate
-from mathrl.data.generators.countdown import solve
+from mathrl.generators import GENERATORS, VERSIONS, generate
+from mathrl.generators.countdown import solve
 from mathrl.grading import countdown_correct, read_truth
 
 COUNTS = {"sft": 60, "rl": 40, "dev": 10, "test": 20}

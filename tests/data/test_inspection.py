@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from mathrl.cli.inspect import inspection_page, show
-from mathrl.data import curation
-from mathrl.data.draw import Draw
-from mathrl.data.inspection import Inspection, Prompting, inspect_rows, languages
-from mathrl.data.reading import Read, read_source
-from mathrl.data.row_formats import RowShape
-from mathrl.data.sources import ResolvedSource
+from mathrl.curation import curation
+from mathrl.curation.inspection import Inspection, Prompting, inspect_rows, languages
 from mathrl.grading import reading
 from mathrl.params.data import Curate
 from mathrl.params.load import parse_yaml
+from mathrl.reading.draw import Draw
+from mathrl.reading.reading import Read, read_source
+from mathrl.reading.row_formats import RowShape
+from mathrl.reading.sources import ResolvedSource
 
 GOOD = [
     {"problem": f"Anna has {n} books and finds three more. How many books has she?", "answer": n + 3} for n in range(30)

@@ -13,7 +13,7 @@ import pytest
 import sympy
 
 from mathrl.core.types import Problem
-from mathrl.data.generators import generate
+from mathrl.generators import generate
 from mathrl.grading import grade
 
 

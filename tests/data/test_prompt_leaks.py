@@ -9,14 +9,14 @@ import pytest
 from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data import curation
+from mathrl.curation import curation
+from mathrl.curation.prompt_leaks import check_prompts, copied_share, leak
 from mathrl.data.export import to_verl
-from mathrl.data.prompt_leaks import check_prompts, copied_share, leak
-from mathrl.data.row_formats import RowShape, to_problem
 from mathrl.data.sft_sets import demonstration, routed
 from mathrl.data.templates import is_chat, prompt_text
 from mathrl.params.data import Curate
 from mathrl.params.run import Prompt
+from mathrl.reading.row_formats import RowShape, to_problem
 from mathrl.rollout.sampler import Sampler
 from tests.rollout.no_engine import NO_ENGINE
 

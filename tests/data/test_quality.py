@@ -8,9 +8,9 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data import curation
-from mathrl.data.curation_account import manifest, write_report
-from mathrl.data.quality import DESCRIPTIONS, broken_rules
+from mathrl.curation import curation
+from mathrl.curation.curation_account import manifest, write_report
+from mathrl.curation.quality import DESCRIPTIONS, broken_rules
 from mathrl.params.data import Curate, Quality
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.data.row_files import list_files, read_rows
+from mathrl.reading.row_files import list_files, read_rows
 
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": '他, "x"?', "answer": "3"}]
 
@@ -161,7 +161,7 @@ def test_elements_of_a_json_list_are_read_across_the_ends_of_pieces(
     file = tmp_path / "a.json"
     file.write_text(json.dumps(rows, indent=1))
     for size in (1, 2, 5, 64):
-        monkeypatch.setattr("mathrl.data.file_formats.CHUNK", size)
+        monkeypatch.setattr("mathrl.reading.file_formats.CHUNK", size)
         assert [row.values for row in read_rows(file)] == rows
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data import curation, processes, row_store
-from mathrl.data import deduplicate as deduplication
-from mathrl.data.curated import Curated, Spill
-from mathrl.data.deduplicate import Clusters, deduplicate
-from mathrl.data.processes import in_order
-from mathrl.data.row_shards import SPLITS, Digesting, encoded
-from mathrl.data.row_store import RowStore
+from mathrl.curation import curation, processes, row_store
+from mathrl.curation import deduplicate as deduplication
+from mathrl.curation.curated import Curated, Spill
+from mathrl.curation.deduplicate import Clusters, deduplicate
+from mathrl.curation.processes import in_order
+from mathrl.curation.row_shards import SPLITS, Digesting, encoded
+from mathrl.curation.row_store import RowStore
 from mathrl.params.data import Curate, Deduplicate
 
 WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau".split()
@@ -117,7 +117,7 @@ def test_a_killed_run_goes_on_after_its_last_complete_shard(
         return written(*given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("mathrl.data.curation.write_shard", killed)
+        patch.setattr("mathrl.curation.curation.write_shard", killed)
         curation.run(params, 0, folder=folder)
     complete = {file: file.stat().st_mtime_ns for file in folder.glob("*.arrow")}
     assert len(complete) == 4
@@ -128,8 +128,8 @@ def test_a_killed_run_goes_on_after_its_last_complete_shard(
 @pytest.mark.parametrize(
     ("step", "at", "marks"),
     [
-        ("mathrl.data.deduplicate._similar_pairs", 4, "s*-band_*.npy"),
-        ("mathrl.data.curation._Step._search", 4, "*.decontaminate.hits"),
+        ("mathrl.curation.deduplicate._similar_pairs", 4, "s*-band_*.npy"),
+        ("mathrl.curation.curation._Step._search", 4, "*.decontaminate.hits"),
     ],
 )
 def test_a_run_killed_later_does_not_repeat_what_is_complete(

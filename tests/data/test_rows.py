@@ -9,8 +9,8 @@ import pytest
 
 from mathrl.core.control import Control
 from mathrl.core.types import Problem
-from mathrl.data.answers import after_hashes, answer_tag, last_boxed
-from mathrl.data.row_formats import BadRow, RowShape, to_problem
+from mathrl.reading.answers import after_hashes, answer_tag, last_boxed
+from mathrl.reading.row_formats import BadRow, RowShape, to_problem
 
 
 def read(row: dict[str, Any], **shape: Any) -> Problem:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mathrl.data import shared_windows
-from mathrl.data.shared_windows import WindowIndex
-from mathrl.data.shingles import Rows
+from mathrl.curation import shared_windows
+from mathrl.curation.shared_windows import WindowIndex
+from mathrl.curation.shingles import Rows
 
 Found = dict[tuple[int, int], tuple[int, int, tuple[int, ...]]]
 

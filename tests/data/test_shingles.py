@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from mathrl.data.deduplicate import as_matrix, jaccard
-from mathrl.data.shingles import Rows, shingles, sign
+from mathrl.curation.deduplicate import as_matrix, jaccard
+from mathrl.curation.shingles import Rows, shingles, sign
 
 
 def by_hand(tokens: list[str], ngram: int) -> set[tuple[str, ...]]:

@@ -12,10 +12,10 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
-from mathrl.data import curation
-from mathrl.data.decisions import text_key
-from mathrl.data.decontaminate import EvaluationIndex, evaluation_index, find_hits
-from mathrl.data.similar_questions import SimilarQuestions
+from mathrl.curation import curation
+from mathrl.curation.decisions import text_key
+from mathrl.curation.decontaminate import EvaluationIndex, evaluation_index, find_hits
+from mathrl.curation.similar_questions import SimilarQuestions
 from mathrl.params.data import Curate, Decontaminate, Embedding
 from tests.data.test_decisions import invoke
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.data.row_formats import to_problem
-from mathrl.data.sniff import sniff
+from mathrl.reading.row_formats import to_problem
+from mathrl.reading.sniff import sniff
 
 SUMS = [(a, b) for a in range(3, 9) for b in range(2, 9)]
 ASKED = [(f"Tom has {a} apples and buys {b}. How many apples has he?", a + b) for a, b in SUMS]

@@ -11,14 +11,14 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.data import sources as rooms
-from mathrl.data.decontaminate import EvaluationIndex, find_hits
+from mathrl.curation.decontaminate import EvaluationIndex, find_hits
 from mathrl.data.grams import exact_key
-from mathrl.data.reading import Read, input_row, read_source
-from mathrl.data.registry import REGISTRY, benchmark, find, newer_than
-from mathrl.data.row_formats import to_problem
-from mathrl.data.sources import resolve_benchmark, resolve_named, resolve_source
 from mathrl.params.data import HubSource
+from mathrl.reading import sources as rooms
+from mathrl.reading.reading import Read, input_row, read_source
+from mathrl.reading.registry import REGISTRY, benchmark, find, newer_than
+from mathrl.reading.row_formats import to_problem
+from mathrl.reading.sources import resolve_benchmark, resolve_named, resolve_source
 
 GSM8K = [
     {"question": "Clips?", "answer": "48+24=<<48+24=72>>72\n#### 72"},

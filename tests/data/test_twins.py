@@ -7,8 +7,8 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.types import Problem
-from mathrl.data.generators import generate
 from mathrl.data.twins import NAMES, PHRASES, crowded_levels, generators_of, renumbered, reworded, twins
+from mathrl.generators import generate
 
 CHAINS = list(generate("chain", {"test": 40, "sft": 200}, {"steps": [2, 3], "notation": "bare"}, seed=3, name="chain"))
 TEST = [problem for problem in CHAINS if problem.split == "test"]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.data.generators import generate
-from mathrl.data.generators.words import WordProblem
-from mathrl.data.stories.events import people
-from mathrl.data.stories.formula import Formula
-from mathrl.data.stories.structure import Structure, structures
+from mathrl.generators import generate
+from mathrl.generators.stories.events import people
+from mathrl.generators.stories.formula import Formula
+from mathrl.generators.stories.structure import Structure, structures
+from mathrl.generators.words import WordProblem
 from mathrl.params.generators import WordProblemOptions
 
 # What each question asks, from its numbers in the order in which they stand in the text. Written from the questions, as

@@ -6,7 +6,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.data.generators import GENERATORS
+from mathrl.generators import GENERATORS
 from mathrl.params.generators import ChainSource
 from mathrl.params.reward_parts import OverlongPart
 

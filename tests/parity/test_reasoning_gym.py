@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.data.generators import generate
+from mathrl.generators import generate
 from mathrl.grading import countdown_correct, grade, read_truth
 
 TASKS = ("gcd", "lcm", "simple_equations", "simple_geometry", "products", "fraction_simplification")

@@ -14,7 +14,7 @@ import pytest
 
 from mathrl.core.files import write_jsonl
 from mathrl.data.export import export
-from mathrl.data.generators import generate
+from mathrl.generators import generate
 
 ROOT = Path(__file__).parents[2]
 CURATE = """sources:

@@ -15,7 +15,7 @@ from mathrl.core.hardware import CPU
 from mathrl.core.problems import read_problems
 from mathrl.core.records import RunRecord
 from mathrl.core.results import EvaluationSummary
-from mathrl.data.generators import VERSIONS
+from mathrl.generators import VERSIONS
 from mathrl.models.base import make_base
 from mathrl.params import Params
 from mathrl.params.run import ModelVerifier

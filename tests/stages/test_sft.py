@@ -9,7 +9,7 @@ from mathrl.compose import load_params
 from mathrl.core.problems import write_problems
 from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem
-from mathrl.data.generators import generate
+from mathrl.generators import generate
 from mathrl.models import load
 from mathrl.stages import sft, stage_run
 from mathrl.stages.stage_run import StageRun

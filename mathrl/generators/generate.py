@@ -1,0 +1,106 @@
+"""The problems of all splits from one generator: seeded, evenly over the levels, no two equal."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from mathrl.core.errors import UserError
+from mathrl.core.hashing import derive_seed
+from mathrl.core.types import Problem
+from mathrl.generators.algebra import LinearEquation, NumberTheory
+from mathrl.generators.arithmetic import Chain, Fractions, Product
+from mathrl.generators.combinatorics import Combinatorics
+from mathrl.generators.countdown import Countdown
+from mathrl.generators.draft import Generator
+from mathrl.generators.geometry import Geometry
+from mathrl.generators.unit_conversion import UnitConversion
+from mathrl.generators.words import Story, WordProblem
+
+GENERATORS: dict[str, Callable[..., Generator]] = {
+    "chain": Chain,
+    "combinatorics": Combinatorics,
+    "countdown": Countdown,
+    "fractions": Fractions,
+    "geometry": Geometry,
+    "linear_equation": LinearEquation,
+    "number_theory": NumberTheory,
+    "product": Product,
+    "story": Story,
+    "unit_conversion": UnitConversion,
+    "word_problem": WordProblem,
+}
+
+# Raised when a change makes different problems from equal parameters (tests/data/test_generators.py notices).
+VERSIONS = dict.fromkeys(GENERATORS, 1) | {
+    "chain": 2, "combinatorics": 3, "countdown": 2, "fractions": 3, "geometry": 2, "linear_equation": 2,
+    "number_theory": 2, "story": 2, "unit_conversion": 2, "word_problem": 3,
+}  # fmt: skip
+
+# Test first: adding training problems leaves the held-out ones as they are.
+SPLIT_ORDER = ("test", "dev", "rl", "sft")
+TRIES = 2_000
+
+
+def make_generator(name: str, options: Mapping[str, Any]) -> Generator:
+    """The generator with its options.
+
+    Raises:
+        UserError: no such generator, or options that do not fit it.
+    """
+    if name not in GENERATORS:
+        raise UserError(f"curate: no generator {name!r}; known: {', '.join(sorted(GENERATORS))}")
+    try:
+        return GENERATORS[name](**options)
+    except ValidationError as error:
+        errors = "; ".join(f"{'.'.join(map(str, e['loc'])) or name}: {e['msg']}" for e in error.errors())
+        raise UserError(f"curate: options of generator {name}: {errors}") from None
+
+
+def generate(
+    generator: str, counts: Mapping[str, int], options: Mapping[str, Any], *, seed: int, name: str | None = None
+) -> Iterator[Problem]:
+    """Yield the problems of every split, `counts[split]` of each.
+
+    Levels are dealt evenly and shuffled, so every prefix of a split is mixed. No two questions in any of
+    the splits are equal.
+
+    Raises:
+        UserError: no such generator, wrong options, or too few different problems.
+    """
+    name = name or generator
+    maker = make_generator(generator, options)
+    seen: set[str] = set()
+    for split in SPLIT_ORDER:
+        count = counts.get(split, 0)
+        rng = random.Random(derive_seed(seed, "generate", name, split))
+        levels = [maker.levels[index % len(maker.levels)] for index in range(count)]
+        rng.shuffle(levels)
+        for index, level in enumerate(levels):
+            yield _draw_new(maker, rng, level, seen, f"{name}/{split}/{index:05d}", name, split)
+
+
+def _draw_new(
+    maker: Generator, rng: random.Random, level: int, seen: set[str], id: str, name: str, split: str
+) -> Problem:
+    for _ in range(TRIES):
+        draft = maker.draw(rng, level)
+        if draft is not None and draft.question not in seen:
+            seen.add(draft.question)
+            return Problem(
+                id=id,
+                question=draft.question,
+                answers=(draft.answer,),
+                source=name,
+                split=split,
+                level=level,
+                solution=draft.solution,
+                subject=draft.subject,
+                control=draft.control,
+                extra=draft.extra,
+            )
+    raise UserError(
+        f"curate: source {name}: no new problem of level {level} in {TRIES} draws (after {len(seen)}); "
+        "ask for fewer (counts) or widen its options"
+    )

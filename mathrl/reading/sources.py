@@ -1,0 +1,164 @@
+"""From the sources of params/curate.yaml to what is read: local files first, then the hub, or a generator."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from mathrl.core.environment import Variable
+from mathrl.core.errors import UserError
+from mathrl.core.paths import main_checkout
+from mathrl.params.data import FileSource, HubSource, RowSource, Source
+from mathrl.params.generators import GeneratedSource
+from mathrl.reading.file_formats import PACKED, SUFFIXES, kind_of
+from mathrl.reading.registry import REGISTRY, NamedSource, benchmark, find
+from mathrl.reading.row_files import labels, list_files
+from mathrl.reading.row_formats import RowShape
+
+
+@dataclass(frozen=True)
+class ResolvedSource:
+    """What one source resolves to: local files, a hub data set or a generator."""
+
+    name: str
+    split: str
+    licence: str
+    files: tuple[Path, ...] = ()
+    hub: str | None = None
+    subset: str | None = None
+    hub_split: str | None = None
+    revision: str | None = None
+    shapes: tuple[RowShape, ...] = ()
+    limit: int | None = None
+    generated: GeneratedSource | None = None
+
+    def describe(self, *, places: bool = True) -> str:
+        """One line for a dry run; the report leaves out the paths, so that it is equal on every machine."""
+        if self.generated:
+            return f"{self.name}: generator {self.generated.generator} {dict(self.generated.counts)}"
+        what = ", ".join(str(file) if places else file.name for file in self.files)
+        if self.hub:
+            what = f"hub {self.hub}" + (f" ({self.subset})" if self.subset else "") + f", split {self.hub_split}"
+            what += f", revision {self.revision}" if self.revision else ""
+        return f"{self.name} → {self.split}: {what}"
+
+    @property
+    def labels(self) -> dict[Path, str]:
+        return labels(self.files)
+
+
+def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
+    """Find the files, or the hub id, of a source.
+
+    Raises:
+        UserError: the file or folder does not exist, or its format is unknown.
+    """
+    if isinstance(source, GeneratedSource):
+        return ResolvedSource(source.name, "", "made here (Apache-2.0)", generated=source)
+    licence = source.licence or "not stated"
+    if isinstance(source, FileSource):
+        try:
+            files = tuple(list_files(absolute(source.path)))
+        except UserError as error:
+            raise UserError(f"source {source.name} of curate.sources: {error}") from None
+        return ResolvedSource(source.name, source.split, licence, files, shapes=(_shape(source),), limit=source.limit)
+    named, split, revision = find(source.id), source.hub_split, source.revision
+    if named is not None:
+        resolved = resolve_named(named, split, data_folder, revision=revision)
+    elif "/" in source.id:
+        resolved = ResolvedSource(source.name, source.split, licence, hub=source.id, hub_split=split, revision=revision)
+    else:
+        raise UserError(
+            f"curate.sources: no source named {source.id!r}; known: {', '.join(REGISTRY)}, or a hub id owner/name"
+        )
+    shapes = (_shape(source),) if named is None or _says_fields(source) else resolved.shapes
+    return replace(
+        resolved,
+        name=source.name,
+        split=source.split,
+        limit=source.limit,
+        shapes=tuple(replace(shape, keep=source.keep, **_further_keys(source)) for shape in shapes),
+        licence=source.licence or resolved.licence,
+        subset=source.subset or resolved.subset,
+    )
+
+
+def resolve_named(
+    named: NamedSource, split: str, data_folder: str | None, *, revision: str | None = None
+) -> ResolvedSource:
+    """One split of a registry source: its local files if the data folder has them, else the hub."""
+    ours = split if split in named.splits else next((o for o, h in named.splits.items() if h == split), None)
+    if ours is None:
+        raise UserError(f"{named.name} has no split {split!r}; it has: {', '.join(named.splits)}")
+    folder = data_root(data_folder)
+    files = _local_files(folder, named, ours) if folder else []
+    base = ResolvedSource(named.name, ours, named.licence, shapes=named.shapes)
+    if files:
+        return replace(base, files=tuple(files))
+    return replace(base, hub=named.hub, subset=named.subset, hub_split=named.splits[ours], revision=revision)
+
+
+def resolve_benchmark(name: str, data_folder: str | None) -> ResolvedSource:
+    """The evaluation split of a registry source by its name (gsm8k, math500, …)."""
+    named = benchmark(name)
+    assert named.evaluation
+    return resolve_named(named, named.evaluation, data_folder)
+
+
+def resolve_evaluation(names: Iterable[str], files: Iterable[str], data_folder: str | None) -> list[ResolvedSource]:
+    """The evaluation sets of decontamination: benchmarks by name, and files with question, answer and solution.
+
+    Raises:
+        UserError: a set or a file that does not exist.
+    """
+    further = (FileSource(name=f, path=f, split="test", solution_key="solution", id_key="id") for f in files)
+    benchmarks = [resolve_benchmark(name, data_folder) for name in names]
+    return benchmarks + [resolve_source(source, data_folder) for source in further]
+
+
+def data_root(data_folder: str | None) -> Path | None:
+    """curate.data_folder, or $MATHRL_DATA, or none."""
+    path = data_folder or Variable.DATA.get()
+    if not path:
+        return None
+    folder = absolute(path)
+    if not folder.is_dir():
+        origin = "curate.data_folder" if data_folder else Variable.DATA
+        raise UserError(f"{origin}: {folder} is not a folder; name the one with files such as gsm8k_train.jsonl")
+    return folder
+
+
+def _local_files(folder: Path, named: NamedSource, split: str) -> list[Path]:
+    for stem in named.stems:
+        for suffix in SUFFIXES:
+            for packed in ("", *PACKED):
+                file = folder / f"{stem}_{split}{suffix}{packed}"
+                if file.is_file() and kind_of(file):
+                    return [file]
+        for inside in (folder / stem / split, folder / stem):
+            matches = sorted(inside.glob(f"{split}*")) if inside == folder / stem else sorted(inside.glob("*"))
+            files = [m for m in matches if m.is_file() and kind_of(m)]
+            if files:
+                return files
+    return []
+
+
+def absolute(path: str) -> Path:
+    """The path as the user wrote it; a relative one starts at the top of the checkout."""
+    written = Path(path).expanduser()
+    return written if written.is_absolute() else main_checkout() / written
+
+
+def _says_fields(source: HubSource) -> bool:
+    """Whether the source names fields; a default that is written out, as in the params/ of a run, does not count."""
+    keys = ("format", "prompt_key", "answer_key", "solution_key", "answer_rule")
+    return any(getattr(source, key) != HubSource.model_fields[key].default for key in keys)
+
+
+def _further_keys(source: HubSource) -> dict[str, str]:
+    """The keys beside prompt, answer and solution that the source names: they go over those of the registry."""
+    keys = ("id_key", "level_key", "subject_key", "pass_rate_key")
+    return {key: value for key in keys if (value := getattr(source, key)) is not None}
+
+
+def _shape(source: RowSource) -> RowShape:
+    return RowShape(**{field.name: getattr(source, field.name) for field in fields(RowShape)})
