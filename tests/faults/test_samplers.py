@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from mathrl.compose import load_params
-from mathrl.core.exit_status import EXIT_KILLED
+from mathrl.core.errors import EXIT_KILLED
 from mathrl.models.base import make_base
 from mathrl.rollout.ask_server import state_of
 from mathrl.rollout.server_keeper import ServerCommand

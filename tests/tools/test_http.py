@@ -14,7 +14,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.params.rollout import Http
-from mathrl.tools import http_tool
+from mathrl.tools import open_tool as http_tool
 from mathrl.tools.open_tool import NOT_KEPT, HttpTool, open_tool
 from mathrl.tools.pool import Pool
 from mathrl.tools.server import RunCodeServer
