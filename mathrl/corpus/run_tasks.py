@@ -1,4 +1,4 @@
-"""Tasks of a datatrove pipeline, on this machine, under Slurm or under Ray.
+"""Tasks of a datatrove pipeline, on this machine or under Slurm.
 
 Each completed task leaves a marker, so that a killed run repeats only the tasks that were not complete.
 """
@@ -16,14 +16,13 @@ from typing import Any
 import multiprocess
 from datatrove.executor.base import PipelineExecutor
 from datatrove.executor.local import LocalPipelineExecutor
-from datatrove.executor.ray import RayPipelineExecutor
 from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
 from mathrl.core.errors import UserError
 from mathrl.curation.processes import cores
-from mathrl.params.pages import Executor, RayExecutor, SlurmExecutor
+from mathrl.params.pages import Executor, SlurmExecutor
 
 _running: set[int] = set()  # this process, while its executor runs
 USER_ERROR = f"{UserError.__module__}.{UserError.__qualname__}: "
@@ -102,16 +101,6 @@ def _runner(steps: list[PipelineStep], tasks: int, executor: Executor, folder: P
             job_name=f"mathrl-{folder.name}",
             env_command=f"export PATH={Path(sys.executable).parent}:$PATH",
             sbatch_args={**executor.sbatch, "wait": ""},  # sbatch returns when the jobs have ended
-            logging_dir=str(folder),
-        )
-    if isinstance(executor, RayExecutor):
-        return RayPipelineExecutor(
-            steps,
-            tasks=tasks,
-            workers=executor.workers or -1,
-            tasks_per_job=executor.files_per_job,
-            cpus_per_task=executor.cpus_per_job,
-            mem_per_cpu_gb=executor.gb_per_cpu,
             logging_dir=str(folder),
         )
     # The server from which workers are forked imports the steps once, not every worker of every pipeline.

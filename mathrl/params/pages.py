@@ -33,32 +33,24 @@ class LocalExecutor(Section):
     workers: int | None = Field(None, ge=1, description="Files processed at the same time; null: one per core.")
 
 
-class Cluster(Section):
-    """What Slurm and Ray have in common. All machines need the same checkout, environment and state folder."""
+class SlurmExecutor(Section):
+    """Array jobs of Slurm, submitted with sbatch; the stage waits for them.
 
+    All machines need the same checkout, environment and state folder.
+    """
+
+    type: Literal["slurm"]
     workers: int | None = Field(None, ge=1, description="Jobs that run at the same time; null: no limit.")
     files_per_job: int = Field(1, ge=1, description="Files of pages that one job processes.")
     cpus_per_job: int = Field(1, ge=1, description="Processor cores per job.")
     gb_per_cpu: int = Field(2, ge=1, description="Memory per core in GB.")
-
-
-class SlurmExecutor(Cluster):
-    """Array jobs of Slurm, submitted with sbatch; the stage waits for them."""
-
-    type: Literal["slurm"]
     partition: str = Field(description="Slurm partition.")
     time: str = Field("24:00:00", description="Slurm time limit of a job.")
     qos: str | None = Field(None, description="Slurm quality of service.")
     sbatch: dict[str, str] = Field(default_factory=dict, description="Further options of sbatch, such as account.")
 
 
-class RayExecutor(Cluster):
-    """Tasks of a Ray cluster: that of RAY_ADDRESS, or a local one."""
-
-    type: Literal["ray"]
-
-
-Executor = Annotated[LocalExecutor | SlurmExecutor | RayExecutor, Field(discriminator="type")]
+Executor = Annotated[LocalExecutor | SlurmExecutor, Field(discriminator="type")]
 
 
 class Seeds(Section):
@@ -101,7 +93,7 @@ class Pages(Section):
     files: tuple[str, ...] = Field(
         (), description="Files, folders or patterns with the pages: jsonl, parquet, … (as in curate), WARC or WET."
     )
-    executor: Executor = Field(LocalExecutor(), description="Where the files are processed: local, slurm or ray.")
+    executor: Executor = Field(LocalExecutor(), description="Where the files are processed: local or slurm.")
     near: NearPages | None = Field(None, description="Keep one page of each cluster of near-duplicates; null: all.")
     text_key: str = Field("text", description="Field with the page's text.")
     url_key: str = Field("url", description="Field with the page's URL; its host name is the domain.")

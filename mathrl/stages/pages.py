@@ -33,7 +33,7 @@ def resolve(params: Params) -> dict[str, list[Path]]:
         "files": page_files(settings.files, "files"),
         "positives": page_files(settings.positives.files, "positives.files"),
     }
-    check_readers(files_read["files"], settings.executor)
+    check_readers(files_read["files"])
     if settings.classifier.type == "fasttext":
         files_read["classifier"] = [check_model(settings.classifier)]
     if settings.negatives.files or not settings.random_negatives:

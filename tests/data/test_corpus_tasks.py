@@ -1,4 +1,4 @@
-"""The corpus loop's tasks: the same bytes by any number of workers and under Slurm or Ray, resumed, of web archives."""
+"""The corpus loop's tasks: the same bytes by any number of workers and under Slurm, resumed, of web archives."""
 
 import gzip
 import io
@@ -118,17 +118,6 @@ def test_slurm_gets_jobs_that_make_the_same_bytes(tmp_path: Path, monkeypatch: p
         Corpus(files, pages(executor=slurm), tmp_path / "none")
 
 
-def test_ray_makes_the_same_bytes(tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray")
-    files = [write(tmp_path / "a.jsonl", [1, 2]), write(tmp_path / "b.jsonl", [3])]
-    try:
-        there = Corpus(files, pages(executor={"type": "ray", "gb_per_cpu": 1, "workers": 1}), tmp_path / "ray")
-    finally:
-        ray.shutdown()
-    here = Corpus(files, pages(), tmp_path / "local")
-    assert [there[i] for i in range(3)] == [here[i] for i in range(3)]
-
-
 PARAGRAPH = "Let x be a positive integer and let y be the square of x, so that the sum x + y is even for every x. "
 HTML = f"<html><head><title>T</title></head><body><nav>Home</nav><article><p>{PARAGRAPH * 4}</p></article>"
 
@@ -164,10 +153,9 @@ def test_web_archives_are_read_without_markup(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_files, "CRAWL_PACKAGES", {"no_such_module": "no-such-package"})
-    executor = pages().executor
-    page_files.check_readers([tmp_path / "a.jsonl"], executor)
+    page_files.check_readers([tmp_path / "a.jsonl"])
     with pytest.raises(UserError, match=r"web archives, but no-such-package cannot be found: .* 'mathrl\[warc\]'"):
-        page_files.check_readers([tmp_path / "a.warc.gz"], executor)
+        page_files.check_readers([tmp_path / "a.warc.gz"])
     with pytest.raises(UserError, match=r"a.warc: a web archive holds pages and no seeds"):
         list(page_files.rows_of(tmp_path / "a.warc"))
     (tmp_path / "p.txt").write_text("x")
