@@ -17,14 +17,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mathrl.params.rollout import Bubblewrap, Http
 from mathrl.tools.open_tool import open_tool
 from mathrl.tools.pool import Pool
-from mathrl.tools.server import RunCodeServer
 from mathrl.tools.tool import Session, Tool
+from tests.tools.run_code_server import RunCodeServer
 
 PROGRAMS = (
     ("print(sum(k * k for k in range(1, 101)))", "338350"),

@@ -31,7 +31,7 @@ class Variable(StrEnum):
     STATE = ("MATHRL_STATE", "folder of checkpoints to resume from; default $MATHRL_HOME/state", "core.paths")
     DATA = ("MATHRL_DATA", "folder with the files of named problem sets; else the Hugging Face hub", "data.sources")
     SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "rollout.vllm_login")
-    SANDBOX_KEY = ("MATHRL_SANDBOX_KEY", "key that `mathrl.tools.server` and its clients share", "tools.server")
+    SANDBOX_KEY = ("MATHRL_SANDBOX_KEY", "bearer key of the server of tools.url", "tools.open_tool")
     SERVERS = (
         "MATHRL_SERVERS",
         "addresses of the vLLM servers that a cluster's job has started, with commas; they replace "

@@ -89,8 +89,7 @@ class HttpTool:
         except ServerFault as error:
             self.close()
             raise UserError(
-                f"tools.url {parameters.url}: {error}; start SandboxFusion there, or "
-                "`python -m mathrl.tools.server`, or use kind: bubblewrap"
+                f"tools.url {parameters.url}: {error}; start SandboxFusion there, or use kind: bubblewrap"
             ) from None
 
     def session(self) -> "HttpSession":

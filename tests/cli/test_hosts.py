@@ -33,7 +33,6 @@ from mathrl.params.run import Model
 from mathrl.reports.rollout_server import Library, make_server
 from mathrl.rollout import serve
 from mathrl.rollout.vllm_login import KEY, Login, login_headers
-from mathrl.tools import server as sandbox_server
 from mathrl.tracking.client import connect, experiment
 from tests.foreign_requests import check_refused
 
@@ -56,7 +55,6 @@ PORTS = {
     "mathrl/cli/runs.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
     "mathrl/reports/rollout_server.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
     "mathrl/cli/sweep.py": "tests/sweeps/test_run.py::test_the_dashboard_is_served_on_loopback",
-    "mathrl/tools/server.py": "tests/tools/test_http.py::test_the_server_answers_no_page_of_the_web",
     "mathrl/cli/serve.py": VLLM,
     "mathrl/rollout/serve.py": VLLM,
     "mathrl/rollout/started_servers.py": VLLM,
@@ -143,16 +141,6 @@ def test_a_vllm_server_without_a_key_answers_no_page(tmp_path: Path, monkeypatch
         check_refused(f"{url}/health")
         server.should_exit = True
         thread.join()
-
-
-def test_a_sandbox_server_for_others_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MATHRL_SANDBOX_KEY", raising=False)
-    monkeypatch.setattr(sys, "argv", ["server", "--host", "0.0.0.0"])
-    with pytest.raises(UserError, match=r"--host 0.0.0.0 .* run code in the sandbox: .*MATHRL_SANDBOX_KEY"):
-        sandbox_server.main()
-    sandbox_server.check_key("127.0.0.1")
-    monkeypatch.setenv("MATHRL_SANDBOX_KEY", "k")
-    sandbox_server.check_key("0.0.0.0")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.53", "::1"])

@@ -1,13 +1,8 @@
 """A server that speaks SandboxFusion's `run_code` and runs each program in this machine's own sandbox.
 
-    python -m mathrl.tools.server --port 8080
-
-For a team with one machine for the model's code, and for tests. Whoever may ask it can use the processor time of the
-sandbox, and nothing else of the machine. On loopback these are the programs of this machine, but no page in a browser;
-with MATHRL_SANDBOX_KEY, which another `--host` needs, whoever has the key.
+It answers the programs of this machine, but no page in a browser; with MATHRL_SANDBOX_KEY, whoever has the key.
 """
 
-import argparse
 import json
 import math
 import secrets
@@ -16,10 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError, exit_on_user_error
-from mathrl.core.paths import is_loopback
 from mathrl.core.request_origin import refusal
-from mathrl.params.rollout import Bubblewrap
 from mathrl.tools.pool import Pool
 from mathrl.tools.tool import ToolOutput
 
@@ -116,36 +108,3 @@ def _reply(output: ToolOutput) -> dict[str, Any]:
 
 def _refused(language: object) -> dict[str, Any]:
     return {"status": "SandboxError", "message": f"language {language!r}: only python is served", "run_result": None}
-
-
-def check_key(host: str) -> None:
-    """Raises UserError: `host` is not loopback, and no key is set."""
-    if not is_loopback(host) and not Variable.SANDBOX_KEY.get():
-        raise UserError(
-            f"--host {host} lets everyone who reaches it run code in the sandbox: keep 127.0.0.1 and connect by "
-            f"`ssh -L 8080:127.0.0.1:8080`, or set {Variable.SANDBOX_KEY} to a secret key, here and where runs start"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Serve SandboxFusion's run_code from this machine's sandbox.")
-    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on; another needs a key.")
-    parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--wall-seconds", type=float, default=60.0, help="Longest run_timeout that is granted.")
-    options = parser.parse_args()
-    check_key(options.host)
-    limits = Bubblewrap(
-        wall_seconds=options.wall_seconds, cpu_seconds=int(options.wall_seconds), output_characters=100_000
-    )
-    pool = Pool(limits)
-    server = RunCodeServer(options.host, options.port, pool)
-    print(f"run_code at {server.url}", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        server.server_close()
-        pool.close()
-
-
-if __name__ == "__main__":
-    exit_on_user_error(main)

@@ -17,8 +17,8 @@ from mathrl.params.rollout import Http
 from mathrl.tools import open_tool as http_tool
 from mathrl.tools.open_tool import NOT_KEPT, HttpTool, open_tool
 from mathrl.tools.pool import Pool
-from mathrl.tools.server import RunCodeServer
 from tests.foreign_requests import ask, check_refused
+from tests.tools.run_code_server import RunCodeServer
 from tests.tools.sandbox import LIMITS, Machine, Program, answer, check, programs, wait_for_processes
 
 QUICK = [program for program in programs() if "timeout" not in program.statuses]
@@ -286,5 +286,5 @@ def test_a_bad_server_gives_a_text_in_time(
 def test_no_server_is_refused_with_what_to_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = url_of(taken)
-    with pytest.raises(UserError, match=rf"tools.url {url}: .*python -m mathrl.tools.server"):
+    with pytest.raises(UserError, match=rf"tools.url {url}: .*start SandboxFusion there, or use kind: bubblewrap"):
         HttpTool(Http(url=url, retries=0))
