@@ -145,7 +145,7 @@ def keep_results(project: Path = Path()) -> list[str]:
 class _Files:
     """What is known of Python files: a digest of the syntax tree, and the modules that it imports.
 
-    Kept in a file by path, time and size, since reading all of mathrl takes two seconds.
+    Kept in a file by content, since parsing all of mathrl takes a second: one run's worktree has what others have.
     """
 
     def __init__(self, root: Path, cache: Path | None = None) -> None:
@@ -160,9 +160,9 @@ class _Files:
     def facts(self, file: Path) -> tuple[str, dict[str, list[str]]]:
         """The digest of the file, and by imported module the names that are taken from it."""
         if file not in self.known:
-            state = file.stat()
-            key = f"{file} {state.st_mtime_ns} {state.st_size}"
-            self.known[file] = (key, *(self.kept.get(key) or _facts(file)))
+            content = file.read_bytes()
+            key = hashlib.sha256(content).hexdigest()[:32]
+            self.known[file] = (key, *(self.kept.get(key) or _facts(content)))
         return self.known[file][1:]
 
     def module(self, name: str, importer: Path) -> Path | None:
@@ -258,20 +258,10 @@ def _module_of(path: str, files: _Files) -> Path | None:
     return next(filter(None, modules), None)
 
 
-def _facts(file: Path) -> tuple[str, dict[str, list[str]]]:
-    tree, imports = ast.parse(file.read_text(encoding="utf-8")), dict[str, list[str]]()
-    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}  # type: ignore[attr-defined]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            imports.setdefault(module, []).extend(_bound(alias) for alias in node.names)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                imports.setdefault(alias.name, []).append(_bound(alias).removeprefix(alias.name))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            for named in NAMED.findall(node.value):  # a program that is started by the name of its module
-                imports.setdefault(named, []).append("")
-    return _digest("".join(_dump(tree))), imports
+def _facts(content: bytes) -> tuple[str, dict[str, list[str]]]:
+    texts, imports = list[str](), dict[str, list[str]]()
+    _dump(ast.parse(content), texts, imports)
+    return _digest("".join(texts)), imports
 
 
 def _bound(alias: ast.alias) -> str:
@@ -282,24 +272,36 @@ def _bound(alias: ast.alias) -> str:
     return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
 
 
-def _dump(value: Any) -> Iterator[str]:
-    """A syntax tree without docstrings, imports and places in the file; the same in every version of Python."""
+def _dump(value: Any, texts: list[str], imports: dict[str, list[str]]) -> None:
+    """Append the parts of a syntax tree without docstrings, imports and places in the file; the same in every version
+    of Python. Its imports go to `imports`.
+    """
     if isinstance(value, list):
         for item in value:
-            if not isinstance(item, ast.Import | ast.ImportFrom):
-                yield from _dump(item)
+            if isinstance(item, ast.ImportFrom):
+                module = "." * item.level + (item.module or "")
+                imports.setdefault(module, []).extend(map(_bound, item.names))
+            elif isinstance(item, ast.Import):
+                for alias in item.names:
+                    imports.setdefault(alias.name, []).append(_bound(alias).removeprefix(alias.name))
+            else:
+                _dump(item, texts, imports)
     elif isinstance(value, ast.AST):
-        yield f"{type(value).__name__}("
-        for name, item in ast.iter_fields(value):
+        texts.append(f"{type(value).__name__}(")
+        for name in value._fields:
+            item = getattr(value, name, None)
             if item is None or item == [] or name in ("ctx", "kind", "type_comment"):
                 continue
             if name == "body" and _has_docstring(value):
                 item = item[1:]
-            yield f"{name}="
-            yield from _dump(item)
-        yield ")"
+            texts.append(f"{name}=")
+            _dump(item, texts, imports)
+        texts.append(")")
     else:
-        yield f"{value!r},"
+        texts.append(f"{value!r},")
+        if isinstance(value, str):  # a program that is started by the name of its module
+            for named in NAMED.findall(value):
+                imports.setdefault(named, []).append("")
 
 
 def _has_docstring(node: ast.AST) -> bool:
