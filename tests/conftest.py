@@ -1,6 +1,7 @@
 """What tests of several rooms share."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -61,6 +62,12 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_reaches_what_tests_start() -> None:
+    """A shell starts `command &` with SIGINT ignored, which every process below it would inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow file with its tables and no experiment, to be copied: making one takes seconds."""
@@ -119,36 +126,32 @@ def network() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a `python` that forks programs after the imports of a set, for all workers; see warm_python.py."""
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a `python` that forks programs after their imports, for all workers; see warm_python.py."""
     variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DO_NOT_TRACK": "1", "PYTHONPATH": str(ROOT)}
     variables |= {"MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     session = str(os.getppid() if is_worker else os.getpid())
     base = tmp_path_factory.getbasetemp()
     root = base.parent if is_worker else base
-
-    def start(imports: str) -> Path:
-        folder = root / f"warm-{imports}"
-        with FileLock(root / f"warm-{imports}.lock"):
-            if not (folder / "python").exists():
-                folder.mkdir()
-                words = [sys.executable, "-m", "tests.warm_python", str(folder), session, imports]
-                with (folder / "log").open("wb") as log:
-                    server = subprocess.Popen(
-                        words, cwd=ROOT, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
-                    )
-                deadline = time.monotonic() + 300
-                while not (folder / "python").exists():
-                    assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
-                    time.sleep(0.05)
-        return folder
-
-    return start
+    folder = root / "warm"
+    with FileLock(root / "warm.lock"):
+        if not (folder / "python").exists():
+            folder.mkdir()
+            words = [sys.executable, "-m", "tests.warm_python", str(folder), session]
+            with (folder / "log").open("wb") as log:
+                server = subprocess.Popen(
+                    words, cwd=ROOT, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
+                )
+            deadline = time.monotonic() + 300
+            while not (folder / "python").exists():
+                assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.05)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def run_program(warm_python: Callable[[str], Path]) -> Callable[..., str]:
+def run_program(warm_python: Path) -> Callable[..., str]:
     """The output of `python -m MODULE ARGUMENTS`, which trains, with one thread; a failure shows the end of its errors.
 
     MODULE is one of tests/, given by its file.
@@ -157,7 +160,7 @@ def run_program(warm_python: Callable[[str], Path]) -> Callable[..., str]:
     def run(program: Path, *arguments: str | Path) -> str:
         module = ".".join(program.relative_to(ROOT).with_suffix("").parts)
         done = subprocess.run(
-            [warm_python("torch") / "python", "-m", module, *map(str, arguments)],
+            [warm_python / "python", "-m", module, *map(str, arguments)],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -172,7 +175,7 @@ def run_program(warm_python: Callable[[str], Path]) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks(warm_python: Callable[[str], Path]) -> Callable[..., None]:
+def run_ranks(warm_python: Path) -> Callable[..., None]:
     """Call the `main(folder)` of a program in several gloo processes on the CPU: run_ranks(program, {folder: ranks}).
 
     All worlds of one call are forked, one after the other, from a process that has made the program's imports.
@@ -184,7 +187,7 @@ def run_ranks(warm_python: Callable[[str], Path]) -> Callable[..., None]:
         for folder in worlds:
             folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            [warm_python("torch") / "python", "-m", "tests.forked_ranks", module, *words],
+            [warm_python / "python", "-m", "tests.forked_ranks", module, *words],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
             check=False,

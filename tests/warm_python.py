@@ -1,7 +1,7 @@
 """A `python` and a `dvc` that fork programs from a process which has made their imports: they take seconds each time.
 
-`python -m tests.warm_python FOLDER PID SET` makes the imports of the set, writes FOLDER/python and FOLDER/dvc, and
-listens until the process PID ends. A program that they are given and that is named in MODULES, ROOMS or OWN is a fork,
+`python -m tests.warm_python FOLDER PID` makes the imports, writes FOLDER/python and FOLDER/dvc, and listens until the
+process PID ends. A program that they are given and that is named in MODULES, ROOMS or OWN is a fork,
 with the caller's folder, environment and streams and in a process group of its own, that imports mathrl from the
 caller's folder; its exit status, and signals for it, are passed on. `sys.executable` of a fork is FOLDER/python. All
 else is the usual Python, and so is everything while the file exists that USUAL_PYTHON_IF names: a fork is not in its
@@ -32,18 +32,15 @@ MODULES = ("dvc", "uvicorn", "prefect", "prefect.engine", "prefect.flow_engine",
            "mathrl.sweeps.run", "mathrl.sweeps.worker")  # fmt: skip
 ROOMS = ("mathrl.stages.", "tests.", "benchmarks.")
 OWN = ("mathrl.cli", "mathrl.params", "mathrl.tasks.")  # what a program imports that is given by -c
-# What is imported before the forks: for programs that train, and for flows and stages that do not.
-SETS = {
-    "torch": ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynamo",
-              "mathrl.models.transformers_import", "mathrl.models.base", "mathrl.trainers.rl",
-              *(["deepspeed"] if find_spec("deepspeed") else [])),
-    "flows": ("dvc.cli", "dvc.cli.parser", "dvc.repo", "dvc.commands.repro", "dvc.repo.reproduce",
-              "dvc.repo.experiments", "dvc.commands.status", "pydantic", "typer", "mathrl.flows.pipeline",
-              "mathrl.tasks.prefect_server", "prefect.server.api.server", "prefect.main", "prefect.engine", "uvicorn",
-              "uvicorn.main", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "aiosqlite", "mlflow",
-              "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store",
-              "mathrl.tracking.mirror", "mathrl.stages.stage_run", "mathrl.cli.run"),
-}  # fmt: skip
+IMPORTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynamo",
+           "mathrl.models.transformers_import", "mathrl.models.base", "mathrl.trainers.rl",
+           *(["deepspeed"] if find_spec("deepspeed") else []),
+           "dvc.cli", "dvc.cli.parser", "dvc.repo", "dvc.commands.repro", "dvc.repo.reproduce",
+           "dvc.repo.experiments", "dvc.commands.status", "pydantic", "typer", "mathrl.flows.pipeline",
+           "mathrl.tasks.prefect_server", "prefect.server.api.server", "prefect.main", "prefect.engine", "uvicorn",
+           "uvicorn.main", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "aiosqlite", "mlflow",
+           "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store",
+           "mathrl.tracking.mirror", "mathrl.stages.stage_run", "mathrl.cli.run")  # fmt: skip
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 words = {first!r} + sys.argv[1:]
@@ -125,10 +122,10 @@ def complete_models() -> None:
             model.model_rebuild(raise_errors=False)
 
 
-def preload(folder: Path, imports: str) -> None:
+def preload(folder: Path) -> None:
     gc.disable()
     os.environ["PREFECT_HOME"] = str(folder / "prefect")
-    for name in SETS[imports]:
+    for name in IMPORTS:
         importlib.import_module(name)
     complete_models()
     for own in ("mathrl", "flows", "tasks", "tests"):  # a checkout has its own
@@ -208,12 +205,12 @@ def serve(listener: socket.socket, session: int) -> dict[str, Any]:
                 os.close(key.fd)
 
 
-def main(folder: Path, session: int, imports: str) -> dict[str, Any]:
+def main(folder: Path, session: int) -> dict[str, Any]:
     address = str(folder / "socket")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()
-    preload(folder, imports)
+    preload(folder)
     for name, first in (("dvc", ["-m", "dvc"]), ("python", [])):
         aside = folder / f".{name}"
         aside.write_text(
@@ -264,7 +261,7 @@ def leave(error: BaseException | None) -> None:
 
 if __name__ == "__main__":
     own = Path(sys.argv[1])
-    kind, program = become(main(own, int(sys.argv[2]), sys.argv[3]), str(own / "python"))
+    kind, program = become(main(own, int(sys.argv[2])), str(own / "python"))
     try:
         if kind == "-c":
             exec(program)

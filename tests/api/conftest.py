@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ SMALL = (
 
 @pytest.fixture(scope="session")
 def small_checkout(
-    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path, warm_python: Callable[[str], Path]
+    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path, warm_python: Path
 ) -> Checkout:
     """The project; all files of this room run in one worker."""
     checkout = make_checkout(tmp_path_factory.mktemp("api") / "small-project", ())
     checkout.env |= {"OMP_NUM_THREADS": "1"}
-    checkout.use_python(warm_python("torch"))
+    checkout.use_python(warm_python)
     copy_databases(checkout, empty_prefect, empty_store)
     checkout.python(
         "from mathrl.compose import load_params, write_params; "

@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def rows(model: str, mean: float, seed: int, problems: int = 60, benchmark: str 
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[str], Path]) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     shutil.copytree(ROOT / "params", folder / "params")
@@ -58,7 +57,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[st
     write_jsonl(folder / "cut.jsonl", rows("a", 0.5, 3)[:-1])
     changed = [row | {"question": "else"} for row in rows("changed", 0.5, 3)]
     write_jsonl(folder / "changed.jsonl", changed)
-    (folder / "python").symlink_to(warm_python("torch") / "python")
+    (folder / "python").symlink_to(warm_python / "python")
     return folder
 
 

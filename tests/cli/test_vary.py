@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def test_what_cannot_be_varied_is_refused(texts: list[str], problem: str) -> Non
     assert problem in str(refused.value)
 
 
-def test_a_model_is_evaluated_with_every_setting(tmp_path: Path, warm_python: Callable[[str], Path]) -> None:
+def test_a_model_is_evaluated_with_every_setting(tmp_path: Path, warm_python: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     shutil.copytree(ROOT / "params", tmp_path / "params")
     base = FreshModel(hidden_size=32, intermediate_size=48, layers=1, heads=2, alphabet="arithmetic")
@@ -59,7 +58,7 @@ def test_a_model_is_evaluated_with_every_setting(tmp_path: Path, warm_python: Ca
     words = ["evaluate", "--model", "tiny", "--benchmark", "test", "--samples", "2", "--output", "out"]
     words += ["--vary", "evaluate.max_tokens=[1, 5]", "--set", "run.device=cpu"]
     done = subprocess.run(
-        [warm_python("torch") / "python", "-c", "from mathrl.cli import main; main()", *words],
+        [warm_python / "python", "-c", "from mathrl.cli import main; main()", *words],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,

@@ -4,7 +4,6 @@ import ast
 import os
 import runpy
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,12 +27,6 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-
-
-@pytest.fixture(autouse=True, scope="session")
-def ctrl_c_reaches_what_tests_start() -> None:
-    """A shell starts `command &` with SIGINT ignored, which every process below it would inherit."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def files_of(stage: str) -> tuple[list[str], list[str]]:
@@ -198,12 +191,10 @@ def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 
 @pytest.fixture(scope="module")
-def checkout(
-    new_checkout: Checkout, empty_prefect: Path, empty_store: Path, warm_python: Callable[[str], Path]
-) -> Checkout:
+def checkout(new_checkout: Checkout, empty_prefect: Path, empty_store: Path, warm_python: Path) -> Checkout:
     """The same; its databases have their tables, and its programs their imports, which take seconds each."""
     copy_databases(new_checkout, empty_prefect, empty_store)
-    new_checkout.use_python(warm_python("flows"))
+    new_checkout.use_python(warm_python)
     return new_checkout
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +50,9 @@ def run(*arguments: str, python: str | Path = sys.executable) -> subprocess.Comp
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[str], Path]) -> Path:
+def results(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Path:
     folder = tmp_path_factory.mktemp("gpu")
-    python = warm_python("torch") / "python"
+    python = warm_python / "python"
     done = run("machine", "correctness", "fsdp", "step-torch", "--toy", "--out", str(folder), python=python)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

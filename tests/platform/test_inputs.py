@@ -1,7 +1,6 @@
 """Files outside the checkout: DVC and `mathrl run` notice when they change."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,14 @@ def write(file: Path, *questions: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def own(
-    real_checkout: Checkout, tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[str], Path]
-) -> tuple[Checkout, Path]:
+def own(real_checkout: Checkout, tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> tuple[Checkout, Path]:
     """A checkout that curates the files of a folder, once curated."""
     folder = tmp_path_factory.mktemp("own")
     write(folder / "a.jsonl", "A?")
     (real_checkout.folder / "params" / "curate.yaml").write_text(SOURCES.replace("FOLDER", str(folder)))
     real_checkout.git("add", "params")
     real_checkout.git("commit", "-q", "-am", "own files")
-    real_checkout.use_python(warm_python("torch"))
+    real_checkout.use_python(warm_python)
     real_checkout.env["MATHRL_MIRROR"] = "none"  # nothing is shown in MLflow here
     real_checkout.repro("curate")
     return real_checkout, folder

@@ -1,7 +1,7 @@
 """The flows ask about the lengths of all their stages before the first one that samples or trains."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,7 @@ def write_rows(file: Path, solution: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def project(
-    real_checkout: Checkout, tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[str], Path]
-) -> Checkout:
+def project(real_checkout: Checkout, tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Checkout:
     """A project with an own model, whose responses may have 256 tokens and whose evaluation 160."""
     folder = tmp_path_factory.mktemp("own")
     base = FreshModel(hidden_size=32, intermediate_size=16, layers=1, heads=2)
@@ -48,7 +46,7 @@ def project(
         *("rl.optimizer.type=adamw", "prompt.max_tokens=128", "difficulty.max_tokens=256", "rl.max_tokens=256"),
         *("evaluate.max_tokens=160", f"evaluate.data_folder={folder / 'named'}"),
     ]
-    real_checkout.use_python(warm_python("torch"))
+    real_checkout.use_python(warm_python)
     params = real_checkout.folder / "params"
     write_params(load_params(params), load_params(params, overrides=written), params)
     real_checkout.git("add", "params")

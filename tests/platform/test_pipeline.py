@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,9 @@ SECRETS = dict.fromkeys(("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_P
 
 
 @pytest.fixture(scope="module")
-def checkout(new_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkout:
+def checkout(new_checkout: Checkout, warm_python: Path) -> Checkout:
     """As after `git clone`: it makes its databases itself."""
-    new_checkout.use_python(warm_python("flows"))
+    new_checkout.use_python(warm_python)
     return new_checkout
 
 

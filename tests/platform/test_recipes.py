@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -132,9 +131,9 @@ def run(checkout: Checkout, name: str, *steps: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def tiny(real_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkout:
+def tiny(real_checkout: Checkout, warm_python: Path) -> Checkout:
     (real_checkout.folder / "params" / "curate.yaml").write_text(CURATE)
-    real_checkout.use_python(warm_python("torch"))
+    real_checkout.use_python(warm_python)
     return real_checkout
 
 

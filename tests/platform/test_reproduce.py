@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,11 @@ AGAIN = [stage for stage in STAGES if stage != "register"]
 
 @pytest.fixture(scope="module")
 def registered(
-    new_checkout: Checkout,
-    empty_store: Path,
-    warm_python: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    new_checkout: Checkout, empty_store: Path, warm_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Checkout:
     """A pipeline that was run with a parameter of its own in params/, its outputs pushed to a remote."""
     checkout = new_checkout
-    checkout.use_python(warm_python("flows"))
+    checkout.use_python(warm_python)
     checkout.home.mkdir(exist_ok=True)
     shutil.copy(empty_store, checkout.home / "mlflow.db")
     checkout.set_param("rl.optimizer.lr", 0.02)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,13 @@ SMALLEST: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "layers"
 
 
 @pytest.fixture(scope="module")
-def tiny(real_checkout: Checkout, warm_python: Callable[[str], Path]) -> Checkout:
+def tiny(real_checkout: Checkout, warm_python: Path) -> Checkout:
     real_checkout.python(
         "from mathrl.compose import load_params, write_params; "
         f"write_params(load_params(), load_params(overrides={TINY!r}))"
     )
     real_checkout.env |= {"MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
-    real_checkout.use_python(warm_python("torch"))
+    real_checkout.use_python(warm_python)
     return real_checkout
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ def checkout(checkout: Checkout) -> Checkout:
 
 
 @pytest.fixture
-def unsignalled(checkout: Checkout, warm_python: Callable[[str], Path]) -> Iterator[Checkout]:
+def unsignalled(checkout: Checkout, warm_python: Path) -> Iterator[Checkout]:
     """For tests that signal nothing but a server: programs that have their imports."""
-    checkout.use_python(warm_python("flows"))
+    checkout.use_python(warm_python)
     yield checkout
     checkout.use_python(Path(sys.executable).parent)
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +164,8 @@ class Place:
         assert done.returncode == 0, done.stderr
 
 
-def test_two_processes_label_the_steps_that_rank_0_chose(tmp_path: Path, warm_python: Callable[[str], Path]) -> None:
-    Place(tmp_path).run(warm_python("torch") / "python")
+def test_two_processes_label_the_steps_that_rank_0_chose(tmp_path: Path, warm_python: Path) -> None:
+    Place(tmp_path).run(warm_python / "python")
     out = tmp_path / "pipelines/recipes/r/samples"
     rows = list(read_jsonl(out / "steps.jsonl"))
     halves = []

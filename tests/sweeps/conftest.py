@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,8 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def python(warm_python: Callable[[str], Path]) -> Path:
-    return warm_python("torch") / "python"
+def python(warm_python: Path) -> Path:
+    return warm_python / "python"
 
 
 @pytest.fixture(scope="session")

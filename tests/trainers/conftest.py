@@ -85,9 +85,7 @@ def scorer(small: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def make_workspace(
-    tmp_path_factory: pytest.TempPathFactory, warm_python: Callable[[str], Path]
-) -> Iterator[Callable[..., Workspace]]:
+def make_workspace(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Iterator[Callable[..., Workspace]]:
     def make(*overrides: str) -> Workspace:
         folder = tmp_path_factory.mktemp("workspace")
         before = load_params(ROOT / "params")
@@ -102,6 +100,6 @@ def make_workspace(
             write_problems(folder / "data" / "curated" / f"{split}.jsonl", chosen)
         write_problems(folder / "data/mixture/train.jsonl", [p for p in problems if p.split == "rl"])
         write_json(folder / "data/difficulty/summary.json", {"pass_at_8": 0.5})
-        return Workspace(folder, python=str(warm_python("torch") / "python"))
+        return Workspace(folder, python=str(warm_python / "python"))
 
     yield make
