@@ -95,6 +95,20 @@ def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def code_digests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a home keeps of this checkout's code, to be copied into another: making it takes a second."""
+
+    def make(folder: Path) -> None:
+        from mathrl.core.code_values import code_values
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MATHRL_HOME", str(folder))
+            code_values(folder)
+
+    return made_once(tmp_path_factory, "digests", make) / "code-digests.json"
+
+
+@pytest.fixture(scope="session")
 def small() -> Any:
     """The module tests/trainers/small.py: a tiny policy, a reward, and runs with them."""
     from tests.trainers import small  # imports torch

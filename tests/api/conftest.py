@@ -25,13 +25,17 @@ SMALL = (
 
 @pytest.fixture(scope="session")
 def small_checkout(
-    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path, warm_python: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    empty_prefect: Path,
+    empty_store: Path,
+    code_digests: Path,
+    warm_python: Path,
 ) -> Checkout:
     """The project; all files of this room run in one worker."""
     checkout = make_checkout(tmp_path_factory.mktemp("api") / "small-project", ())
     checkout.env |= {"OMP_NUM_THREADS": "1"}
     checkout.use_python(warm_python)
-    copy_databases(checkout, empty_prefect, empty_store)
+    copy_databases(checkout, empty_prefect, empty_store, code_digests)
     checkout.python(
         "from mathrl.compose import load_params, write_params; "
         f"write_params(load_params(), load_params(overrides={SMALL!r}))"

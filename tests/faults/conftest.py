@@ -21,7 +21,7 @@ from mathrl.core.problems import read_problems, write_problems
 from mathrl.models.base import make_base
 from tests.trainers.conftest import make_workspace  # noqa: F401
 
-SCRIPT, ROOT = Path(__file__).with_name("killed_stage.py"), Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -60,15 +60,17 @@ class ForkServer:
     """A process that has imported torch and forks one process per stage run; started by the first of them."""
 
     folder: Path
-    hash_seed: str
+    python: str
+    variables: dict[str, str]
     process: "subprocess.Popen[str] | None" = None
     numbers: Iterator[int] = field(default_factory=count)
 
     def start(self, folder: Path, environment: dict[str, str], words: list[str]) -> StageProcess:
         if self.process is None:
             self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), "--serve"],
-                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": self.hash_seed},
+                [self.python, "-m", "tests.faults.killed_stage", "--serve"],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | self.variables,
                 text=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -129,9 +131,15 @@ class Breakable:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkServer]]:
-    """Two, whose sets of strings have other orders."""
-    servers = [ForkServer(tmp_path_factory.mktemp("runs"), seed) for seed in ("1", "2")]
+def servers(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Iterator[list[ForkServer]]:
+    """Two, whose sets of strings have other orders: of the first, those of the session's warm Python."""
+    folder = tmp_path_factory.mktemp("runs")
+    servers = [
+        ForkServer(folder / "0", str(warm_python / "python"), {}),
+        ForkServer(folder / "1", sys.executable, {"PYTHONHASHSEED": "2"}),
+    ]
+    for server in servers:
+        server.folder.mkdir()
     yield servers
     for server in servers:
         server.close()

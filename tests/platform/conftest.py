@@ -177,10 +177,12 @@ def stage_files() -> Callable[[str], tuple[list[str], list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def real_checkout(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path) -> Checkout:
+def real_checkout(
+    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path, code_digests: Path
+) -> Checkout:
     """One whose stages are the real ones; its databases have their tables."""
     checkout = make_checkout(tmp_path_factory.mktemp("platform") / "real", replaced=())
-    copy_databases(checkout, empty_prefect, empty_store)
+    copy_databases(checkout, empty_prefect, empty_store, code_digests)
     return checkout
 
 
@@ -191,13 +193,16 @@ def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 
 @pytest.fixture(scope="module")
-def checkout(new_checkout: Checkout, empty_prefect: Path, empty_store: Path, warm_python: Path) -> Checkout:
+def checkout(
+    new_checkout: Checkout, empty_prefect: Path, empty_store: Path, code_digests: Path, warm_python: Path
+) -> Checkout:
     """The same; its databases have their tables, and its programs their imports, which take seconds each."""
-    copy_databases(new_checkout, empty_prefect, empty_store)
+    copy_databases(new_checkout, empty_prefect, empty_store, code_digests)
     new_checkout.use_python(warm_python)
     return new_checkout
 
 
-def copy_databases(checkout: Checkout, prefect: Path, store: Path) -> None:
+def copy_databases(checkout: Checkout, prefect: Path, store: Path, digests: Path) -> None:
     shutil.copytree(prefect, checkout.home / "prefect")
+    shutil.copy(digests, checkout.home)
     shutil.copy(store, checkout.home / "mlflow.db")

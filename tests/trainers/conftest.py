@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -85,9 +86,13 @@ def scorer(small: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def make_workspace(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Iterator[Callable[..., Workspace]]:
+def make_workspace(
+    tmp_path_factory: pytest.TempPathFactory, warm_python: Path, code_digests: Path
+) -> Iterator[Callable[..., Workspace]]:
     def make(*overrides: str) -> Workspace:
         folder = tmp_path_factory.mktemp("workspace")
+        (folder / "home").mkdir()
+        shutil.copy(code_digests, folder / "home")
         before = load_params(ROOT / "params")
         after = load_params(ROOT / "params", overrides=[*OVERRIDES, *overrides])
         for file in (ROOT / "params").glob("*.yaml"):
