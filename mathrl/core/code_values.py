@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,7 @@ def _module_of(path: str, files: _Files) -> Path | None:
     return next(filter(None, modules), None)
 
 
+@lru_cache(1024)  # a notebook or a test calls several stages
 def _facts(content: bytes) -> tuple[str, dict[str, list[str]]]:
     texts, imports = list[str](), dict[str, list[str]]()
     _dump(ast.parse(content), texts, imports)

@@ -34,9 +34,10 @@ sft_share: 0.2
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, code_digests: Path) -> Path:
     """Rows of every shape, Chinese and LaTeX among them, with duplicates, conflicts, leaks and bad rows."""
     folder = tmp_path_factory.mktemp("data")
+    shutil.copy(code_digests, folder)
     words = list(generate("word_problem", {"rl": 400, "test": 60, "dev": 40}, {}, seed=1))
     rows = [{"id": p.id, "question": p.question, "answer": p.answers[0], "solution": p.solution} for p in words]
     own = rows[100:400] + [{**row, "id": f"again/{i}"} for i, row in enumerate(rows[150:170])]
@@ -61,6 +62,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def project(folder: Path, data: Path) -> Path:
     """A folder in which the stage can run, without git and DVC."""
     (folder / "data" / "inputs" / "curate").mkdir(parents=True)
+    (folder / "home").mkdir()
+    shutil.copy(data / "code-digests.json", folder / "home")
     shutil.copytree(ROOT / "params", folder / "params")
     (folder / "params" / "curate.yaml").write_text(CURATE.replace("DATA", str(data)))
     return folder
