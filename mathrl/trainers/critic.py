@@ -17,6 +17,7 @@ from mathrl.learners.learner import Learner, make_learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
 from mathrl.learners.sharding import load_to_train, sharded_like
 from mathrl.models.device import to_device
+from mathrl.models.dropout import disable_dropout
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.load import load_model, precision_of, resolve_folder
 from mathrl.models.lora import add_lora
@@ -43,6 +44,7 @@ def make_critic(params: Critic, policy: Any, scorer: Any, updates: int, seed: in
             scorer = make_scorer(policy)
     if params.lora is not None:
         add_lora(scorer, params.lora, derive_seed(seed, "critic"))
+    disable_dropout(scorer)
     return make_learner(scorer, params.optimizer, updates, ranks, name="rl.advantage.critic")
 
 

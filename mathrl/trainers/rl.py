@@ -106,7 +106,8 @@ def train_rl(
 
             # Loss and optimizer steps.
             stop.release()
-            model.train()
+            for learner in setup.learners:
+                learner.model.train()
             policy_figures, critic_figures = StepFigures(), CriticFigures()
             for part in minibatches(batch, params, run.seed, state.step):
                 if critic is not None:
@@ -120,7 +121,8 @@ def train_rl(
                 policy.drop() if dropped else policy.update(update.loss)
                 policy_figures.add(update, 0.0 if dropped else policy.norm, dropped)
                 state.trained_tokens += int(update.trained)
-            model.eval()
+            for learner in setup.learners:
+                learner.model.eval()
             state.step += 1
             state.sampled_tokens += rollouts.tokens
             setup.keep_rollouts(rollouts, batch)

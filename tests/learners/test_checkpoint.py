@@ -41,9 +41,10 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
         tensors.unlink()
     else:
         manifest.write_text(manifest.read_text()[:-10])
-    with pytest.warns(UserWarning, match="step-00000010"):
+    with pytest.warns(UserWarning, match="step-00000010") as warned:
         found = folder.latest()
     assert found is not None and found.step == 5
+    assert {warning.filename for warning in warned} == {__file__}, "the line that asked for it is named"
 
 
 def test_tensors_without_a_manifest_do_not_count(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.hashing import derive_seed
-from mathrl.core.types import Completion, Problem
+from mathrl.core.types import Completion, Control, Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
@@ -74,6 +74,16 @@ def test_a_response_prefix_is_given_to_the_model_and_graded_with_the_response() 
     assert engine.seen == ["7+5=<answer>"]
     assert groups[0] is not None and groups[0][0].correct
     assert groups[0][0].completion.tokens.tolist() == [5, 6]
+
+
+def test_a_continued_response_is_graded_from_its_beginning_without_its_end_token() -> None:
+    sampler = Sampler(Scripted(), TOKENIZER, Prompt())
+    begun, rest, end = TOKENIZER.encode("1+"), TOKENIZER.encode("2"), TOKENIZER.eos_token_id
+    whole = problem(0).with_(control=Control(begun=tuple(begun)))
+    for tokens in ([*rest, end], [*rest, TOKENIZER.pad_token_id], rest):
+        completion = Completion(tuple(tokens), (-0.1,) * len(tokens), "2", "stop")
+        given = sampler.reward_input(whole, completion, Sampling(1, 1.0, 8))
+        assert (given.response, given.length) == ("1+2", len(tokens)), tokens
 
 
 def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) -> None:

@@ -224,3 +224,11 @@ def test_a_hub_id_that_is_no_model_is_a_sentence_too(small: Any, monkeypatch: py
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"rl.advantage.critic.path: 'models/critc' cannot initialise a critic"):
         make_critic(Critic(path="models/critc"), small.policy()[0], None, 10, 0, CPU)
+
+
+def test_adapters_of_a_critic_learn_without_dropout(small: Any) -> None:
+    def rows(dropout: float) -> Any:
+        critic = Critic(optimizer=fast(1e-2), lora=Lora(r=2, dropout=dropout))
+        return small.run(ppo(critic, steps=3))[1]
+
+    assert rows(0.5) == rows(0.0)

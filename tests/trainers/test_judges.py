@@ -106,8 +106,14 @@ def test_without_a_weight_the_rule_has_no_part_in_the_reward(
         assert one.rewards == other.rewards
 
 
-def test_steps_get_the_scores_after_their_last_tokens(scorer: Any, groups: list[RolloutGroup], small: Any) -> None:
-    found = process_judge(scorer, Judge(scale="raw"), small.TOKENIZER, "semicolon", 64)(groups)
+@pytest.mark.parametrize("budget", [16, 4096])
+@pytest.mark.parametrize("packed", [True, False])
+def test_steps_get_the_scores_after_their_last_tokens(
+    scorer: Any, groups: list[RolloutGroup], small: Any, packed: bool, budget: int
+) -> None:
+    if not packed:  # then an end token follows, which is one of the vocabulary
+        scorer.__dict__["_takes_packed"] = False
+    found = process_judge(scorer, Judge(scale="raw"), small.TOKENIZER, "semicolon", budget)(groups)
     # "1+1=2;2" and the end; "3", cut off; "1;2;3" and the end; "4+4" and the end.
     assert [group.step_ends for group in found] == [((5, 7), (0,)), ((1, 3, 5), (3,))]
     for group, given in zip(found, groups, strict=True):

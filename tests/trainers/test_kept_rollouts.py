@@ -34,10 +34,10 @@ PARAMS = Rl(
 )  # fmt: skip
 
 
-def train(small: Any, params: Rl, state: Path, last: int = 10**9) -> tuple[Any, Any]:
+def train(small: Any, params: Rl, state: Path, last: int = 10**9, seed: int = 0) -> tuple[Any, Any]:
     """Train with rollouts kept in state/rollouts; returns the result and the model."""
     model, sampler = small.policy()
-    run = replace(small.training_run(state, last), rollouts=state / "rollouts")
+    run = replace(small.training_run(state, last, seed=seed), rollouts=state / "rollouts")
     return train_rl(model, sampler, small.PROBLEMS, (), small.CountsOnes(), params, run), model
 
 
@@ -198,6 +198,13 @@ def test_a_share_is_of_the_problems_and_the_same_at_every_step(small: Any, tmp_p
     assert chosen(0, 0.25) == chosen(0, 0.25) and abs(len(chosen(0, 0.25)) - 100) < 45
     assert chosen(0, 0.25) != chosen(1, 0.25) and chosen(0, 0.25) < chosen(0, 0.5)
     assert sorted(chosen(0, 0.02))[:3] == [69, 94, 95], "the same with every version"
+    half = {"keep_rollouts": KeepRollouts(which="share", share=0.5), "prompts_per_step": 8, "steps": 1}
+    kept: list[set[str]] = []
+    for seed in (0, 1, 2):
+        train(small, PARAMS.model_copy(update={**half, "dynamic_sampling": None}), tmp_path / str(seed), seed=seed)
+        rows = read_responses(rollout_files(tmp_path / str(seed) / "rollouts")).to_pylist()
+        kept.append({row["problem"] for row in rows})
+    assert len({frozenset(each) for each in kept}) == 3 and all(each < {p.id for p in small.PROBLEMS} for each in kept)
     params = PARAMS.model_copy(update={"keep_rollouts": KeepRollouts(which="odd")})
     train(small, params, tmp_path)
     rows = read_responses(rollout_files(tmp_path / "rollouts")).to_pylist()
