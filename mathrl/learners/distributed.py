@@ -2,6 +2,7 @@
 
 import re
 import socket
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -103,17 +104,20 @@ class Ranks:
         Raises:
             UserError: a rank died, or did not come in time.
         """
+        start = time.monotonic()
         try:
             with exchanging():
                 dist.monitored_barrier(self.objects, self.timeout, wait_all_ranks=True)
                 exchange()
         except RuntimeError as error:
-            if not any(words in str(error) for words in ("failed to pass monitoredBarrier", "Timed out waiting")):
+            # Who came and lost the others says the second: by then rank 0 may have closed its connections.
+            lost = ("failed to pass monitoredBarrier", "successfully reached monitoredBarrier", "Timed out waiting")
+            if not any(words in str(error) for words in lost):
                 raise
             late = re.search(r"Ranks? ([\d, ]+) failed", str(error))  # rank 0 knows them
             who = f"rank {late[1]}" if late else "rank 0, or another rank that it names,"
             raise UserError(
-                f"rank {self.rank} waited {self.timeout.total_seconds():g} s in {_caller()}, but {who} did not come: "
+                f"rank {self.rank} waited {time.monotonic() - start:.0f} s in {_caller()}, but {who} did not come: "
                 "see the output of each rank; if it was only slow, raise training.collective_timeout_minutes"
             ) from None
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -68,6 +69,6 @@ def test_ranks_of_two_machines_exchange_and_name_a_network_that_breaks(tmp_path:
     for rank in (0, 1):
         first = json.loads((tmp_path / f"first-{rank}.json").read_text())
         assert first == {"sum": 2.0, "gpus": 1, "gpu": 0, "gathered": ["0", "1"]}
-    assert "rank 0 waited 3 s in `main` (two_machines.py, line " in messages[0].read_text()
+    assert re.match(r"rank 0 waited \d+ s in `main` \(two_machines\.py, line ", messages[0].read_text())
     assert "but rank 1 did not come" in messages[0].read_text()
-    assert "rank 1 waited 3 s" in messages[1].read_text()
+    assert re.match(r"rank 1 waited \d+ s in ", messages[1].read_text())

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.params.training import Training
+from mathrl.rollout.ranks import from_rank_0
 
 
 def collect(ranks: Ranks, out: Path) -> None:
@@ -26,6 +27,8 @@ def main(out: Path) -> None:
     ones = torch.ones(2)
     ranks.sum_(ones)
     assert ones.tolist() == [3.0, 3.0] and ranks.gather(ranks.rank) == [0, 1, 2]
+    made = from_rank_0(lambda: (out / f"made-{ranks.rank}").write_text("one maker"))
+    assert made == len("one maker") and [file.name for file in out.glob("made-*")] == ["made-0"]
     # From here on: to start takes longer on a busy machine. Gloo takes a group's time-out when it makes the group.
     ranks.timeout = timedelta(seconds=5)
     ranks.objects = dist.new_group(backend="gloo", timeout=ranks.timeout)
