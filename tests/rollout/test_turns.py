@@ -130,15 +130,25 @@ class Counting(TorchEngine):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.kept: list[int] = []
+        self.prompts: list[int] = []
 
     def generate(self, prompts: Any, sampling: Sampling, *args: Any, **kwargs: Any) -> Any:
+        self.prompts.append(len(prompts))
         self.kept.append(sum(keys is not None for keys in sampling.kept))
         return super().generate(prompts, sampling, *args, **kwargs)
 
 
+class Nines(Equations):
+    """Stops at every other character, and only what has a nine is a call."""
+
+    def calls(self, turn: str) -> list[Asked]:
+        return super().calls(turn) if "9" in turn else []
+
+
+@pytest.mark.parametrize("form", [Equations(), Nines("=", "1")], ids=["", "stops that are no calls"])
 @pytest.mark.parametrize("sequences", [64, 16])  # 16: some responses are not kept, and read again beside the others
 def test_a_turn_goes_on_from_what_was_computed_and_gives_what_a_reread_gives(
-    engine: TorchEngine, sequences: int
+    engine: TorchEngine, sequences: int, form: Equations
 ) -> None:
     rollout = Rollout(max_sequences=sequences)
     read: list[int] = []
@@ -152,11 +162,14 @@ def test_a_turn_goes_on_from_what_was_computed_and_gives_what_a_reread_gives(
     own = Counting(engine.model, TOKENIZER, rollout)
     for sampling_engine in (own, Rereading(engine.model, TOKENIZER, rollout)):
         sampler = turn_sampler(sampling_engine, Calculator(), max_calls=3)
+        sampler.format = form
         read.append(0)
         found.append((sampler.generate(PROMPTS, SAMPLING, 1), sum(read)))
         read.clear()
         assert sampler.room_to_keep == sequences, "nothing is kept of a response that has ended"
     assert sequences >= max(own.kept) >= 16
+    if sequences == 64:
+        assert own.kept[1:] == own.prompts[1:], "whatever goes on goes on from what was computed"
     (continued, fewer), (reread, more) = found
     assert fewer < 0.6 * more
     for one, other in zip((c for g in continued for c in g), (c for g in reread for c in g), strict=True):
@@ -171,13 +184,6 @@ def test_what_ends_with_its_last_token_calls_nothing(engine: TorchEngine, room: 
     responses = [each for group in sampler.generate(PROMPTS, replace(SAMPLING, max_tokens=room), 3) for each in group]
     assert any(len(each.tokens) == room and each.text.endswith("=") for each in responses)
     assert tool.runs == sum(len(each.calls) for each in responses) and sampler.room_to_keep == 16
-
-
-class Nines(Equations):
-    """Stops at every other character, and only what has a nine is a call."""
-
-    def calls(self, turn: str) -> list[Asked]:
-        return super().calls(turn) if "9" in turn else []
 
 
 class Mistaken(Equations):

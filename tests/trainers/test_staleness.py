@@ -234,7 +234,8 @@ def test_a_killed_run_loses_no_group_and_stays_within_the_bound(small: Any, tmp_
     assert replayed == rows and same(model, other), "the interruption changed no bit"
 
 
-def test_keys_are_kept_of_as_many_responses_as_a_batch_has_and_of_none_that_is_whole(small: Any) -> None:
+def made_pool(small: Any) -> GroupPool:
+    """Of four groups, of which three have room; a segment has three tokens, a response nine."""
     _, sampler = small.policy()
     sampler.engine.rollout = Rollout(max_sequences=5)
     params, problems = short_rl(max_tokens=9), small.PROBLEMS
@@ -243,6 +244,25 @@ def test_keys_are_kept_of_as_many_responses_as_a_batch_has_and_of_none_that_is_w
     ranks = Ranks(torch.device("cpu"))
     pool = GroupPool(Collector(sampler, problems, prompts, order, small.CountsOnes(), None, params, ranks), 0, 3, 3)
     pool.add_round()
+    return pool
+
+
+def test_groups_that_grow_too_old_while_they_are_sampled_begin_again(small: Any) -> None:
+    pool = made_pool(small)
+    turns = [(group.number, group.problem, group.size) for group in pool.pending]
+    pool.sample()
+    assert pool.update(1, staleness=1) == [] and len(pool.running) == 3
+    running = list(pool.running)
+    assert pool.update(2, staleness=1) == running and pool.running == []
+    assert [(group.number, group.problem, group.size) for group in pool.pending] == turns, "first again, in their order"
+    assert not any(group.responses for group in pool.pending)
+    whole = [group for _ in range(6) for group in pool.sample()[0]]
+    assert sorted(group.number for group in whole) == [0, 1, 2, 3] and not pool.has_work
+    assert {version for group in whole for version in group.tokens} == {2}
+
+
+def test_keys_are_kept_of_as_many_responses_as_a_batch_has_and_of_none_that_is_whole(small: Any) -> None:
+    pool = made_pool(small)
 
     def responses(kept: bool) -> int:
         all_of_it = [response for group in pool.running for response in group.responses]

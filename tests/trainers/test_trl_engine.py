@@ -1,6 +1,7 @@
 """TRL trains in the stages sft and rl: an ended run gives the same bits, its metrics are mathrl's, the model learns."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,27 @@ CONFIGURED = (
     ("rl.loss=gspo", "rl.loss.aggregation=sequence_mean", "rl.kl.coef=0.01", "rl.loss.dual=3"),
     ("rl.loss=cispo", "rl.loss.low=1", "rl.advantage=dr_grpo", "rl.truncated=mask", "rl.loss.entropy_coef=0.01"),
 )
+
+
+# The stage rl up to where it asks for its tokenizer, which only a pretrained model does.
+ASKED = """
+import runpy, sys
+from mathrl.stages.stage_run import StageRun
+
+def asks(run, problems, tokenizer, few_shot=()):
+    from mathrl.models import load
+
+    def noted(folder, model=None):
+        print("asked", folder, model == run.params.model, flush=True)
+        raise SystemExit
+
+    load.resolve_folder = noted
+    tokenizer()
+
+StageRun.check_lengths = asks
+sys.argv = ["rl"]
+runpy.run_module("mathrl.stages.rl", run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +75,8 @@ def test_a_killed_run_resumes_to_the_same_bits(runs: Any) -> None:
     weights, rows = whole.output("rl")
     assert [row["step"] for row in rows] == list(range(1, 10))
     assert weights != (whole.folder / "models/sft/model.safetensors").read_bytes()
+    resolved = {"rollout.engine": "torch", "rl.importance": None}
+    assert whole.record("rl")["resolved"] == resolved, "what TRL samples with, and does not correct for"
 
 
 def test_a_stopped_run_leaves_a_checkpoint(runs: Any) -> None:
@@ -139,3 +163,17 @@ def test_trls_own_configuration_takes_the_arguments(runs: Any) -> None:
         "generation_batch_size": 32, "steps_per_generation": 8, "gradient_accumulation_steps": 4, "max_steps": 300,
     }  # fmt: skip
     assert third["generation_batch_size"] == fourth["generation_batch_size"] == 512
+
+
+def test_the_tokenizer_is_read_as_the_models_section_says(runs: Any, tmp_path: Path) -> None:
+    """Such as code that comes with it, which runs only where that allows it."""
+    place = shutil.copytree(runs[0].folder, tmp_path / "place", ignore=shutil.ignore_patterns("home"))
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED],
+        cwd=place,
+        env=runs[0].variables() | {"MATHRL_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "asked models/sft True" in done.stdout.splitlines(), done.stderr[-3000:]

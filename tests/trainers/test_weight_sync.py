@@ -4,7 +4,7 @@ import copy
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -127,6 +127,38 @@ def test_a_shared_engine_follows_each_sync_and_sleeps_until_the_next(small: Any,
     synced = [["sync", f"version {number}", "probe"] for number in range(1, 5)]
     steps = [each for after in synced[1:] for each in ("generate", "sleep", *after)]
     assert engines[0].happened == [*synced[0], *steps, "sleep"]
+
+
+class TwoServers(CopyEngine):
+    """Two engines that sample, of which one may be off; notes what the canary was asked with."""
+
+    by = 0.0
+    asked: ClassVar[list[tuple[Any, ...]]] = []
+
+    def probe(self, *arguments: Any) -> list[tuple[str, list[list[Completion]]]]:
+        TwoServers.asked.append(arguments)
+        ((_, rows),) = super().probe(*arguments)
+        off = [[replace(each, logprobs=each.logprobs - self.by) for each in row] for row in rows]
+        return [("server a", rows), ("server b", off)]
+
+
+def test_the_canary_is_of_a_runs_own_prompts_and_names_the_server_that_is_off(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = [small.PROBLEMS[n].with_(question="1+" * (n + 3) + "=") for n in range(5)]
+    too_long = small.PROBLEMS[5].with_(question="1+" * 300)
+    monkeypatch.setattr(small, "PROBLEMS", [*small.PROBLEMS[:3], longer[0], too_long, *longer[1:]])
+    monkeypatch.setattr(TwoServers, "asked", [])
+    run(small, tmp_path / "well", TwoServers)
+    sampler = small.policy()[1]
+    expected = [sampler.prompt_tokens(problem) for problem in reversed(longer[1:])]
+    assert len(TwoServers.asked) == 1 + SMALL_STEPS.steps
+    for prompts, sampling, _ in TwoServers.asked:
+        assert [list(prompt) for prompt in prompts] == expected, "the longest of those that fit"
+        assert (sampling.temperature, sampling.max_tokens) == (SMALL_STEPS.temperature, SMALL_STEPS.max_tokens)
+    monkeypatch.setattr(TwoServers, "by", 9.0)
+    with pytest.raises(UserError, match="the log-probs of server b differ from the trainer's by 9"):
+        run(small, tmp_path / "off", TwoServers)
 
 
 def test_the_canary_has_the_longest_prompts(small: Any) -> None:
