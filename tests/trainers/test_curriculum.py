@@ -1,16 +1,21 @@
 """Orders of problems: seeded, resumable, and what they say they are."""
 
+import warnings
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mathrl.core.errors import UserError
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.params.curriculum import EasyToHard, PassRate
+from mathrl.params.curriculum import EasyToHard, PassRate, PoolWeights, Retire
 from mathrl.params.train import Rl
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.demonstrations import Stream
+from mathrl.trainers.pools import features
+from tests.trainers.test_pools import mixture, pools
 
 
 def problem(number: int, pass_rate: float | None = None, level: int | None = None) -> Problem:
@@ -136,3 +141,33 @@ def test_resuming_goes_on_where_it_was(kind: str) -> None:
     found.take(7)
     again.load(found.state())
     assert [again.take(4) for _ in range(3)] == [found.take(4) for _ in range(3)]
+
+
+def test_further_sources_share_a_column_and_nothing_is_warned_of() -> None:
+    """Sources beyond the most frequent ones are told apart from these and by their level alone."""
+    few = mixture(20)
+    many = [problem.with_(source=f"rare {n}") for n, problem in enumerate(mixture(9))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert features(few).shape == (20, 2 + 2), "of two sources, each with a column of its levels"
+        matrix_NF = features([*few, *few, *few, *many, *many[:1] * 2, *mixture(1)])
+    assert np.isfinite(matrix_NF).all()
+    order = pools(5, predict=True)
+    assert np.isfinite(order.features_NF).all() and order.features_NF.shape == (5, 0), "nothing varies"
+
+
+def test_those_that_return_at_once_come_in_an_order_that_no_processor_changes() -> None:
+    """Equal numbers are sorted as they stood: by numpy's stable sort, which is the same everywhere."""
+    order = pools(60, retire=Retire(solved_after=1, failed_after=None, steps=2, growth=1))
+    order.due_N[:], order.pause_N[:] = 9, 1
+    order.due_N[:30] = 8
+    taken = order.take(60)
+    shuffled = np.random.Generator(np.random.PCG64(derive_seed(1, "pools", 1))).permutation(60).tolist()
+    assert taken == sorted(shuffled, key=lambda place: order.due_N[place])
+
+
+def test_those_that_were_away_come_first_and_else_as_shuffled() -> None:
+    order = pools(60, weights=PoolWeights(hard=0, medium=1, easy=0), retire=None)
+    order.pause_N[20:50] = 1
+    shuffled = np.random.Generator(np.random.PCG64(derive_seed(1, "pools", 1))).permutation(60).tolist()
+    assert order.take(60) == sorted(shuffled, key=lambda place: not 20 <= place < 50)

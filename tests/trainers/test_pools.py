@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.params.advantage import Rloo
 from mathrl.params.curriculum import (
@@ -103,23 +101,6 @@ def test_a_round_that_needs_more_takes_the_retired_by_their_return_and_then_all_
     assert order.metrics()["curriculum/retired"] == 2
 
 
-def test_those_that_return_at_once_come_in_an_order_that_no_processor_changes() -> None:
-    """Equal numbers are sorted as they stood: by numpy's stable sort, which is the same everywhere."""
-    order = pools(60, retire=Retire(solved_after=1, failed_after=None, steps=2, growth=1))
-    order.due_N[:], order.pause_N[:] = 9, 1
-    order.due_N[:30] = 8
-    taken = order.take(60)
-    shuffled = np.random.Generator(np.random.PCG64(derive_seed(1, "pools", 1))).permutation(60).tolist()
-    assert taken == sorted(shuffled, key=lambda place: order.due_N[place])
-
-
-def test_those_that_were_away_come_first_and_else_as_shuffled() -> None:
-    order = pools(60, weights=PoolWeights(hard=0, medium=1, easy=0), retire=None)
-    order.pause_N[20:50] = 1
-    shuffled = np.random.Generator(np.random.PCG64(derive_seed(1, "pools", 1))).permutation(60).tolist()
-    assert order.take(60) == sorted(shuffled, key=lambda place: not 20 <= place < 50)
-
-
 def test_a_mixed_group_ends_retirement_and_failures_retire_on_their_own() -> None:
     order = pools(1, retire=Retire(solved_after=1, failed_after=2, steps=5))
     order.take(1)
@@ -169,19 +150,6 @@ def test_unseen_problems_are_predicted_from_source_and_level() -> None:
     assert (found_N == np.round(found_N, 3)).all()
     few_N = predict(matrix_NF, measured_rates(chosen), correct_N, samples_N * (np.arange(400) < 7), np.ones(400))
     assert (few_N == 0.5).all(), "too few problems to learn from"
-
-
-def test_further_sources_share_a_column_and_nothing_is_warned_of() -> None:
-    """Sources beyond the most frequent ones are told apart from these and by their level alone."""
-    few = mixture(20)
-    many = [problem.with_(source=f"rare {n}") for n, problem in enumerate(mixture(9))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert features(few).shape == (20, 2 + 2), "of two sources, each with a column of its levels"
-        matrix_NF = features([*few, *few, *few, *many, *many[:1] * 2, *mixture(1)])
-    assert np.isfinite(matrix_NF).all()
-    order = pools(5, predict=True)
-    assert np.isfinite(order.features_NF).all() and order.features_NF.shape == (5, 0), "nothing varies"
 
 
 def test_what_is_older_counts_half_and_the_latest_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
