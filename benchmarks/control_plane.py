@@ -58,7 +58,7 @@ from mathrl.rollout.engine import Sampling  # noqa: E402
 from mathrl.rollout.sampler import Sampler  # noqa: E402
 from mathrl.rollout.torch_engine import TorchEngine  # noqa: E402
 from mathrl.trainers import rollouts  # noqa: E402
-from mathrl.trainers.batch import make_batch  # noqa: E402
+from mathrl.trainers.batch import make_batch, score  # noqa: E402
 from mathrl.trainers.policy_update import minibatches, update_gradient  # noqa: E402
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics  # noqa: E402
 
@@ -202,7 +202,7 @@ def step(clock: Clock, args: argparse.Namespace, problems: list[Problem], messag
     ranks = OneOfMany(args.ranks)
     policy = Packs(ranks, clock)
     with clock.part("batch"):
-        batch, _ = make_batch(groups, params, ranks, None)
+        batch, _ = make_batch(groups, params, score(groups, params, ranks, None))
     before = clock.seconds.get("packing", (0.0, 0.0))
     with clock.part("partition"):
         for part in minibatches(batch, params, 0, 0):

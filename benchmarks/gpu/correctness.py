@@ -23,7 +23,7 @@ from mathrl.models.torch_state import exact_float32
 from mathrl.models.transformers_import import AutoModelForCausalLM
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
-from mathrl.trainers.batch import make_batch
+from mathrl.trainers.batch import make_batch, score
 from mathrl.trainers.policy_update import update_gradient
 
 # Nats. Random weights give log-probs near -12, so bfloat16 (8 bits of mantissa) is within some hundredths.
@@ -139,7 +139,7 @@ def _learner(source: Path, device: torch.device) -> tuple[TorchLearner, Any, Any
     model, ranks = load_model(source, params.model, device), Ranks(device, params.training)
     policy = TorchLearner(model, params.rl.optimizer, 10, ranks)
     groups = random_groups(2, 4, 64, 64, model.config.vocab_size)
-    return policy, params, make_batch(groups, params.rl, ranks, model)[0]
+    return policy, params, make_batch(groups, params.rl, score(groups, params.rl, ranks, model))[0]
 
 
 def _step(policy: TorchLearner, params: Any, batch: Any) -> Tensor:

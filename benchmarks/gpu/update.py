@@ -36,7 +36,7 @@ from mathrl.models.load import load_model
 from mathrl.models.model_shape import shape_of
 from mathrl.models.shapes import ModelShape
 from mathrl.planning.memory import plan_memory
-from mathrl.trainers.batch import make_batch
+from mathrl.trainers.batch import make_batch, score
 from mathrl.trainers.policy_update import update_gradient
 
 PROMPT = 256
@@ -154,7 +154,7 @@ def _batch(policy: TorchLearner, params: Any, length: int) -> Any:
     policy.model.train()
     vocabulary = policy.model.config.vocab_size
     groups = random_groups(params.rl.prompts_per_step, 2, PROMPT, length - PROMPT, vocabulary)
-    return make_batch(groups, params.rl, policy.ranks, policy.model)[0]
+    return make_batch(groups, params.rl, score(groups, params.rl, policy.ranks, policy.model))[0]
 
 
 def _update(policy: TorchLearner, params: Any, batch: Any) -> float:

@@ -11,7 +11,7 @@ from benchmarks.gpu.workload import free, random_groups, run_params, write_model
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import make_learner
 from mathrl.models.load import load_model
-from mathrl.trainers.batch import make_batch
+from mathrl.trainers.batch import make_batch, score
 from mathrl.trainers.policy_update import update_gradient
 
 LIMIT = 0.02  # relative, of the gradient norm: torch keeps float32 weights, DeepSpeed computes in pure bfloat16
@@ -53,7 +53,7 @@ def one_update(source: Path, device: torch.device, precision: str, settings: lis
     model = load_model(source, params.model, device, plain=ranks.divides)
     groups = random_groups(4, 4, 64, 64, model.config.vocab_size)
     policy = make_learner(model, params.rl.optimizer, 10, ranks, name="rl")
-    batch, _ = make_batch(groups, params.rl, ranks, policy.model)
+    batch, _ = make_batch(groups, params.rl, score(groups, params.rl, ranks, policy.model))
     figures = update_gradient(policy, params.rl, batch, 0.0)
     policy.update(figures.loss)
     return figures.loss, policy.norm

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVarTuple
+from typing import Any, ParamSpec, Protocol
 
 from torch import Tensor
 
@@ -11,11 +11,11 @@ from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.fsdp_learner import FsdpLearner
-from mathrl.learners.micro_batches import Figures
+from mathrl.learners.micro_batches import LossOf
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.optimizer import Optimizer
 
-Inputs = TypeVarTuple("Inputs")
+Inputs = ParamSpec("Inputs")
 BACKENDS: dict[str, Callable[..., "Learner"]] = {
     "torch": TorchLearner,
     "deepspeed": DeepSpeedLearner,
@@ -31,9 +31,9 @@ class Learner(Protocol):
     (0 if skipped). All ranks call the same methods in the same order.
 
     Example:
+        forward = learner.through_root(loss_of)
         for micro, counts in learner.micro_batches(sizes, tokens=4096):
-            loss, figures = learner.forward(loss_of, [items[i] for i in micro])
-            learner.backward(loss * counts)
+            figures += add_gradient(learner.backward, forward([items[i] for i in micro]), counts)
         learner.update(total_loss)
     """
 
@@ -54,12 +54,12 @@ class Learner(Protocol):
         """
         ...
 
-    def forward(self, loss_of: Callable[[*Inputs], tuple[Tensor, Figures]], *inputs: *Inputs) -> tuple[Tensor, Figures]:
-        """The result of `loss_of`, which runs `model`: a scalar loss, and figures without a gradient."""
+    def through_root(self, loss_of: LossOf[Inputs]) -> LossOf[Inputs]:
+        """`loss_of`, which runs `model`, with divided weights gathered meanwhile: a scalar loss, and figures of it."""
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a loss that `forward` gave."""
+        """Add the gradient of a loss from `through_root`."""
         ...
 
     def update(self, loss: float) -> None:

@@ -1,11 +1,12 @@
 """Micro-batches: which rank computes what, how many tokens at a time, and half as many after out-of-memory."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce, wraps
+from functools import reduce
 from heapq import heapreplace
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,9 +15,9 @@ from mathrl.core.out_of_memory import OutOfMemory, memory_part
 from mathrl.learners.distributed import Ranks
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
-P = ParamSpec("P")
+Inputs = ParamSpec("Inputs")
 Figures = Mapping[str, Tensor]  # what a loss reports of a micro-batch: sums, or the largest where the name ends in _max
+LossOf = Callable[Inputs, tuple[Tensor, Figures]]  # the loss of a micro-batch, a share of the global batch's
 LEAST_TOKENS = 16  # no smaller micro-batch is tried
 
 
@@ -43,48 +44,62 @@ class TokenBudget:
         )
 
 
-def halved_on_out_of_memory(
-    compute: Callable[Concatenate[TokenBudget, P], Result],
-) -> Callable[Concatenate[TokenBudget, P], Result]:
-    """`compute`, repeated with half the tokens per micro-batch for as long as memory runs out at some rank.
+def attempts(budget: TokenBudget) -> Iterator[AbstractContextManager[TokenBudget]]:
+    """Contexts to compute in until memory holds it at every rank, each with half the tokens of the one before.
 
-    Only where `training.on_out_of_memory` is halve. All ranks repeat together: `compute` must neither reduce
-    anything over the ranks nor move a weight. The gradient is that of the global batch, so it is the same but
-    for the order of sums.
+    Only where `training.on_out_of_memory` is halve; else there is one. All ranks repeat together: within the context
+    nothing is reduced over the ranks and no weight moves, and the loop is left by its end alone. The gradient is that
+    of the global batch, so it is the same but for the order of sums.
 
     Raises:
         OutOfMemory: memory ran out, and on_out_of_memory is stop or the micro-batches are as small as they get.
+
+    Example:
+        for attempt in attempts(TokenBudget(ranks, 4096, "rl")):
+            with attempt as budget:
+                figures = compute(budget.tokens)
     """
+    ranks, halves = budget.ranks, budget.ranks.training.on_out_of_memory == "halve"
+    while True:
+        now = replace(budget, tokens=max(1, budget.tokens >> ranks.halvings))
+        failures: list[str] = []
+        yield _attempt(now, failures if halves else None)
+        if not halves or not any(ranks.gather(bool(failures))):
+            return
+        if now.tokens // 2 < LEAST_TOKENS:
+            raise OutOfMemory(*failures or [f"{budget.section}: another rank is out of memory; see its output"])
+        ranks.halvings += 1
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if ranks.rank == 0:
+            print(
+                f"{budget.section}: out of memory, continuing with micro-batches of {now.tokens // 2} tokens; "
+                f"to start with them, set {budget.section}.tokens_per_microbatch",
+                file=sys.stderr,
+                flush=True,
+            )
 
-    @wraps(compute)
-    def retried(budget: TokenBudget, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        ranks = budget.ranks
-        while True:
-            now = replace(budget, tokens=max(1, budget.tokens >> ranks.halvings))
-            failure: OutOfMemory | None = None
-            try:
-                with memory_part("activations of a micro-batch", now.advice):
-                    result = compute(now, *args, **kwargs)
-            except OutOfMemory as error:
-                if ranks.training.on_out_of_memory == "stop":
-                    raise
-                failure = OutOfMemory(str(error))  # without the frames, which hold what is to be freed
-            if ranks.training.on_out_of_memory == "stop" or not any(ranks.gather(failure is not None)):
-                return result
-            if now.tokens // 2 < LEAST_TOKENS:
-                raise failure or OutOfMemory(f"{budget.section}: another rank is out of memory; see its output")
-            ranks.halvings += 1
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            if ranks.rank == 0:
-                print(
-                    f"{budget.section}: out of memory, continuing with micro-batches of {now.tokens // 2} tokens; "
-                    f"to start with them, set {budget.section}.tokens_per_microbatch",
-                    file=sys.stderr,
-                    flush=True,
-                )
 
-    return retried
+@contextmanager
+def _attempt(budget: TokenBudget, failures: list[str] | None) -> Iterator[TokenBudget]:
+    """`failures` receives the message, without the error's frames, which hold what is to be freed; None: raised."""
+    try:
+        with memory_part("activations of a micro-batch", budget.advice):
+            yield budget
+    except OutOfMemory as error:
+        if failures is None:
+            raise
+        failures.append(str(error))
+
+
+def add_gradient(backward: Callable[[Tensor], None], computed: tuple[Tensor, Figures], counts: float) -> list[Figures]:
+    """Add the gradient of a micro-batch's loss, and give its figures; none of a micro-batch that does not count.
+
+    The caller keeps no loss, so that its graph is freed where memory runs out.
+    """
+    loss, figures = computed
+    backward(loss * counts)
+    return [figures] if counts else []
 
 
 def reduce_figures(micro_batches: Sequence[Figures], ranks: Ranks) -> dict[str, Tensor]:

@@ -1,15 +1,15 @@
 """The passes of a learner whose library divides the weights: they all go through a root, whose hooks gather them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVarTuple
+from typing import Any, ParamSpec
 
 from torch import Tensor
 
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import Figures, own_micro_batches, smallest
+from mathrl.learners.micro_batches import Figures, LossOf, own_micro_batches, smallest
 
-Inputs = TypeVarTuple("Inputs")
+Inputs = ParamSpec("Inputs")
 
 
 class RootPasses:
@@ -29,15 +29,18 @@ class RootPasses:
     ) -> Iterator[tuple[list[int], float]]:
         return self.ranks.evened(own_micro_batches(sizes, tokens, self.ranks, chosen), smallest(sizes))
 
-    def forward(self, loss_of: Callable[[*Inputs], tuple[Tensor, Figures]], *inputs: *Inputs) -> tuple[Tensor, Figures]:
-        figures: dict[str, Tensor] = {}
+    def through_root(self, loss_of: LossOf[Inputs]) -> LossOf[Inputs]:
+        def forward(*inputs: Inputs.args, **named: Inputs.kwargs) -> tuple[Tensor, Figures]:
+            figures: dict[str, Tensor] = {}
 
-        def compute() -> Tensor:
-            loss, values = loss_of(*inputs)
-            figures.update(values)
-            return loss
+            def compute() -> Tensor:
+                loss, values = loss_of(*inputs, **named)
+                figures.update(values)
+                return loss
 
-        return self.engine(compute), figures
+            return self.engine(compute), figures
+
+        return forward
 
     @contextmanager
     def whole(self) -> Iterator[None]:

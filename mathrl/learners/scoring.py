@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mathrl.core.out_of_memory import memory_part
-from mathrl.learners.micro_batches import TokenBudget, filled, halved_on_out_of_memory, own_micro_batches, smallest
+from mathrl.learners.micro_batches import TokenBudget, attempts, filled, own_micro_batches, smallest
 from mathrl.models.kernels import Kernel, attention_kernel
 from mathrl.models.packing import Group
 
@@ -34,7 +34,6 @@ def eval_mode(model: Any) -> Iterator[None]:
         model.train(training)
 
 
-@halved_on_out_of_memory
 @torch.no_grad()
 def own_passes(
     budget: TokenBudget, part: str, forward: Callable[[list[Item]], Result], items: Sequence[Item], sizes: Sequence[int]
@@ -47,9 +46,10 @@ def own_passes(
         return []
     ranks = budget.ranks
     share = slice(ranks.share, None, ranks.shares)
-    with memory_part(part, budget.advice):
-        micros = ranks.evened(filled(items[share], sizes[share], budget.tokens), [items[0]])
-        results = [(forward(micro), counts) for micro, counts in micros]
+    for attempt in attempts(budget):
+        with attempt as now, memory_part(part, now.advice):
+            micros = ranks.evened(filled(items[share], sizes[share], now.tokens), [items[0]])
+            results = [(forward(micro), counts) for micro, counts in micros]
     return [result for result, counts in results if counts]
 
 
@@ -80,20 +80,21 @@ def score_tokens(
     return torch.from_numpy(np.concatenate([scores[number] for number in sorted(scores)]))
 
 
-@halved_on_out_of_memory
 @torch.no_grad()
 def _own_token_scores(
     budget: TokenBudget, part: str, forward: Callable[[list[Group]], Tensor], groups: Sequence[Group], kernel: Kernel
 ) -> dict[int, Floats]:
     """This rank's share, by the number of the piece that a group was cut into."""
-    pieces = [piece for group in groups for piece in group.cut(budget.tokens, kernel)]
-    sizes = [piece.tokens_by(kernel) for piece in pieces]
     scores: dict[int, Floats] = {}
-    with memory_part(part, budget.advice):
-        micros = own_micro_batches(sizes, budget.tokens, budget.ranks)
-        for micro, counts in budget.ranks.evened(micros, smallest(sizes)):
-            values_N = forward([pieces[i] for i in micro]).float().cpu()
-            if counts:
-                ends = accumulate(sum(pieces[i].counts) for i in micro[:-1])
-                scores |= dict(zip(micro, np.split(values_N.numpy(), list(ends)), strict=True))
+    for attempt in attempts(budget):
+        with attempt as now, memory_part(part, now.advice):
+            pieces = [piece for group in groups for piece in group.cut(now.tokens, kernel)]
+            sizes = [piece.tokens_by(kernel) for piece in pieces]
+            micros = own_micro_batches(sizes, now.tokens, budget.ranks)
+            scores = {}
+            for micro, counts in budget.ranks.evened(micros, smallest(sizes)):
+                values_N = forward([pieces[i] for i in micro]).float().cpu()
+                if counts:
+                    ends = accumulate(sum(pieces[i].counts) for i in micro[:-1])
+                    scores |= dict(zip(micro, np.split(values_N.numpy(), list(ends)), strict=True))
     return scores

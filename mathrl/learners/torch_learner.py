@@ -1,10 +1,10 @@
 """The torch backend: every rank holds all weights, as one buffer, and gradients are summed over the ranks."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVarTuple
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -13,12 +13,12 @@ from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import Figures, own_micro_batches
+from mathrl.learners.micro_batches import LossOf, own_micro_batches
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.weights import full_weights
 from mathrl.params.optimizer import Optimizer
 
-Inputs = TypeVarTuple("Inputs")
+Inputs = ParamSpec("Inputs")
 
 
 class TorchLearner:
@@ -59,8 +59,8 @@ class TorchLearner:
         self.flat.gradients.zero_()
         yield from ((micro, 1.0) for micro in own_micro_batches(sizes, tokens, self.ranks, chosen))
 
-    def forward(self, loss_of: Callable[[*Inputs], tuple[Tensor, Figures]], *inputs: *Inputs) -> tuple[Tensor, Figures]:
-        return loss_of(*inputs)
+    def through_root(self, loss_of: LossOf[Inputs]) -> LossOf[Inputs]:
+        return loss_of
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

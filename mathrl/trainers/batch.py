@@ -1,4 +1,4 @@
-"""The rollouts of a step with all their numbers per token: old log-probs, advantages, the critic's targets.
+"""The rollouts of a step with all their numbers per token: what models make of them, advantages, critic's targets.
 
 Shapes: P groups of G responses, S = P G; N the sampled tokens of all responses (groups, responses, tokens in
 order); the outputs of tools are in none of the numbers.
@@ -18,6 +18,7 @@ from torch import Tensor
 from mathrl.algorithms.advantages import distillation_advantages, group_advantages, process_advantages, whiten
 from mathrl.algorithms.aggregation import spread
 from mathrl.algorithms.alignment import gap_counts, gap_shares, importance_weights, logprob_alignment
+from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
 from mathrl.algorithms.set_objectives import part_advantages, set_advantages
 from mathrl.core.errors import UserError
@@ -46,26 +47,47 @@ from mathrl.params.advantage import (
     Rft,
     Rloo,
 )
-from mathrl.params.loss import LossKl, Masked, RewardKl
+from mathrl.params.loss import KlProbe, LossKl, Masked, RewardKl
 from mathrl.params.train import Rl
 from mathrl.trainers.rollouts import RolloutGroup
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The global batch at every rank: few numbers per response, and numbers per token only where they differ.
+class Scores:
+    """What models make of the tokens of a step's rollouts, [N]; None where the method does not ask that model.
 
-    `old` are the log-probs that ratios are against, None for the sampler's. `advantages` and `kept` have a value for
-    each response, or for each token; what is not kept has no loss and counts in no denominator. `importance_N` weighs
-    the surrogate; `reference_N` is there with a KL in the loss, `values_N` and `returns_N` with a critic. `weights_S`
-    are the weights of each response's tokens in the loss of the global batch, once an update has set them.
+    `policy_N` are the log-probs by the trainer's model, where they are computed beside the sampler's. `probed_kl` is
+    the mean KL per token of the groups that rl.kl names, where it is only measured.
+    """
+
+    sampler_N: Tensor
+    policy_N: Tensor | None = None
+    reference_N: Tensor | None = None
+    teacher_N: Tensor | None = None
+    values_N: Tensor | None = None
+    probed_kl: float | None = None
+
+    @property
+    def old_N(self) -> Tensor:
+        """The log-probs that ratios are against."""
+        return self.sampler_N if self.policy_N is None else self.policy_N
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The global batch at every rank.
+
+    `old_N` are the log-probs that ratios are against; what is not in `kept_N` has no loss and counts in no denominator.
+    `importance_N` weighs the surrogate; `reference_N` is there with a KL in the loss, `values_N` and `returns_N` with a
+    critic. `weights_S` are the weights of each response's tokens in the loss of the global batch, once an update has
+    set them.
     """
 
     groups: Sequence[RolloutGroup]
     lengths_S: Tensor
-    old: Tensor | None
-    advantages: Tensor
-    kept: Tensor
+    old_N: Tensor
+    advantages_N: Tensor
+    kept_N: Tensor
     importance_N: Tensor | None = None
     reference_N: Tensor | None = None
     values_N: Tensor | None = None
@@ -76,38 +98,22 @@ class Batch:
         """The batch of the groups with these numbers."""
         values: dict[str, Any] = {"groups": [self.groups[number] for number in numbers]}
         for name in (field.name for field in fields(self)[1:]):
-            tensor = getattr(self, name)
+            tensor, ends = getattr(self, name), self.response_ends if name.endswith("_S") else self.token_ends
             if tensor is not None:
-                ends = self.ends_of(tensor)
                 tensor = torch.cat([tensor[ends[number] : ends[number + 1]] for number in numbers])
             values[name] = tensor
         return Batch(**values)
 
-    def ends_of(self, values: Tensor) -> list[int]:
-        """Where each group ends in `values` [S] or [N], after a 0."""
-        return self._ends[len(values)]
+    @cached_property
+    def response_ends(self) -> list[int]:
+        """Where each group ends among the responses, after a 0."""
+        return [0, *accumulate(len(group.responses) for group in self.groups)]
 
     @cached_property
-    def _ends(self) -> dict[int, list[int]]:
-        """By the number of values: of responses or of tokens (where they are as many, they end at the same places)."""
-        responses = [0, *accumulate(len(group.responses) for group in self.groups)]
+    def token_ends(self) -> list[int]:
+        """Where each group ends among the tokens, after a 0."""
         tokens = [0, *self.lengths_S.cumsum(0).tolist()]
-        return {responses[-1]: responses, tokens[-1]: [tokens[end] for end in responses]}
-
-    @property
-    def old_N(self) -> Tensor:
-        return old_logprobs(self.groups, self.old)
-
-    @property
-    def advantages_N(self) -> Tensor:
-        return self._of_tokens(self.advantages)
-
-    @property
-    def kept_N(self) -> Tensor:
-        return self._of_tokens(self.kept)
-
-    def _of_tokens(self, values: Tensor) -> Tensor:
-        return spread(values, self.lengths_S) if len(values) == len(self.lengths_S) else values
+        return [tokens[end] for end in self.response_ends]
 
     def cut(self, budget: int, kernel: Kernel) -> "Batch":
         """The same responses in the same order, in groups of at most `budget` packed tokens (see `cut`)."""
@@ -116,9 +122,7 @@ class Batch:
     @property
     def counted_S(self) -> Tensor:
         """How many tokens of each response have a loss."""
-        if len(self.kept) == len(self.lengths_S):
-            return self.lengths_S * self.kept
-        return response_sums(self.kept.float(), self.lengths_S).long()
+        return response_sums(self.kept_N.float(), self.lengths_S).long()
 
     def sizes(self, kernel: Kernel) -> list[int]:
         """The tokens of each group, packed for the kernel."""
@@ -137,7 +141,7 @@ def cut(groups: Sequence[RolloutGroup], budget: int, kernel: Kernel = "cpu") -> 
     ]
 
 
-def make_batch(
+def score(
     groups: Sequence[RolloutGroup],
     params: Rl,
     ranks: Ranks,
@@ -145,68 +149,91 @@ def make_batch(
     reference: Any = None,
     teacher: Any = None,
     critic: Any = None,
-    kl_coef: float = 0.0,
-) -> tuple[Batch, dict[str, float]]:
-    """Everything the updates of a step need, and figures about it.
+) -> Scores:
+    """What the models that the method asks make of the rollouts, each in passes without a gradient.
 
     The trainer's own engine samples from the trained weights, so the sampled log-probs are the old ones and
     no forward pass computes them, unless `importance` asks for it.
+    """
+    policy_N, reference_N, teacher_N, values_N, probed_kl = None, None, None, None, None
+    if params.importance is not None and params.importance.when == "always":
+        policy_N = group_logprobs(model, "policy", groups, params, ranks)
+    if params.kl_coef and reference is not None:
+        reference_N = reference_logprobs(reference, groups, params, ranks)
+    if isinstance(params.advantage, Distillation):
+        teacher_N = group_logprobs(teacher, "teacher", groups, params, ranks)
+    elif isinstance(params.advantage, Gae):
+        budget, packed = TokenBudget(ranks, params.tokens_per_microbatch, "rl"), [group.group for group in groups]
+        values_N = score_tokens(budget, "critic's values", lambda micro: token_scores(critic, micro), critic, packed)
+    if isinstance(params.kl, KlProbe):
+        probe = groups[: params.kl.groups]
+        gaps_N = kl_estimate(sampler_logprobs(probe), reference_logprobs(reference, probe, params, ranks), "k3")
+        probed_kl = float(gaps_N.mean())
+    return Scores(sampler_logprobs(groups), policy_N, reference_N, teacher_N, values_N, probed_kl)
+
+
+def make_batch(
+    groups: Sequence[RolloutGroup], params: Rl, scores: Scores, kl_coef: float = 0.0
+) -> tuple[Batch, dict[str, float]]:
+    """Everything the updates of a step need, and figures about it.
 
     Raises:
         UserError: the advantage is process and no judge gave rewards of steps.
     """
     lengths_S = torch.tensor([length for group in groups for length in group.lengths])
-    kept = torch.ones_like(lengths_S, dtype=torch.bool)
+    kept_S = torch.ones_like(lengths_S, dtype=torch.bool)
     if params.truncated == "mask":
-        kept = ~torch.tensor([truncated for group in groups for truncated in group.truncated])
-    old_N, importance_N, reference_N, values_N, returns_N = None, None, None, None, None
+        kept_S = ~torch.tensor([truncated for group in groups for truncated in group.truncated])
+    kept_N, old_N, importance_N, returns_N = spread(kept_S, lengths_S), scores.old_N, None, None
     figures: dict[str, float] = {}
     importance = params.importance
-    if importance is not None and importance.when == "always":
+    if importance is not None and scores.policy_N is not None:
         low = importance.low if isinstance(importance, Masked) else 0.0
-        sampler_N = old_logprobs(groups)
-        old_N = group_logprobs(model, "policy", groups, params, ranks)
         importance_N, trusted_N = importance_weights(
-            old_N, sampler_N, lengths_S, importance.type, importance.level, low, importance.high
+            old_N, scores.sampler_N, lengths_S, importance.type, importance.level, low, importance.high
         )
-        kept = spread(kept, lengths_S) & trusted_N
+        kept_N = kept_N & trusted_N
         figures["importance/mean"] = float(importance_N.mean())
         figures["importance/masked_share"] = float((~trusted_N).float().mean())
-        figures["rollout/logprob_alignment"] = float(logprob_alignment(old_N, sampler_N, lengths_S).mean())
-        figures |= gap_shares(gap_counts(old_N, sampler_N).tolist(), len(old_N))
+        figures["rollout/logprob_alignment"] = float(logprob_alignment(old_N, scores.sampler_N, lengths_S).mean())
+        figures |= gap_shares(gap_counts(old_N, scores.sampler_N).tolist(), len(old_N))
     penalty_N = None
-    if reference is not None:
-        with adapters_off(reference):
-            reference_N = group_logprobs(reference, "reference", groups, params, ranks)
-        if isinstance(params.kl, RewardKl):
-            gap_N = old_logprobs(groups, old_N) - reference_N
-            penalty_N = kl_coef * gap_N
-            figures["kl"] = float(gap_N.mean())
-    if isinstance(params.advantage, Distillation):
-        teacher_N = group_logprobs(teacher, "teacher", groups, params, ranks)
-        advantages = distillation_advantages(teacher_N, old_logprobs(groups, old_N))
-        figures["distillation/reverse_kl"] = -float(advantages.mean())
-    elif isinstance(params.advantage, Gae):
-        budget, packed = TokenBudget(ranks, params.tokens_per_microbatch, "rl"), [group.group for group in groups]
-        values_N = score_tokens(budget, "critic's values", lambda micro: token_scores(critic, micro), critic, packed)
-        advantages, returns_N = gae_advantages(groups, lengths_S, values_N, penalty_N, params.advantage)
+    if scores.reference_N is not None and isinstance(params.kl, RewardKl):
+        gap_N = old_N - scores.reference_N
+        penalty_N = kl_coef * gap_N
+        figures["kl"] = float(gap_N.mean())
+    advantage = params.advantage
+    if scores.teacher_N is not None:
+        advantages_N = distillation_advantages(scores.teacher_N, old_N)
+        figures["distillation/reverse_kl"] = -float(advantages_N.mean())
+    elif isinstance(advantage, Gae):
+        assert scores.values_N is not None
+        rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
+        advantages_N, returns_N = gae(rewards_N, scores.values_N, lengths_S, advantage.gamma, advantage.lam)
+    elif isinstance(advantage, Process | Reinforce | Remax):
+        advantages_N = token_advantages(groups, lengths_S, penalty_N, advantage)
     else:
-        advantages = outcome_advantages(groups, lengths_S, penalty_N, params.advantage)
-        if len(advantages) == len(lengths_S):
-            figures["advantage/mean"] = float(advantages.mean())
-    if not isinstance(params.kl, LossKl):
-        reference_N = None
-    batch = Batch(groups, lengths_S, old_N, advantages, kept, importance_N, reference_N, values_N, returns_N)
-    if params.advantage.whiten:
-        batch = replace(batch, advantages=whiten(batch.advantages_N, batch.kept_N))
+        advantages_S = response_advantages(groups, lengths_S, penalty_N, advantage)
+        advantages_N = spread(advantages_S, lengths_S)
+        figures["advantage/mean"] = float(advantages_S.mean())
+    if advantage.whiten:
+        advantages_N = whiten(advantages_N, kept_N)
+    if scores.probed_kl is not None:
+        figures["kl"] = scores.probed_kl
+    reference_N = scores.reference_N if isinstance(params.kl, LossKl) else None
+    batch = Batch(groups, lengths_S, old_N, advantages_N, kept_N, importance_N, reference_N, scores.values_N, returns_N)
     return batch, figures
 
 
-def old_logprobs(groups: Sequence[RolloutGroup], recomputed_N: Tensor | None = None) -> Tensor:
-    """The recomputed log-probs of the groups' tokens, if there are any, else the sampler's, [N]."""
-    if recomputed_N is not None:
-        return recomputed_N
+def sampler_logprobs(groups: Sequence[RolloutGroup]) -> Tensor:
+    """The log-probs of the groups' tokens that the sampler gave, [N]."""
     return torch.from_numpy(np.concatenate([values for group in groups for values in group.logprobs]))
+
+
+def reference_logprobs(reference: Any, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks) -> Tensor:
+    """Log-probs by the reference, [N]; with adapters it is the policy itself without them."""
+    with adapters_off(reference):
+        return group_logprobs(reference, "reference", groups, params, ranks)
 
 
 def group_logprobs(network: Any, owner: str, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks) -> Tensor:
@@ -219,26 +246,31 @@ def group_logprobs(network: Any, owner: str, groups: Sequence[RolloutGroup], par
     return score_tokens(budget, f"log-probs of the {owner}", forward, network, [group.group for group in groups])
 
 
-def outcome_advantages(
+def token_advantages(
+    groups: Sequence[RolloutGroup], lengths_S: Tensor, penalty_N: Tensor | None, params: Process | Reinforce | Remax
+) -> Tensor:
+    """Advantages that differ between the tokens of a response and need no other model, [N]."""
+    if isinstance(params, Process):
+        lengths = torch.split(lengths_S, [len(group.responses) for group in groups])
+        return torch.cat([_step_advantages(group, lengths[i], params) for i, group in enumerate(groups)])
+    rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
+    returns_N = discounted_returns(rewards_N, lengths_S, params.gamma)
+    baselines_S = torch.tensor([group.baseline for group in groups for _ in group.responses])
+    return returns_N - spread(baselines_S, lengths_S) if isinstance(params, Remax) else returns_N
+
+
+def response_advantages(
     groups: Sequence[RolloutGroup], lengths_S: Tensor, penalty_N: Tensor | None, params: Advantage
 ) -> Tensor:
-    """Advantages that need no other model: [S] where they are those of responses, [N] where their tokens differ.
+    """Advantages that all tokens of a response share, [S].
 
     With a penalty (the KL in the reward), a group's responses are compared by reward minus summed penalty.
     """
     match params:
         case Rft():
             return torch.tensor([float(correct) for group in groups for correct in group.correct])
-        case Process():
-            lengths = torch.split(lengths_S, [len(group.responses) for group in groups])
-            return torch.cat([_step_advantages(group, lengths[i], params) for i, group in enumerate(groups)])
         case Gdpo():
             return _part_advantages(groups, params).flatten()
-        case Reinforce() | Remax():
-            rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
-            returns_N = discounted_returns(rewards_N, lengths_S, params.gamma)
-            baselines_S = torch.tensor([group.baseline for group in groups for _ in group.responses])
-            return returns_N - spread(baselines_S, lengths_S) if isinstance(params, Remax) else returns_N
         case Grpo() | DrGrpo() | Rloo() | MaxRl() | PassAtK() | Pkpo():
             return _group_advantages(groups, lengths_S, penalty_N, params)
     raise AssertionError(f"{params.type} needs another model")
@@ -276,14 +308,6 @@ def _group_advantages(
                 advantages_PG = group_advantages(rewards_PG, params.type)
         advantages_S[size_S == size] = advantages_PG.flatten()
     return advantages_S
-
-
-def gae_advantages(
-    groups: Sequence[RolloutGroup], lengths_S: Tensor, values_N: Tensor, penalty_N: Tensor | None, params: Gae
-) -> tuple[Tensor, Tensor]:
-    """Advantages and the critic's targets from its values, both [N]."""
-    rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
-    return gae(rewards_N, values_N, lengths_S, params.gamma, params.lam)
 
 
 def _part_advantages(groups: Sequence[RolloutGroup], params: Gdpo) -> Tensor:

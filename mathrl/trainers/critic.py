@@ -14,7 +14,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner, make_learner
-from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
+from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, attempts, reduce_figures
 from mathrl.learners.sharding import load_to_train, sharded_like
 from mathrl.models.device import to_device
 from mathrl.models.dropout import disable_dropout
@@ -109,23 +109,14 @@ def critic_gradient(critic: Learner, params: Rl, batch: Batch) -> CriticFigures:
     The loss is the mean over the tokens of the global batch.
     """
     weights_S = token_weights(batch.counted_S, "token_mean", params.max_tokens)
-    batch = replace(batch, weights_S=weights_S)
-    budget = TokenBudget(critic.ranks, params.tokens_per_microbatch, "rl")
-    figures = reduce_figures(_gradient(budget, critic, params, batch), critic.ranks)
-    return CriticFigures(float(figures["loss"]), float(figures["clipped"]))
-
-
-@halved_on_out_of_memory
-def _gradient(budget: TokenBudget, critic: Learner, params: Rl, batch: Batch) -> list[Figures]:
-    kernel = attention_kernel(critic.model)
-    batch = batch.cut(budget.tokens, kernel)
-    figures: list[Figures] = []
-    for micro, counts in critic.micro_batches(batch.sizes(kernel), budget.tokens):
-        loss, sums = critic.forward(micro_batch_loss, critic.model, batch.part(micro), params)
-        critic.backward(loss * counts)
-        if counts:
-            figures.append(sums)
-    return figures
+    kernel, loss_of = attention_kernel(critic.model), critic.through_root(micro_batch_loss)
+    for attempt in attempts(TokenBudget(critic.ranks, params.tokens_per_microbatch, "rl")):
+        with attempt as budget:
+            cut, figures = replace(batch, weights_S=weights_S).cut(budget.tokens, kernel), list[Figures]()
+            for micro, counts in critic.micro_batches(cut.sizes(kernel), budget.tokens):
+                figures += add_gradient(critic.backward, loss_of(critic.model, cut.part(micro), params), counts)
+    totals = reduce_figures(figures, critic.ranks)
+    return CriticFigures(float(totals["loss"]), float(totals["clipped"]))
 
 
 def micro_batch_loss(model: Any, part: Batch, params: Rl) -> tuple[Tensor, Figures]:

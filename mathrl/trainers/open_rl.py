@@ -30,7 +30,6 @@ from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import make_critic
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
-from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import GroupJudge
 from mathrl.trainers.training_run import TrainingLog, TrainingRun
 from mathrl.trainers.weight_sync import WeightSync
@@ -65,9 +64,26 @@ class RlState:
 
 
 @dataclass(frozen=True)
-class RlSetup:
-    """What `open_rl` gives the loop; `stream` is to be entered by it, and None without rl.asynchronous."""
+class RlResult:
+    """Steps done, tokens sampled and tokens trained on (packed, prompts once per group).
 
+    `dev_accuracy` is that of the weights the model ends with, those after `exported_step` steps; None if it
+    was not measured.
+    """
+
+    steps: int
+    sampled_tokens: int
+    trained_tokens: int
+    dev_accuracy: float | None
+    exported_step: int
+
+
+@dataclass(frozen=True)
+class RlSetup:
+    """What `open_rl` gives the loops; `saved` are the values of the checkpoint that the run resumes from."""
+
+    params: Rl
+    run: TrainingRun
     policy: Learner
     critic: Learner | None
     frozen: Sequence[FrozenModel]
@@ -75,11 +91,20 @@ class RlSetup:
     teacher: Any
     collector: Collector
     sync: WeightSync
-    stream: RolloutStream | None
     state: RlState
+    saved: Mapping[str, Any] | None
     log: TrainingLog
     checkpoints: CheckpointFolder
     kept: KeptRollouts | None
+
+    @property
+    def last(self) -> bool:
+        """Whether the run's last step is done."""
+        return self.state.step == self.params.steps
+
+    @property
+    def checkpoint_due(self) -> bool:
+        return self.last or self.state.step % self.params.checkpoint_every == 0
 
     @property
     def learners(self) -> list[Learner]:
@@ -97,53 +122,58 @@ class RlSetup:
 
     def adapt_kl_coef(self, row: Mapping[str, float], responses: int) -> dict[str, float]:
         """The step's coefficient of the KL, for the metrics; the next step's follows the KL (rl.kl.controller)."""
-        kl, used = self.collector.params.kl, self.state.kl_coef
+        kl, used = self.params.kl, self.state.kl_coef
         controller = kl.controller if isinstance(kl, LossKl | RewardKl) else None
         if controller is not None and "kl" in row:
             self.state.kl_coef = adapted_kl_coef(
                 self.state.kl_coef, row["kl"], responses, controller.target, controller.horizon
             )
-        return {"kl_coef": used} if self.collector.params.kl_coef else {}
+        return {"kl_coef": used} if self.params.kl_coef else {}
 
     def keep_rollouts(self, rollouts: StepRollouts, batch: Batch) -> None:
         """Keep the step's rollouts, with what the updates did to their tokens, where rl.keep_rollouts asks for it."""
         if self.kept is None:
             return
-        params, ranks = self.collector.params, self.collector.ranks
         with self.scoring():
             self.kept.keep(
                 self.state.step,
                 rollouts.sampled,
                 batch,
-                lambda groups: group_logprobs(self.policy.model, "policy", groups, params, ranks),
+                lambda groups: group_logprobs(self.policy.model, "policy", groups, self.params, self.run.ranks),
             )
 
     def keep_dev_accuracy(self, row: Mapping[str, float]) -> None:
         """Keep the dev accuracy of the row and, with `dev.export: best`, the weights if they are the best so far."""
-        state, export, accuracy = self.state, self.collector.params.dev.export, row.get("dev/accuracy")
+        state, export, accuracy = self.state, self.params.dev.export, row.get("dev/accuracy")
         if accuracy is None or not (export == "last" or state.dev_accuracy is None or accuracy > state.dev_accuracy):
             return
         state.dev_accuracy, state.exported_step = accuracy, state.step
         if export == "best":
             self.policy.keep_best()
 
-    def checkpoint_writer(self) -> Callable[[], None]:
-        """A function that writes a checkpoint of the run as it is now, for as long as no weight moves."""
+    def checkpoint_writer(self, stream: Any = None) -> Callable[[], None]:
+        """A function that writes a checkpoint of the run as it is now, for as long as no weight moves.
+
+        `stream` is the state of an asynchronous run's `RolloutStream`.
+        """
         values = {
             "policy": self.policy.counts,
             "critic": self.critic.counts if self.critic is not None else None,
             "order": self.collector.order.state(),
             "state": asdict(self.state),
-            "stream": self.stream.state() if self.stream is not None else None,
+            "stream": stream,
         }
-        rank = self.collector.ranks.rank
+        rank = self.run.ranks.rank
         return partial(save_checkpoint, self.checkpoints, self.state.step, self.learners, values, rank)
 
-    def finish(self) -> None:
+    def finish(self) -> RlResult:
         """The models get their final weights; nothing is sampled any more."""
         self.sync.sleep()
         for learner in self.learners:
             learner.finish()
+        state, best = self.state, self.params.dev.export == "best"
+        exported_step = state.exported_step if best and state.exported_step else state.step
+        return RlResult(state.step, state.sampled_tokens, state.trained_tokens, state.dev_accuracy, exported_step)
 
 
 def open_rl(
@@ -200,15 +230,24 @@ def open_rl(
     if params.asynchronous is not None and sync.engine is None:
         raise UserError("rl.asynchronous is set, but the sampler has no weights of its own: give it a copy")
     collector = Collector(sampler, problems, prompts, order, reward, helpers.judge, params, ranks)
-    stream = None
-    if params.asynchronous is not None:
-        groups = saved.values["stream"] if saved is not None else None
-        stream = RolloutStream(collector, params.asynchronous, run, state.step, groups)
     if params.gradient_checkpointing:
         for learner in [policy] if critic is None else [policy, critic]:
             learner.model.gradient_checkpointing_enable({"use_reentrant": False})
     return RlSetup(
-        policy, critic, frozen, reference, helpers.teacher, collector, sync, stream, state, log, checkpoints, kept
+        params=params,
+        run=run,
+        policy=policy,
+        critic=critic,
+        frozen=frozen,
+        reference=reference,
+        teacher=helpers.teacher,
+        collector=collector,
+        sync=sync,
+        state=state,
+        saved=saved.values if saved is not None else None,
+        log=log,
+        checkpoints=checkpoints,
+        kept=kept,
     )
 
 

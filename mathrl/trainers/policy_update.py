@@ -1,9 +1,9 @@
-"""The gradient of one policy update over the global batch, and the KL probe.
+"""The gradient of one policy update over the global batch, and the figures of a step's updates.
 
 Shapes: P groups of G responses in the global batch, S responses of a micro-batch, N response tokens of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,17 +18,14 @@ from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.trust_regions import log_ratio, squared_log_ratio
 from mathrl.core.hashing import derive_seed
 from mathrl.core.statistics import sum_in_order
-from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner
-from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
+from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, attempts, reduce_figures
 from mathrl.models.device import to_device
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import response_logprobs
-from mathrl.models.lora import adapters_off
-from mathrl.params.loss import Cispo, DppoKl, DppoTv, Gmpo, Gspo, KlProbe, Loss, LossKl, PpoClip, Sapo
+from mathrl.params.loss import Cispo, DppoKl, DppoTv, Gmpo, Gspo, Loss, LossKl, PpoClip, Sapo
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import Batch, group_logprobs, old_logprobs
-from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -126,24 +123,16 @@ def update_gradient(policy: Learner, params: Rl, batch: Batch, kl_coef: float) -
     them all the same.
     """
     weights_S = token_weights(batch.counted_S, params.loss.aggregation, params.max_tokens)
-    batch = replace(batch, weights_S=weights_S)
-    budget = TokenBudget(policy.ranks, params.tokens_per_microbatch, "rl")
-    figures = reduce_figures(_gradient(budget, policy, params, batch, kl_coef), policy.ranks)
-    totals: dict[str, Any] = {name: total.tolist() for name, total in figures.items()}
+    kernel, loss_of = attention_kernel(policy.model), policy.through_root(micro_batch_loss)
+    for attempt in attempts(TokenBudget(policy.ranks, params.tokens_per_microbatch, "rl")):
+        with attempt as budget:
+            cut, figures = replace(batch, weights_S=weights_S).cut(budget.tokens, kernel), list[Figures]()
+            for micro, counts in policy.micro_batches(cut.sizes(kernel), budget.tokens, trained_groups(cut, params)):
+                figures += add_gradient(
+                    policy.backward, loss_of(policy.model, cut.part(micro), params, kl_coef), counts
+                )
+    totals: dict[str, Any] = {name: total.tolist() for name, total in reduce_figures(figures, policy.ranks).items()}
     return UpdateFigures(**totals)
-
-
-@halved_on_out_of_memory
-def _gradient(budget: TokenBudget, policy: Learner, params: Rl, batch: Batch, kl_coef: float) -> list[Figures]:
-    kernel = attention_kernel(policy.model)
-    batch = batch.cut(budget.tokens, kernel)
-    figures: list[Figures] = []
-    for micro, counts in policy.micro_batches(batch.sizes(kernel), budget.tokens, trained_groups(batch, params)):
-        loss, sums = policy.forward(micro_batch_loss, policy.model, batch.part(micro), params, kl_coef)
-        policy.backward(loss * counts)
-        if counts:
-            figures.append(sums)
-    return figures
 
 
 def trained_groups(batch: Batch, params: Rl) -> list[int]:
@@ -151,9 +140,8 @@ def trained_groups(batch: Batch, params: Rl) -> list[int]:
     beside = params.loss.entropy_coef or params.loss.log_ratio_penalty  # terms of the loss that need no advantage
     if not params.loss.skip_zero_variance or batch.reference_N is not None or beside:
         return list(range(len(batch.groups)))
-    alike = len(batch.advantages) == len(batch.kept)
-    moving = (batch.advantages != 0) & batch.kept if alike else (batch.advantages_N != 0) & batch.kept_N
-    return [number for number, (start, end) in enumerate(pairwise(batch.ends_of(moving))) if moving[start:end].any()]
+    moving_N = (batch.advantages_N != 0) & batch.kept_N
+    return [number for number, (start, end) in enumerate(pairwise(batch.token_ends)) if moving_N[start:end].any()]
 
 
 def ratio_bounds(loss: Loss) -> Clip:
@@ -210,16 +198,3 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         "ratio_max": ratio_N.max() if len(ratio_N) else ratio_N.new_zeros(()),
         "gaps": gap_counts(now_N[kept], old_N[kept]),
     }
-
-
-def probe_kl(groups: Sequence[RolloutGroup], reference: Any, params: Rl, ranks: Ranks) -> float:
-    """Mean k3 per token of the first rl.kl.groups groups, from the sampler's log-probs; every rank calls it.
-
-    With adapters the reference is the policy itself without them.
-    """
-    assert isinstance(params.kl, KlProbe)
-    probe = groups[: params.kl.groups]
-    sampler_N = old_logprobs(probe)
-    with adapters_off(reference):
-        reference_N = group_logprobs(reference, "reference", probe, params, ranks)
-    return float(kl_estimate(sampler_N, reference_N, "k3").mean())

@@ -1,5 +1,5 @@
 """Reinforcement learning with verifiable rewards, one flat loop:
-sample → grade → advantages → loss → step → log.
+collect → score → batch → update → evaluate and log.
 
 GRPO (outcome and process), Dr.GRPO, RLOO, DAPO, GSPO, CISPO, REINFORCE(++), ReMax, online RFT, PPO and
 on-policy distillation are settings of the functions it calls. What differs from DeepSeekMath's GRPO: the
@@ -7,13 +7,12 @@ sampler is the trainer's own model, or is sent its weights after each step and c
 log-probs are the old ones and no forward pass computes them; without a KL weight there is no reference model;
 the weights that are evaluated and exported are an exponential average of those that are trained.
 
-Shapes: P groups of G responses in the global batch; N response tokens of it.
+With rl.asynchronous a second loop calls the same functions, while a stream samples in a thread of its own.
 """
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,36 +20,22 @@ import torch
 from mathrl.core.hashing import derive_seed
 from mathrl.core.progress import progress
 from mathrl.core.types import Problem
-from mathrl.health.mismatch import check_mismatch
 from mathrl.learners.preemption import Stopped, StopRequest
-from mathrl.params.loss import KlProbe
+from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.resolve import resolve_importance
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.batch import make_batch
+from mathrl.trainers.batch import Batch, Scores, make_batch, score
+from mathrl.trainers.collect import StepRollouts
 from mathrl.trainers.critic import CriticFigures, critic_gradient
 from mathrl.trainers.dev_evaluation import evaluate_dev
-from mathrl.trainers.open_rl import Helpers, open_rl
-from mathrl.trainers.policy_update import StepFigures, minibatches, probe_kl, update_gradient
+from mathrl.trainers.open_rl import Helpers, RlResult, RlSetup, open_rl
+from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
+from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
 from mathrl.trainers.training_run import TrainingRun
-
-
-@dataclass(frozen=True)
-class RlResult:
-    """Steps done, tokens sampled and tokens trained on (packed, prompts once per group).
-
-    `dev_accuracy` is that of the weights the model ends with, those after `exported_step` steps; None if it
-    was not measured.
-    """
-
-    steps: int
-    sampled_tokens: int
-    trained_tokens: int
-    dev_accuracy: float | None
-    exported_step: int
 
 
 def train_rl(
@@ -71,106 +56,179 @@ def train_rl(
         UserError: no prompt fits, a teacher or judge is missing, too many updates are non-finite, or health ends it.
         Stopped: after a signal, once the checkpoint is written.
     """
-    params, ranks, warned_mismatch = resolve_importance(params, sampler.engine.rollout), run.ranks, 1.0
+    params = resolve_importance(params, sampler.engine.rollout)
     setup = open_rl(model, sampler, problems, reward, params, run, helpers or Helpers())
-    policy, critic, state, sync, collector = setup.policy, setup.critic, setup.state, setup.sync, setup.collector
-    stream = setup.stream
-    critic_only_steps = params.critic.warmup_steps if params.critic is not None else 0
-    with StopRequest(ranks) as stop, stream or nullcontext(), progress("rl", params.steps, state.step) as bar:
+    if params.asynchronous is not None:
+        return train_rl_asynchronously(setup, dev, params.asynchronous)
+    state, sync = setup.state, setup.sync
+    with StopRequest(run.ranks) as stop, progress("rl", params.steps, state.step) as bar:
         while state.step < params.steps:
-            start = time.perf_counter()
-            step_seed, step_params = derive_seed(run.seed, "rl", state.step, ranks.rank), params.at_step(state.step)
-            torch.manual_seed(step_seed)
-            if stream is None and not ranks.divides:  # rank 0 can write a checkpoint without the others
+            step = begin_step(setup)
+            if not run.ranks.divides:  # rank 0 can write a checkpoint without the others
                 stop.hold(setup.checkpoint_writer())
-
-            # Sample and grade: each rank its share of the prompts; then every rank has all of them.
-            if stream is not None:
-                rollouts = collector.collect(step_seed, stream.take(), stream.paused)
-            else:
-                with sync.while_sampling():
-                    rollouts = collector.collect(step_seed)
-                sync.sleep()
-            sampled_at = time.perf_counter()
-
-            # Advantages: of the global batch, at every rank.
-            with setup.scoring():
-                reference = setup.reference if params.kl_coef else None
-                values_of = critic.model if critic is not None else None
-                batch, figures = make_batch(
-                    rollouts.groups, step_params, ranks, model, reference, setup.teacher, values_of, state.kl_coef
-                )
-                if isinstance(params.kl, KlProbe):
-                    figures["kl"] = probe_kl(rollouts.groups, setup.reference, params, ranks)
-            scored_at = time.perf_counter()
-
-            # Loss and optimizer steps.
+            with sync.while_sampling():
+                rollouts = setup.collector.collect(step.seed)
+            sync.sleep()
+            step.lap()
+            batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
+            step.lap()
             stop.release()
-            for learner in setup.learners:
-                learner.model.train()
-            policy_figures, critic_figures = StepFigures(), CriticFigures()
-            for part in minibatches(batch, params, run.seed, state.step):
-                if critic is not None:
-                    value_figures = critic_gradient(critic, params, part)
-                    critic.update(value_figures.loss)
-                    critic_figures.add(value_figures, critic.norm)
-                if state.step < critic_only_steps:
-                    continue
-                update = update_gradient(policy, params, part, state.kl_coef)
-                dropped = params.loss.drop_ratio is not None and update.mean_ratio > params.loss.drop_ratio
-                policy.drop() if dropped else policy.update(update.loss)
-                policy_figures.add(update, 0.0 if dropped else policy.norm, dropped)
-                state.trained_tokens += int(update.trained)
-            for learner in setup.learners:
-                learner.model.eval()
-            state.step += 1
-            state.sampled_tokens += rollouts.tokens
-            setup.keep_rollouts(rollouts, batch)
+            updates = update(setup, batch)
+            row = end_step(setup, step, rollouts, batch, figures, updates)
+            row |= evaluate(setup, dev)
+            row |= sync()
+            log_step(setup, row)
+            bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
+            save, stopping = stop.boundary(setup.checkpoint_due)
+            if save:
+                setup.checkpoint_writer()()
+            if stopping and not setup.last:
+                raise Stopped
+    return setup.finish()
 
-            # Log.
-            end = time.perf_counter()
-            row = {
-                **rollout_metrics(rollouts.sampled, rollouts.groups),
-                **(tool_metrics(rollouts.sampled) if sampler.turns is not None else {}),
-                **({"rollout/sampling_rounds": rollouts.rounds} if params.dynamic_sampling else {}),
-                **critic_figures.metrics(batch),
-                **metrics_by_source(rollouts.sampled, problems),
-                **policy_figures.metrics(params),
-                **(policy_figures.mismatch() if sync.engine else {}),
-                **merged_counters(rollouts.counters),
-                **collector.order.metrics(),
-                **figures,
-                "lr_factor": policy.factor,
-                "skipped_updates": policy.bad,
-                "rollout/dropped_prompts": collector.prompts.count(None),
-                "time/step": end - start,
-                **rollouts.times(tools=sampler.turns is not None),
-                "time/scores": scored_at - sampled_at,
-                "time/update": end - scored_at,
-                "throughput/tokens_per_second": rollouts.tokens / (end - start),
-            }
-            row |= setup.adapt_kl_coef(row, len(batch.lengths_S))
-            last = state.step == params.steps
-            with stream.paused(updating=True) if stream is not None else nullcontext():
-                if dev and (last or (params.dev.every and state.step % params.dev.every == 0)):
-                    evaluated_from = time.perf_counter()
-                    row |= evaluate_dev(collector, dev, policy, sync, run.seed)
-                    row["time/eval"] = time.perf_counter() - evaluated_from
-                    setup.keep_dev_accuracy(row)
-                row |= sync()
-                if stream is not None:
-                    row |= stream.update(state.step, policy.updates)
-                    row["rollout/staleness"] = row.get("rollout/staleness", 0.0) + row["rollout/lag"]
-                setup.log.write(state.step, row)
-                setup.log.check_health(state.step, row)
-                warned_mismatch = check_mismatch(row, sampler.engine.rollout, state.step, warned_mismatch)
+
+def train_rl_asynchronously(setup: RlSetup, dev: Sequence[Problem], asynchronous: Asynchronous) -> RlResult:
+    """`train_rl` with a sampler that goes on while the policy is updated, paused where the weights change."""
+    params, run, state = setup.params, setup.run, setup.state
+    groups = setup.saved["stream"] if setup.saved is not None else None
+    stream = RolloutStream(setup.collector, asynchronous, run, state.step, groups)
+    with StopRequest(run.ranks) as stop, stream, progress("rl", params.steps, state.step) as bar:
+        while state.step < params.steps:
+            step = begin_step(setup)
+            rollouts = setup.collector.collect(step.seed, stream.take(), stream.paused)
+            step.lap()
+            batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
+            step.lap()
+            updates = update(setup, batch)
+            row = end_step(setup, step, rollouts, batch, figures, updates)
+            with stream.paused(updating=True):
+                row |= evaluate(setup, dev)
+                row |= setup.sync()
+                row |= stream.update(state.step, setup.policy.updates)
+                row["rollout/staleness"] = row.get("rollout/staleness", 0.0) + row["rollout/lag"]
+                log_step(setup, row)
                 bar.advance(accuracy=row["reward/accuracy"], length=row["response_length"])
-                save, stopping = stop.boundary(last or state.step % params.checkpoint_every == 0)
-                write_checkpoint = setup.checkpoint_writer() if save else None
+                save, stopping = stop.boundary(setup.checkpoint_due)
+                write_checkpoint = setup.checkpoint_writer(stream.state()) if save else None
             if write_checkpoint is not None:
                 write_checkpoint()
-            if stopping and not last:
+            if stopping and not setup.last:
                 raise Stopped
-    setup.finish()
-    exported_step = state.exported_step if params.dev.export == "best" and state.exported_step else state.step
-    return RlResult(state.step, state.sampled_tokens, state.trained_tokens, state.dev_accuracy, exported_step)
+    return setup.finish()
+
+
+@dataclass
+class Step:
+    """A step under way: its seed, its parameters, and when its parts ended (the rollouts, the scores)."""
+
+    seed: int
+    params: Rl
+    times: list[float]
+
+    def lap(self) -> None:
+        self.times.append(time.perf_counter())
+
+
+@dataclass
+class Updates:
+    """The figures of a step's updates so far."""
+
+    policy: StepFigures = field(default_factory=StepFigures)
+    critic: CriticFigures = field(default_factory=CriticFigures)
+
+
+def begin_step(setup: RlSetup) -> Step:
+    """The next step, with its seed for all that draws from torch."""
+    start, run, number = time.perf_counter(), setup.run, setup.state.step
+    seed = derive_seed(run.seed, "rl", number, run.ranks.rank)
+    torch.manual_seed(seed)
+    return Step(seed, setup.params.at_step(number), [start])
+
+
+def score_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> Scores:
+    """The scores of the groups that are trained on: of the global batch, at every rank."""
+    critic = setup.critic.model if setup.critic is not None else None
+    with setup.scoring():
+        return score(
+            rollouts.groups, step.params, setup.run.ranks, setup.policy.model, setup.reference, setup.teacher, critic
+        )
+
+
+def update(setup: RlSetup, batch: Batch) -> Updates:
+    """The step's updates of the critic, where there is one, and of the policy, once the critic has warmed up."""
+    params, state, policy, critic, figures = setup.params, setup.state, setup.policy, setup.critic, Updates()
+    critic_only_steps = params.critic.warmup_steps if params.critic is not None else 0
+    for learner in setup.learners:
+        learner.model.train()
+    for part in minibatches(batch, params, setup.run.seed, state.step):
+        if critic is not None:
+            value_figures = critic_gradient(critic, params, part)
+            critic.update(value_figures.loss)
+            figures.critic.add(value_figures, critic.norm)
+        if state.step < critic_only_steps:
+            continue
+        gradient = update_gradient(policy, params, part, state.kl_coef)
+        dropped = params.loss.drop_ratio is not None and gradient.mean_ratio > params.loss.drop_ratio
+        policy.drop() if dropped else policy.update(gradient.loss)
+        figures.policy.add(gradient, 0.0 if dropped else policy.norm, dropped)
+        state.trained_tokens += int(gradient.trained)
+    for learner in setup.learners:
+        learner.model.eval()
+    return figures
+
+
+def end_step(
+    setup: RlSetup, step: Step, rollouts: StepRollouts, batch: Batch, figures: dict[str, float], updates: Updates
+) -> dict[str, float]:
+    """Count the step, keep its rollouts, and give its metrics."""
+    params, state, policy, collector = setup.params, setup.state, setup.policy, setup.collector
+    state.step += 1
+    state.sampled_tokens += rollouts.tokens
+    setup.keep_rollouts(rollouts, batch)
+    step.lap()
+    start, sampled_at, scored_at, end = step.times
+    tools = collector.sampler.turns is not None
+    row = {
+        **rollout_metrics(rollouts.sampled, rollouts.groups),
+        **(tool_metrics(rollouts.sampled) if tools else {}),
+        **({"rollout/sampling_rounds": rollouts.rounds} if params.dynamic_sampling else {}),
+        **updates.critic.metrics(batch),
+        **metrics_by_source(rollouts.sampled, collector.problems),
+        **updates.policy.metrics(params),
+        **(updates.policy.mismatch() if setup.sync.engine else {}),
+        **merged_counters(rollouts.counters),
+        **collector.order.metrics(),
+        **figures,
+        "lr_factor": policy.factor,
+        "skipped_updates": policy.bad,
+        "rollout/dropped_prompts": collector.prompts.count(None),
+        "time/step": end - start,
+        **rollouts.times(tools=tools),
+        "time/scores": scored_at - sampled_at,
+        "time/update": end - scored_at,
+        "throughput/tokens_per_second": rollouts.tokens / (end - start),
+    }
+    return row | setup.adapt_kl_coef(row, len(batch.lengths_S))
+
+
+def evaluate(setup: RlSetup, dev: Sequence[Problem]) -> dict[str, float]:
+    """The accuracy on the dev problems, where it is this step's turn."""
+    every, start = setup.params.dev.every, time.perf_counter()
+    if not dev or not (setup.last or (every and setup.state.step % every == 0)):
+        return {}
+    row = evaluate_dev(setup.collector, dev, setup.policy, setup.sync, setup.run.seed)
+    row["time/eval"] = time.perf_counter() - start
+    setup.keep_dev_accuracy(row)
+    return row
+
+
+def log_step(setup: RlSetup, row: dict[str, float]) -> None:
+    """Write the step's row, and judge it.
+
+    Raises:
+        UserError: health ends the run, or the sampler's log-probs are too far from the trainer's.
+    """
+    step = setup.state.step
+    setup.log.write(step, row)
+    setup.log.check_health(step, row)
+    setup.log.check_mismatch(step, row, setup.collector.sampler.engine.rollout)

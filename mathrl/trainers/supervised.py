@@ -15,7 +15,7 @@ from mathrl.core.hashing import derive_seed
 from mathrl.core.progress import progress
 from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
 from mathrl.learners.learner import Learner, make_learner
-from mathrl.learners.micro_batches import Figures, TokenBudget, halved_on_out_of_memory, reduce_figures
+from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, attempts, reduce_figures
 from mathrl.learners.preemption import Stopped, StopRequest
 from mathrl.learners.scoring import eval_mode, own_passes
 from mathrl.models.packing import Group
@@ -162,17 +162,22 @@ def train_supervised(
     return figures
 
 
-@halved_on_out_of_memory
 def _gradient(budget: TokenBudget, learner: Learner, items: Sequence[Item], loss_of: LossOf) -> list[Figures]:
     """Add up this rank's part of the gradient of the mean over the global batch; its micro-batches' figures."""
     weight = sum(item.weight for item in items)
-    figures: list[Figures] = []
-    for micro, counts in learner.micro_batches([item.group.packed_tokens for item in items], budget.tokens):
-        loss, sums = learner.forward(loss_of, [items[i] for i in micro])
-        loss = loss / weight
-        learner.backward(loss * counts)
-        if counts:
-            figures.append({"minimised": loss.detach(), **sums})
+    sizes = [item.group.packed_tokens for item in items]
+
+    def mean_loss(micro: Sequence[Item]) -> tuple[Tensor, Figures]:
+        total, sums = loss_of(micro)
+        loss = total / weight
+        return loss, {"minimised": loss.detach(), **sums}
+
+    forward = learner.through_root(mean_loss)
+    for attempt in attempts(budget):
+        with attempt as now:
+            figures: list[Figures] = []
+            for micro, counts in learner.micro_batches(sizes, now.tokens):
+                figures += add_gradient(learner.backward, forward([items[i] for i in micro]), counts)
     return figures
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.records import EVENTS
+from mathrl.health.mismatch import check_mismatch
 from mathrl.health.watch import HealthMonitor
 from mathrl.learners.distributed import Ranks
+from mathrl.params.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class TrainingLog:
     def __init__(self, run: TrainingRun, resume_after: int | None) -> None:
         self.sink = run.open_metrics(resume_after) if run.ranks.rank == 0 else None
         self.health = run.health if self.sink is not None else None
+        self.warned_mismatch = 1.0
         if self.sink is not None and self.health is not None:
             self.health.resume(self.sink.rows())
 
@@ -55,3 +58,7 @@ class TrainingLog:
         """Raises UserError: a rule finds the run red, and health.action is stop."""
         if self.health is not None:
             self.health.check(step, row)
+
+    def check_mismatch(self, step: int, row: Mapping[str, float], rollout: Rollout) -> None:
+        """At every rank. Raises UserError: sampler and trainer are too far apart, and rollout.on_mismatch is stop."""
+        self.warned_mismatch = check_mismatch(row, rollout, step, self.warned_mismatch)

@@ -22,9 +22,10 @@ from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.optimizer import Muon
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import Batch, make_batch
+from mathrl.trainers.batch import Batch
 from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.rollouts import RolloutGroup
+from tests.trainers.small import scored_batch
 
 torch.set_num_threads(1)
 KINDS = ("grpo", "dr_grpo", "rloo")
@@ -269,7 +270,7 @@ def gradient(batch: Batch, params: Rl, world: int = 1) -> tuple[Tensor, float]:
 
 
 def made(groups: Sequence[RolloutGroup], params: Rl) -> Batch:
-    batch, _ = make_batch(groups, params, backend(), MODEL)
+    batch, _ = scored_batch(groups, params, backend(), MODEL)
     return batch
 
 

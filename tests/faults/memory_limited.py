@@ -16,7 +16,6 @@ from mathrl.models.packing import Group
 from mathrl.params.optimizer import AdamW
 from mathrl.params.train import Rl, Sft
 from mathrl.params.training import Training
-from mathrl.trainers.batch import make_batch
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.sft import train_sft
 from tests.trainers import small
@@ -65,7 +64,7 @@ def reference_logprobs(training: Training) -> torch.Tensor:
     ]
     model, reference = (small.policy(seed)[0] for seed in (1, 2))
     ranks = Ranks(torch.device("cpu"), training)
-    batch, _ = make_batch(groups, KL, ranks, model, reference)
+    batch, _ = small.scored_batch(groups, KL, ranks, model, reference)
     print(f"KL: halved {ranks.halvings} times")
     assert batch.reference_N is not None
     return batch.reference_N

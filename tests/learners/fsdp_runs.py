@@ -220,7 +220,7 @@ def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
     learner = make_learner(policy, ADAM, 2, ranks, name="rl")  # in bfloat16
     with widest.during("update", policy):
         for micro, _ in learner.micro_batches([7, 3], 16):
-            loss, _ = learner.forward(lambda micro: (response_logprobs(policy, PROBE)[0].mean(), {}), micro)
+            loss, _ = learner.through_root(lambda micro: (response_logprobs(policy, PROBE)[0].mean(), {}))(micro)
             learner.backward(loss)
     results["types"] = sorted({str(weight.dtype) for weight in policy.parameters()})
     with widest.during("scoring", policy), torch.no_grad(), learner.scoring():

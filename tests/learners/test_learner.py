@@ -130,7 +130,7 @@ def test_learners_that_take_turns_share_the_gradients_buffer(small: Any) -> None
     for step in range(3):
         for each in (*apart, *shared):
             for (number,), counts in each.micro_batches([1, 1], tokens=1):
-                value, _ = each.forward(loss, each, step + number + 1.0)
+                value, _ = each.through_root(loss)(each, step + number + 1.0)
                 each.backward(value * counts)
             each.update(loss=1.0)
     for one, other in zip(apart, shared, strict=True):

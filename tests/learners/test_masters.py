@@ -30,7 +30,7 @@ def loss_of(model: Any, groups: Any) -> tuple[torch.Tensor, dict[str, Any]]:
 
 def update(policy: Any, groups: Any) -> None:
     for micro, _ in policy.micro_batches([group.packed_tokens for group in groups], 30):
-        policy.backward(policy.forward(loss_of, policy.model, [groups[i] for i in micro])[0])
+        policy.backward(policy.through_root(loss_of)(policy.model, [groups[i] for i in micro])[0])
     policy.update(0.0)
 
 

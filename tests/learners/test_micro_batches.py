@@ -7,13 +7,7 @@ import torch
 
 from mathrl.core.out_of_memory import OutOfMemory
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import (
-    TokenBudget,
-    halved_on_out_of_memory,
-    own_micro_batches,
-    reduce_figures,
-    smallest,
-)
+from mathrl.learners.micro_batches import TokenBudget, attempts, own_micro_batches, reduce_figures, smallest
 from mathrl.params.training import Training
 
 
@@ -21,12 +15,15 @@ def ranks_of(action: str = "stop") -> Ranks:
     return Ranks(torch.device("cpu"), Training.model_validate({"on_out_of_memory": action}))
 
 
-@halved_on_out_of_memory
-def needs(budget: TokenBudget, most: int) -> int:
-    """Memory for `most` tokens per micro-batch."""
-    if budget.tokens > most:
-        raise MemoryError("you tried to allocate more than there is")
-    return budget.tokens
+def needs(budget: TokenBudget, most: int, tried: list[int] | None = None) -> int:
+    """The tokens per micro-batch at last, where there is memory for `most`; `tried` receives those of each attempt."""
+    for attempt in attempts(budget):
+        with attempt as now:
+            if tried is not None:
+                tried.append(now.tokens)
+            if now.tokens > most:
+                raise MemoryError("you tried to allocate more than there is")
+    return now.tokens
 
 
 def test_out_of_memory_is_answered_with_half_the_tokens_from_then_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,14 +39,8 @@ def test_out_of_memory_is_answered_with_half_the_tokens_from_then_on(capsys: pyt
 def test_no_smaller_micro_batch_is_tried_than_of_sixteen_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     for tokens, tried in ((33, [33, 16]), (100, [100, 50, 25]), (31, [31]), (20, [20])):
         seen: list[int] = []
-
-        @halved_on_out_of_memory
-        def never(budget: TokenBudget, seen: list[int] = seen) -> None:
-            seen.append(budget.tokens)
-            raise MemoryError("you tried to allocate more than there is")
-
         with pytest.raises(OutOfMemory, match=rf"\(now {tried[-1]}\)"):
-            never(TokenBudget(ranks_of("halve"), tokens, "rl"))
+            needs(TokenBudget(ranks_of("halve"), tokens, "rl"), 0, seen)
         assert seen == tried
         said = [f"micro-batches of {count} tokens;" for count in tried[1:]]
         printed = capsys.readouterr().err

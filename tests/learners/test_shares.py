@@ -21,7 +21,7 @@ from mathrl.models.scores import make_scorer
 from mathrl.params.optimizer import AdamW
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
-from mathrl.trainers.batch import group_logprobs, make_batch
+from mathrl.trainers.batch import group_logprobs
 from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import critic_gradient
 from mathrl.trainers.curriculum import make_order
@@ -29,7 +29,7 @@ from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.preference import response_logprob_sums
 from mathrl.trainers.sft import negative_log_likelihood
 from mathrl.trainers.supervised import Item, _gradient
-from tests.trainers.small import CountsOnes
+from tests.trainers.small import CountsOnes, scored_batch
 
 SIZES = [3, 9, 1, 4, 4, 7, 2, 6, 5, 8]
 
@@ -211,7 +211,7 @@ def test_a_pass_that_other_ranks_need_adds_nothing(small: Any) -> None:
         policy, critic = WithASpare(model, adamw, 4), WithASpare(make_scorer(model), adamw, 4)
         policy.spare = critic.spare = spare
         params = Rl(group_size=4, advantage="gae", tokens_per_microbatch=48, loss={"entropy_coef": 0.1})
-        batch, _ = make_batch(groups, params, ranks, model, critic=critic.model)
+        batch, _ = scored_batch(groups, params, ranks, model, critic=critic.model)
         update, value = update_gradient(policy, params, batch, 0.0), critic_gradient(critic, params, batch)
         gradients = [policy.flat.gradients.clone(), critic.flat.gradients.clone()]
         items = [Item(group.group, terms=4) for group in groups]
@@ -238,7 +238,7 @@ def test_entropies_are_computed_where_somebody_reads_them_alone(small: Any, monk
     group_logprobs(model, "policy", groups, params, ranks)
     negative_log_likelihood(model, [Item(groups[0].group)])
     response_logprob_sums(model, [Item(groups[0].group)], mean=False)
-    batch, _ = make_batch(groups, params, ranks, model)
+    batch, _ = scored_batch(groups, params, ranks, model)
     update_gradient(TorchLearner(model, AdamW(lr=1e-3), 4), params, batch, 0.0)
     assert wanted == [False, False, False, True]
 

@@ -26,6 +26,7 @@ from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
+from mathrl.trainers.batch import Batch, make_batch, score
 from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.rl import RlResult, train_rl
 from mathrl.trainers.rollouts import RolloutGroup
@@ -168,3 +169,17 @@ def steps_of_two(groups: list[RolloutGroup]) -> list[RolloutGroup]:
             rewards.append(tuple(float(one in response[a : b + 1]) for a, b in zip(starts, cuts, strict=True)))
         judged.append(replace(group, step_ends=tuple(ends), step_rewards=tuple(rewards)))
     return judged
+
+
+def scored_batch(
+    groups: Sequence[RolloutGroup],
+    params: Rl,
+    ranks: Ranks,
+    model: Any,
+    reference: Any = None,
+    *,
+    kl_coef: float = 0.0,
+    **models: Any,
+) -> tuple[Batch, dict[str, float]]:
+    """The batch of the groups with the scores that the models give, and its figures."""
+    return make_batch(groups, params, score(groups, params, ranks, model, reference, **models), kl_coef)

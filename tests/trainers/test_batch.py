@@ -12,8 +12,9 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.advantage import Gae
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import Batch, cut, make_batch
+from mathrl.trainers.batch import Batch, cut
 from mathrl.trainers.rollouts import RolloutGroup
+from tests.trainers.small import scored_batch
 
 CPU = Ranks(torch.device("cpu"))
 # Two groups of two responses, of 2, 1 and 1, 3 tokens.
@@ -32,7 +33,7 @@ GROUPS = [
 
 
 def advantages(groups: list[RolloutGroup] = GROUPS, **settings: Any) -> list[float]:
-    batch, _ = make_batch(groups, Rl(group_size=2, **settings), CPU, None)
+    batch, _ = scored_batch(groups, Rl(group_size=2, **settings), CPU, None)
     return [float(each) for each in batch.advantages_N]
 
 
@@ -71,11 +72,11 @@ def test_truncated_responses_stay_masked_with_importance_weights(small: Any, kin
     # An engine that finds the last response of each group far less probable than the trainer does.
     groups = [replace(g, logprobs=(*g.logprobs[:3], g.logprobs[3] - 2)) for g in groups]
     importance = {"type": kind, "level": level}
-    batch, _ = make_batch(groups, Rl(group_size=4, truncated="mask", importance=importance), CPU, model)
+    batch, _ = scored_batch(groups, Rl(group_size=4, truncated="mask", importance=importance), CPU, model)
     kept = [part.tolist() for part in batch.kept_N.split(batch.lengths_S.tolist())]
     for number, row in enumerate(kept):
         assert row == [number % 4 != 0 and (kind == "truncated" or number % 4 != 3)] * len(row)
-    everything, _ = make_batch(groups, Rl(group_size=4, importance=importance), CPU, model)
+    everything, _ = scored_batch(groups, Rl(group_size=4, importance=importance), CPU, model)
     assert everything.kept_N.sum() > batch.kept_N.sum()
 
 
@@ -91,7 +92,7 @@ def test_kl_in_the_reward_reaches_every_outcome_advantage(small: Any) -> None:
 
     def found(**settings: Any) -> list[float]:
         params = Rl(**kinds, **settings)
-        batch, figures = make_batch(GROUPS, params, CPU, None, reference=reference, kl_coef=beta)
+        batch, figures = scored_batch(GROUPS, params, CPU, None, reference=reference, kl_coef=beta)
         assert figures["kl"] == pytest.approx(sum(k1) / 7, abs=1e-5)
         assert batch.reference_N is None, "the KL is not in the loss too"
         return [float(each) for each in batch.advantages_N]
@@ -121,14 +122,14 @@ def test_with_a_critic_the_targets_are_raw_advantages_plus_values(small: Any) ->
         critic.score.weight.fill_(0.3)
         values = token_scores(critic, [group.group for group in GROUPS])
     params: dict[str, Any] = {"group_size": 2}
-    batch, _ = make_batch(GROUPS, Rl(**params, advantage=Gae(gamma=0.9, lam=0.5)), CPU, model, critic=critic)
+    batch, _ = scored_batch(GROUPS, Rl(**params, advantage=Gae(gamma=0.9, lam=0.5)), CPU, model, critic=critic)
     v = [float(each) for each in values]
     last = 1.0 - v[1]
     assert batch.advantages_N[1].item() == pytest.approx(last, abs=1e-5)
     assert batch.advantages_N[0].item() == pytest.approx(0.9 * v[1] - v[0] + 0.45 * last, abs=1e-5)
     assert batch.advantages_N[2].item() == pytest.approx(0.0 - v[2], abs=1e-5)
     whitened = Gae(gamma=0.9, lam=0.5, whiten=True)
-    white, _ = make_batch(GROUPS, Rl(**params, advantage=whitened), CPU, model, critic=critic)
+    white, _ = scored_batch(GROUPS, Rl(**params, advantage=whitened), CPU, model, critic=critic)
     assert torch.allclose(white.returns_N, batch.advantages_N + values)  # type: ignore[arg-type]
     assert white.advantages_N.mean().item() == pytest.approx(0, abs=1e-6)
     assert white.advantages_N.std().item() == pytest.approx(1, abs=1e-5)
@@ -139,7 +140,7 @@ def test_distillation_is_teacher_minus_policy(small: Any) -> None:
     with torch.no_grad():
         told, _ = response_logprobs(teacher, [group.group for group in GROUPS])
     params = Rl(advantage="distillation", group_size=2)
-    batch, figures = make_batch(GROUPS, params, CPU, None, teacher=teacher)
+    batch, figures = scored_batch(GROUPS, params, CPU, None, teacher=teacher)
     expected = told + torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
     assert torch.allclose(batch.advantages_N, expected, atol=1e-5)
     assert figures["distillation/reverse_kl"] == pytest.approx(-float(expected.mean()), abs=1e-5)
@@ -150,7 +151,7 @@ def test_distillation_is_of_the_updated_policy_where_another_sampled(small: Any)
     with torch.no_grad():
         own, told = (response_logprobs(model, [group.group for group in GROUPS])[0] for model in (policy, teacher))
     params = Rl(advantage="distillation", group_size=2, importance={"when": "always"})
-    batch, _ = make_batch(GROUPS, params, CPU, policy, teacher=teacher)
+    batch, _ = scored_batch(GROUPS, params, CPU, policy, teacher=teacher)
     assert torch.allclose(batch.advantages_N, told - own, atol=1e-5)
 
 
@@ -174,7 +175,7 @@ def test_process_without_rewards_of_steps_is_refused() -> None:
 
 
 def test_a_part_holds_the_tokens_of_its_groups() -> None:
-    batch, _ = make_batch(GROUPS, Rl(group_size=2, truncated="mask", advantage="reinforce"), CPU, None)
+    batch, _ = scored_batch(GROUPS, Rl(group_size=2, truncated="mask", advantage="reinforce"), CPU, None)
     part = batch.part([1, 0])
     assert [group.problem for group in part.groups] == [1, 0]
     assert part.lengths_S.tolist() == [1, 3, 2, 1] and part.counted_S.tolist() == [1, 3, 2, 0]
@@ -188,8 +189,8 @@ def test_a_part_holds_the_tokens_of_its_groups() -> None:
 def test_scores_for_all_do_not_depend_on_micro_batches(small: Any) -> None:
     model, sampler = small.policy()
     groups, reference = small.rollouts(model, sampler), small.policy(seed=9)[0]
-    whole, _ = make_batch(groups, Rl(kl={"coef": 0.1}), CPU, model, reference=reference, kl_coef=0.1)
-    cut, _ = make_batch(
+    whole, _ = scored_batch(groups, Rl(kl={"coef": 0.1}), CPU, model, reference=reference, kl_coef=0.1)
+    cut, _ = scored_batch(
         groups, Rl(kl={"coef": 0.1}, tokens_per_microbatch=16), CPU, model, reference=reference, kl_coef=0.1
     )
     assert whole.reference_N is not None and cut.reference_N is not None
@@ -217,7 +218,7 @@ def test_groups_are_cut_between_responses_to_fit_the_budget() -> None:
     assert [part.group.packed_tokens for part in parts] == [7, 10, 3, 3], "one response alone may be larger"
     assert [part.rewards for part in parts] == [(1.0, 0.0), (1.0,), (0.0,), (0.5, 0.5)]
     assert cut(GROUPS, 100) == GROUPS and cut([big], 16) == [big]
-    batch, _ = make_batch(GROUPS, Rl(group_size=2), CPU, None)
+    batch, _ = scored_batch(GROUPS, Rl(group_size=2), CPU, None)
     small = batch.cut(2, "cpu")
     assert len(small.groups) == 4 and small.part([1, 3]).lengths_S.tolist() == [1, 3]
     assert torch.equal(small.part([0, 1]).old_N, batch.part([0]).old_N)

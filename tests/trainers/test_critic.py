@@ -18,9 +18,8 @@ from mathrl.params.advantage import Critic, Gae
 from mathrl.params.lora import Lora
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardResult
-from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
-from tests.trainers.small import fast
+from tests.trainers.small import fast, scored_batch
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -54,7 +53,7 @@ def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
     for budget in (8192, 16):
         params = ppo(Critic(clip=clip), group_size=4, tokens_per_microbatch=budget, truncated="mask")
         critic = make_critic(params.critic or Critic(), model, scorer, 10, 0, CPU)
-        batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
+        batch, _ = scored_batch(groups, params, CPU, model, critic=critic.model)
         assert batch.values_N is not None and batch.returns_N is not None
         old = batch.values_N + 0.1 * torch.sin(torch.arange(len(batch.values_N)))
         figures = critic_gradient(critic, params, replace(batch, values_N=old))
@@ -81,7 +80,7 @@ def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(small: Any, k
     groups = [replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 600)]
     params = ppo(Critic(), group_size=2, tokens_per_microbatch=1300)
     critic: Any = make_critic(params.critic or Critic(), model, None, 10, 0, CPU)
-    batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
+    batch, _ = scored_batch(groups, params, CPU, model, critic=critic.model)
     critic.model.__dict__["_kernel"] = kernel
     counted, forward = [], critic.forward
     critic.forward = lambda *given: counted.append(1) or forward(*given)
@@ -108,13 +107,13 @@ def test_figures_of_a_step_are_means_over_its_updates(small: Any) -> None:
     step.add(CriticFigures(loss=2.0, clipped=0.25), norm=4.0)
     params = ppo(Critic(), group_size=4, truncated="mask")
     cut = [replace(group, truncated=(True, False, False, False)) for group in groups]
-    batch, _ = make_batch(cut, params, CPU, model, critic=make_scorer(model))
+    batch, _ = scored_batch(cut, params, CPU, model, critic=make_scorer(model))
     told = step.metrics(batch)
     assert (told["critic_loss"], told["critic/clip_fraction"], told["critic/grad_norm"]) == (1.5, 0.375, 3.0)
     assert batch.returns_N is not None
     assert told["critic/return_mean"] == pytest.approx(batch.returns_N[batch.kept_N].mean().item())
     assert told["critic/return_mean"] != pytest.approx(batch.returns_N.mean().item())
-    plain, _ = make_batch(groups, Rl(), CPU, model)
+    plain, _ = scored_batch(groups, Rl(), CPU, model)
     assert step.metrics(plain) == {}
 
 
@@ -123,7 +122,7 @@ def test_responses_that_are_masked_do_not_teach_the_critic(small: Any) -> None:
     groups = [replace(group, truncated=(True,) * 4) for group in small.rollouts(model, sampler)]
     params = ppo(Critic(), group_size=4, truncated="mask")
     critic = make_critic(params.critic or Critic(), model, None, 10, 0, CPU)
-    batch, _ = make_batch(groups, params, CPU, model, critic=critic.model)
+    batch, _ = scored_batch(groups, params, CPU, model, critic=critic.model)
     critic_gradient(critic, params, batch)
     assert critic.flat.gradients.norm() == 0
 

@@ -17,7 +17,6 @@ from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers import judges
-from mathrl.trainers.batch import make_batch
 from mathrl.trainers.judges import (
     continuations_judge,
     open_judge,
@@ -27,6 +26,7 @@ from mathrl.trainers.judges import (
     with_steps,
 )
 from mathrl.trainers.rollouts import RolloutGroup
+from tests.trainers.small import scored_batch
 
 TEXTS = (("1+1=2;2", "3"), ("1;2;3", "4+4"))
 CUT = ((False, True), (False, False))
@@ -138,7 +138,7 @@ def test_step_rewards_become_the_advantages_of_section_4_1_3(small: Any, groups:
     """Each process reward of the group minus their mean, over their deviation; summed over later steps."""
     group = with_steps(groups[0], [(5, 7), (0,)], [[1.0, 0.25], [0.75]])  # the cut one's becomes 0
     params = Rl(advantage={"type": "process", "ddof": 0, "eps": 0.0})
-    batch, _ = make_batch([group], params, Ranks(torch.device("cpu")), small.policy()[0])
+    batch, _ = scored_batch([group], params, Ranks(torch.device("cpu")), small.policy()[0])
     rewards = [1.0, 0.25, 0.0]
     mean = sum(rewards) / 3
     deviation = (sum((r - mean) ** 2 for r in rewards) / 3) ** 0.5

@@ -152,7 +152,9 @@ def test_the_row_of_a_response_with_a_call_has_all_that_is_known_of_it() -> None
     )  # fmt: skip
     problem = Problem("p\ud83d", "q\ud83d", ("1", "2\ud83d"), "s\ud83d", "rl", level=3)
     kept = KeptRollouts(KeepRollouts(which="all"), [problem], word_pieces(), 0, None)
-    batch = Batch([made], torch.tensor([2, 1]), None, torch.tensor([0.5, -0.5]), torch.ones(2, dtype=torch.bool))
+    batch = Batch(
+        [made], torch.tensor([2, 1]), torch.zeros(3), torch.tensor([0.5, 0.5, -0.5]), torch.ones(3, dtype=torch.bool)
+    )
     values = of_responses(batch, torch.tensor([3.0, 4.0, 5.0]).numpy())[0]
     rows = list(kept._rows(7, made, [0, 1], (values, [each * 2 for each in values])))
     arrays = [

@@ -23,7 +23,7 @@ from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers import rl, supervised
-from mathrl.trainers.batch import outcome_advantages
+from mathrl.trainers.batch import response_advantages
 from mathrl.trainers.curriculum import ProblemOrder
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.rollouts import RolloutGroup
@@ -48,7 +48,7 @@ def test_reward_parts_are_weighed_apart_and_over_time() -> None:
     rl = Rl(advantage={"type": "gdpo", "eps": 0.0, "weights": {"overlong": {"start": 1.0, "end": 0.0, "steps": 2}}})
 
     def advantages(step: int) -> list[float]:
-        return outcome_advantages([group], torch.ones(4, dtype=torch.long), None, rl.at_step(step).advantage).tolist()
+        return response_advantages([group], torch.ones(4, dtype=torch.long), None, rl.at_step(step).advantage).tolist()
 
     one = 0.75**0.5  # (1 - 1/2) / (1 / √3)
     assert advantages(0) == pytest.approx([2 * one, 0, 0, -2 * one], abs=1e-6)
@@ -56,13 +56,13 @@ def test_reward_parts_are_weighed_apart_and_over_time() -> None:
     assert advantages(2) == advantages(9) == pytest.approx([one, one, -one, -one], abs=1e-6)
     wrong = Rl(advantage={"type": "gdpo", "weights": {"length": 0.5}})
     with pytest.raises(UserError, match="no reward part 'length'; there are: accuracy, overlong"):
-        outcome_advantages([group], torch.ones(4, dtype=torch.long), None, wrong.advantage)
+        response_advantages([group], torch.ones(4, dtype=torch.long), None, wrong.advantage)
 
 
 def test_max_rl_refuses_negative_rewards_by_name(small: Any) -> None:
     group = RolloutGroup(0, (7,), ((5,), (3,)), ((-0.1,),) * 2, (1.0, -1.0), (True, False), (False,) * 2, ({}, {}))
     with pytest.raises(UserError, match=r"rl\.advantage max_rl needs rewards of at least 0: set reward\.incorrect"):
-        outcome_advantages([group], torch.ones(2, dtype=torch.long), None, MaxRl())
+        response_advantages([group], torch.ones(2, dtype=torch.long), None, MaxRl())
 
 
 CLIMBS = ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process supervision", "MaxRL", "GMPO"]
@@ -251,18 +251,17 @@ def test_divided_weights_would_be_there_wherever_a_model_runs(
     monkeypatch.setattr(TorchLearner, "whole", context("whole"))
     rounded: list[Any] = []
     monkeypatch.setattr("mathrl.trainers.open_rl.keep_rounded_only", rounded.append)
-    watch(rl, "make_batch")
-    watch(rl, "probe_kl")
+    watch(rl, "score")
     watch(supervised, "evaluate")
     watch(Sampler, "sample")
     changes: dict[str, Any] = {"kl": {"coef": 0.1}, "advantage": "gae", "dev": {"every": 1, "samples": 1}}
     reference = small.policy()[0]
     small.run(method("GRPO", steps=1, **changes), tmp_path, dev=small.PROBLEMS[:1], reference=reference)
     scoring = {"scoring rl": 1, "scoring rl.advantage.critic": 1, "scoring frozen": 1}
-    assert seen.pop("make_batch") == [scoring] and seen.pop("sample") == [{"whole rl": 1}] * 2
+    assert seen.pop("score") == [scoring] and seen.pop("sample") == [{"whole rl": 1}] * 2
     assert rounded == [reference]
     small.run(method("GRPO", steps=1, kl={"type": "probe", "groups": 1}), tmp_path / "probe")
-    assert seen["probe_kl"] == [{"scoring rl": 1, "scoring frozen": 1}]
+    assert seen["score"] == [{"scoring rl": 1, "scoring frozen": 1}]
     (tmp_path / "sft").mkdir()
     sft(tmp_path / "sft")
     assert seen["evaluate"] == [{"scoring sft": 1}] * 2

@@ -27,7 +27,7 @@ from mathrl.params.curriculum import (
 )
 from mathrl.params.train import Asynchronous, Rl
 from mathrl.rollout.torch_engine import CopyEngine
-from mathrl.trainers.batch import outcome_advantages
+from mathrl.trainers.batch import response_advantages
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.pools import Calibration, PoolOrder, features, measured_rates, mixed_chance, predict, sample_counts
 from mathrl.trainers.rollouts import RolloutGroup
@@ -388,7 +388,7 @@ def test_a_run_that_is_cut_goes_on_to_the_same_bits(
 def test_groups_of_different_sizes_have_their_own_advantages() -> None:
     groups = [_group([1, 0]), _group([1, 0, 0, 0]), _group([0, 1]), _group([1, 1, 1, 1])]
     lengths_S = torch.ones(12, dtype=torch.long)
-    found = outcome_advantages(groups, lengths_S, None, Rloo())
+    found = response_advantages(groups, lengths_S, None, Rloo())
     assert found.tolist() == pytest.approx([1, -1, 1, -1 / 3, -1 / 3, -1 / 3, -1, 1, 0, 0, 0, 0])
 
 

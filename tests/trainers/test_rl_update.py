@@ -27,10 +27,9 @@ from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.stages.rl import summary_of
-from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
 from mathrl.trainers.rl import train_rl
-from tests.trainers.small import changed, policy, short_rl
+from tests.trainers.small import changed, policy, scored_batch, short_rl
 from tests.trainers.supervised_traces import CASES, sft
 
 CPU = Ranks(torch.device("cpu"))
@@ -41,7 +40,7 @@ def learner(model: Any) -> TorchLearner:
 
 
 def gradient(policy: TorchLearner, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, UpdateFigures]:
-    batch, _ = make_batch(groups, params, CPU, policy.model, kl_coef=params.kl_coef, **models)
+    batch, _ = scored_batch(groups, params, CPU, policy.model, kl_coef=params.kl_coef, **models)
     figures = update_gradient(policy, params, batch, params.kl_coef)
     return policy.flat.gradients.clone(), figures
 
@@ -87,12 +86,12 @@ def test_trained_tokens_are_those_that_the_kernel_computes(small: Any, kernel: s
 def test_a_single_token_with_an_advantage_is_not_skipped(small: Any) -> None:
     model, sampler = small.policy()
     groups, policy = small.rollouts(model, sampler), learner(model)
-    batch, _ = make_batch(groups, Rl(), CPU, model)
+    batch, _ = scored_batch(groups, Rl(), CPU, model)
     one = torch.zeros_like(batch.advantages_N)
     one[3] = 1.0
     found = []
     for skip in (True, False):
-        update_gradient(policy, Rl(loss={"skip_zero_variance": skip}), replace(batch, advantages=one), 0.0)
+        update_gradient(policy, Rl(loss={"skip_zero_variance": skip}), replace(batch, advantages_N=one), 0.0)
         found.append(policy.flat.gradients.clone())
     assert found[0].norm() > 1e-4 and torch.allclose(found[0], found[1], atol=1e-7)
 
@@ -105,7 +104,7 @@ def test_masked_truncated_responses_have_no_gradient_and_count_nowhere(small: An
     assert none.norm() == 0
     # One of four is cut: the mean is over the tokens of the other three.
     some = [replace(group, truncated=(False, True, False, False)) for group in groups]
-    batch, _ = make_batch(some, Rl(truncated="mask"), CPU, model)
+    batch, _ = scored_batch(some, Rl(truncated="mask"), CPU, model)
     lengths = batch.lengths_S.view(4, 4)
     assert batch.counted_S.view(4, 4)[:, 1].sum() == 0 and batch.counted_S.sum() < lengths.sum()
     masked, figures = gradient(policy, some, Rl(truncated="mask", loss={"skip_zero_variance": False}))
@@ -176,7 +175,7 @@ def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small:
     partly, figures = gradient(policy, mixed, masked)
     counts = [sum(len(each) for each in group.responses) for group in groups]
     assert torch.allclose(partly, plain * sum(counts) / sum(counts[1:]), atol=1e-5)
-    _, told = make_batch(mixed, masked, CPU, model)
+    _, told = scored_batch(mixed, masked, CPU, model)
     assert told["importance/masked_share"] == pytest.approx(counts[0] / sum(counts))
 
 
@@ -397,7 +396,7 @@ def test_gspo_with_masked_tokens_is_over_the_kept_ones(small: Any) -> None:
         max_tokens=10,
         importance=Masked(low=0.8, high=1.25),
     )
-    batch, _ = make_batch(groups, params, CPU, model)
+    batch, _ = scored_batch(groups, params, CPU, model)
     assert 0.05 < float((~batch.kept_N).float().mean()) < 0.6 and batch.importance_N is not None
     with torch.no_grad():
         for weight in model.parameters():

@@ -25,10 +25,10 @@ from mathrl.params.train import Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
-from mathrl.trainers.batch import make_batch
-from mathrl.trainers.policy_update import probe_kl, update_gradient
+from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
+from tests.trainers.small import scored_batch
 
 CPU = Ranks(torch.device("cpu"))
 T = 0.6
@@ -78,7 +78,7 @@ def test_the_policys_loss_and_gradient_by_an_independent_formula(
     model, reference = sharp_policy(small)[0], sharp_policy(small, seed=8)[0].requires_grad_(False)
     params = Rl(temperature=T, loss={"type": "reinforce", "entropy_coef": 0.2}, kl={"coef": 0.3, "estimator": "k3"})
     policy = TorchLearner(model, Muon(lr=1e-3), 10)
-    batch, _ = make_batch(groups, params, CPU, model, reference, kl_coef=params.kl_coef)
+    batch, _ = scored_batch(groups, params, CPU, model, reference, kl_coef=params.kl_coef)
     figures = update_gradient(policy, params, batch, params.kl_coef)
     computed = policy.flat.gradients.clone()
 
@@ -103,22 +103,24 @@ def test_every_other_models_log_probs(small: Any, groups: list[RolloutGroup]) ->
         of_policy, of_other = ([plain(model, groups, at)[0] for at in (T, 1.0)] for model in (policy, other))
     old_N = torch.cat([torch.from_numpy(values) for group in groups for values in group.logprobs])
 
-    batch, figures = make_batch(groups, Rl(temperature=T, importance=Truncated()), CPU, policy)
-    assert near(batch.old, *of_policy)
+    batch, figures = scored_batch(groups, Rl(temperature=T, importance=Truncated()), CPU, policy)
+    assert near(batch.old_N, *of_policy)
     weights = [(logprobs_N - old_N).exp().clamp(max=2.0) for logprobs_N in of_policy]
     assert near(batch.importance_N, *weights)
 
-    batch, _ = make_batch(groups, Rl(temperature=T, kl={"coef": 0.1}), CPU, policy, reference=other, kl_coef=0.1)
+    batch, _ = scored_batch(groups, Rl(temperature=T, kl={"coef": 0.1}), CPU, policy, reference=other, kl_coef=0.1)
     assert near(batch.reference_N, *of_other)
     params = Rl(temperature=T, kl={"type": "reward", "coef": 0.1})
-    _, figures = make_batch(groups, params, CPU, policy, reference=other, kl_coef=0.1)
+    _, figures = scored_batch(groups, params, CPU, policy, reference=other, kl_coef=0.1)
     assert near(torch.tensor(figures["kl"]), *((old_N - logprobs_N).mean() for logprobs_N in of_other))
 
-    batch, _ = make_batch(groups, Rl(temperature=T, advantage="distillation"), CPU, policy, teacher=other)
+    batch, _ = scored_batch(groups, Rl(temperature=T, advantage="distillation"), CPU, policy, teacher=other)
     assert near(batch.advantages_N, *(logprobs_N - old_N for logprobs_N in of_other))
 
     k3 = [((gap := logprobs_N - old_N).exp() - gap - 1).mean() for logprobs_N in of_other]
-    assert near(torch.tensor(probe_kl(groups, other, Rl(temperature=T, kl={"type": "probe", "groups": 4}), CPU)), *k3)
+    probing = Rl(temperature=T, kl={"type": "probe", "groups": 4})
+    _, figures = scored_batch(groups, probing, CPU, policy, reference=other)
+    assert near(torch.tensor(figures["kl"]), *k3)
 
 
 def test_the_sampler_gives_the_log_probs_that_it_sampled_with(small: Any) -> None:

@@ -17,10 +17,10 @@ from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.advantage import Critic
 from mathrl.params.optimizer import Muon
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.pooled_group import PooledGroup
 from mathrl.trainers.rollouts import RolloutGroup, rollout_groups, rollout_metrics, tool_metrics
+from tests.trainers.small import scored_batch
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -63,7 +63,7 @@ def everything_sampled(group: RolloutGroup) -> RolloutGroup:
 
 def gradient(model: Any, groups: Any, params: Rl, **models: Any) -> tuple[torch.Tensor, Any]:
     policy = TorchLearner(model, Muon(lr=1e-3), 10)
-    batch, figures = make_batch(groups, params, CPU, model, kl_coef=params.kl_coef, **models)
+    batch, figures = scored_batch(groups, params, CPU, model, kl_coef=params.kl_coef, **models)
     update = update_gradient(policy, params, batch, params.kl_coef)
     return policy.flat.gradients.clone(), (update, figures, batch)
 
@@ -103,7 +103,8 @@ def test_the_loss_is_that_written_by_hand(small: Any) -> None:
     params = Rl(max_tokens=10, loss={"type": "gspo", "aggregation": "sequence_mean", "skip_zero_variance": False})
     found, (update, _, batch) = gradient(model, groups, params)
     model.zero_grad()
-    total, advantages, losses = torch.zeros(()), iter(batch.advantages.tolist()), []
+    advantages_S = batch.advantages_N[batch.lengths_S.cumsum(0) - 1]
+    total, advantages, losses = torch.zeros(()), iter(advantages_S.tolist()), []
     for group in groups:
         whole = Group(group.prompt, group.responses)
         per_response = torch.split(response_logprobs(model, [whole])[0], [len(r) for r in group.responses])
@@ -141,7 +142,7 @@ def test_a_critics_advantages_pass_over_the_tool(small: Any) -> None:
     params = Rl(max_tokens=10, advantage={"type": "gae", "critic": Critic(), "lam": 0.9, "gamma": 0.9})
     scorer = make_scorer(model)
     torch.nn.init.normal_(scorer.score.weight)
-    batch, _ = make_batch(groups, params, CPU, model, critic=scorer)
+    batch, _ = scored_batch(groups, params, CPU, model, critic=scorer)
     assert batch.values_N is not None
     rewards, start = [reward for group in groups for reward in group.rewards], 0
     for reward, length in zip(rewards, batch.lengths_S.tolist(), strict=True):

@@ -13,7 +13,6 @@ from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.advantage import Critic
 from mathrl.params.loss import Masked
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import make_batch
 from mathrl.trainers.critic import critic_gradient, make_critic
 from mathrl.trainers.policy_update import StepFigures, update_gradient
 from mathrl.trainers.rollouts import repeated_shares, rollout_metrics
@@ -50,7 +49,7 @@ def main(out: Path) -> None:
         if critic is not None:
             with torch.no_grad():
                 critic.model.score.weight.fill_(0.2)
-        batch, told = make_batch(
+        batch, told = small.scored_batch(
             groups,
             params,
             ranks,
