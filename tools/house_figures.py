@@ -15,20 +15,41 @@ LIBRARY = ("mathrl", "flows", "tasks")
 VAGUE = ("each", "found", "how", "given", "own", "said", "known", "told")
 # A response and an accepted answer, graded from the public `grade` to the verdict.
 GRADED = (("0.5", "1/2"), ("(x-1)(x+1)", "x^2-1"))
-_TRACE = r"""
+_PROFILE = r"""
 import sys
 sys.path.insert(0, sys.argv[1])
-from mathrl.grading import grade
-calls = []
+calls, ways = [], []
 def record(frame, event, argument):
     file = frame.f_code.co_filename
-    if event == "call" and file.startswith(sys.argv[1]):
+    if event == "call" and file.startswith(sys.argv[1] + "/mathrl/"):
         calls.append(file)
+        if frame.f_code.co_name == "clipped_policy_loss":
+            ways.append([])
+            while frame.f_code.co_name != "train_rl":
+                ways[-1].append(frame.f_code.co_filename)
+                frame = frame.f_back
+            ways[-1].append(frame.f_code.co_filename)
+def print_moves():
+    print(len(set(calls)), "/", sum(file != before for file, before in zip(calls, ["", *calls])))
+"""
+_GRADE = r"""
+from mathrl.grading import grade
 sys.setprofile(record)
 verdict = grade(f"\\boxed{{{sys.argv[2]}}}", sys.argv[3])
 sys.setprofile(None)
 assert verdict.correct, verdict
-print(len(set(calls)), "/", sum(file != before for file, before in zip(calls, ["", *calls])))
+print_moves()
+"""
+# A toy run of one step, from opening it to its end, once what is kept between runs is there.
+_RL = r"""
+from tests.trainers import small
+params = small.short_rl(steps=1, kl={"coef": 0.01})
+small.run(params)
+sys.setprofile(record)
+small.run(params)
+sys.setprofile(None)
+print_moves()
+print(len(ways[0]), "/", len(set(ways[0])))
 """
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -64,11 +85,21 @@ def figures(checkout: Path) -> dict[str, str]:
     floors = import_floors(checkout)
     rows["rooms of mathrl, floors"] = f"{sum(len(floor) for floor in floors)}, {len(floors)}"
     for answer, truth in GRADED if (checkout / "mathrl" / "grading").is_dir() else ():
-        command = [sys.executable, "-c", _TRACE, str(checkout.resolve()), answer, truth]
-        trace = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows[f"files / moves between files to grade `{answer}` = `{truth}`"] = trace.stdout.strip()
+        rows[f"files / moves between files to grade `{answer}` = `{truth}`"] = profile(checkout, _GRADE, answer, truth)[
+            0
+        ]
+    if (checkout / "tests" / "trainers" / "small.py").is_file():
+        moves, way = profile(checkout, _RL)
+        rows["files / moves between files in one RL step"] = moves
+        rows["frames / files from `train_rl` to the loss"] = way
     rows["lines of the README"] = str(len((checkout / "README.md").read_text(encoding="utf-8").splitlines()))
     return rows
+
+
+def profile(checkout: Path, program: str, *words: str) -> list[str]:
+    """What the program prints in the checkout, by line."""
+    command = [sys.executable, "-c", _PROFILE + program, str(checkout.resolve()), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def lines(function: Function) -> int:

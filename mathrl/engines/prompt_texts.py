@@ -7,15 +7,15 @@ from mathrl.core.types import Problem
 from mathrl.data.templates import prompt_text
 from mathrl.params import Params
 from mathrl.params.curriculum import FixedOrder
-from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.sampler import PromptRenderer
 from mathrl.trainers.curriculum import ProblemOrder
 
 
 class PromptTexts:
     """Problems as texts for `engine`, whose call of the tokenizer adds the start token itself if `adds_start`."""
 
-    def __init__(self, sampler: Sampler, engine: str, *, adds_start: bool) -> None:
-        self.sampler, self.tokenizer, self.engine, self.adds_start = sampler, sampler.tokenizer, engine, adds_start
+    def __init__(self, renderer: PromptRenderer, engine: str, *, adds_start: bool) -> None:
+        self.renderer, self.tokenizer, self.engine, self.adds_start = renderer, renderer.tokenizer, engine, adds_start
         starts = list(self.tokenizer("")["input_ids"])
         self.start = self.tokenizer.bos_token if starts[:1] == [self.tokenizer.bos_token_id] else None
 
@@ -27,8 +27,8 @@ class PromptTexts:
         Raises:
             UserError: the engine would train on other tokens.
         """
-        prompt = self.sampler.prompt
-        text = prompt_text(problem, prompt, self.tokenizer, self.sampler.few_shot) + prompt.response_prefix
+        prompt = self.renderer.prompt
+        text = prompt_text(problem, prompt, self.tokenizer, self.renderer.few_shot) + prompt.response_prefix
         if self.start:
             text = ("" if self.adds_start else self.start) + text.removeprefix(self.start)
         theirs = list(self.tokenizer(text=[text], add_special_tokens=self.adds_start)["input_ids"][0])

@@ -10,8 +10,6 @@ from mathrl.engines.trl_packages import Dataset, GRPOConfig, PrinterCallback
 
 # isort: split
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from mathrl.core.types import Problem
 from mathrl.curation.prompt_leaks import check_prompts
@@ -30,33 +28,27 @@ from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.dev_evaluation import dev_figures
-from mathrl.trainers.rl import RlResult
-from mathrl.trainers.training_run import TrainingRun
+from mathrl.trainers.training_run import RlInputs, RlResult, TrainedModel
 
 
-def train_rl_with_trl(
-    start: Path,
-    problems: Sequence[Problem],
-    dev: Sequence[Problem],
-    few_shot: Sequence[Problem],
-    params: Params,
-    run: TrainingRun,
-) -> tuple[Any, Any, RlResult]:
-    """Train the model of the folder `start`; resumes from TRL's last whole checkpoint in `run.state`.
-
-    Returns the model, its tokenizer and the figures of the run.
+def train(inputs: RlInputs) -> TrainedModel:
+    """Train the model of a folder; resumes from TRL's last whole checkpoint in the run's state.
 
     Raises:
         UserError: no prompt fits or TRL reads one as other tokens, an update is not finite, or health ends it.
         Stopped: after a signal, once the checkpoint is written.
     """
+    params, run, start, problems, dev = inputs.params, inputs.run, inputs.start, inputs.problems, inputs.dev
+    inputs.resolved(
+        params.rollout.model_copy(update={"engine": "torch"}), params.rl.model_copy(update={"importance": None})
+    )
     rl, ranks, on_cpu = params.rl, run.ranks, run.ranks.device.type == "cpu"
     tokenizer = load_tokenizer(start, params.model)
     check_prompts([*problems, *dev], params.prompt, tokenizer)
     copy = load_model(start, params.model, ranks.device)
     tolerance = canary_tolerance(params.rollout, params.model, params.model.precision)
     engine = CopyEngine(copy, tokenizer, params.rollout, tolerance)
-    sampler = Sampler(engine, tokenizer, params.prompt, few_shot)
+    sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     reward = build_reward(params.reward)
     rollouts = GradedRollouts(sampler, engine.ends, problems, prompts, reward, rl, ranks)
@@ -104,7 +96,8 @@ def train_rl_with_trl(
         },
     )
     train_steps(trainer, steps, saved, {}, run)
-    return network, tokenizer, RlResult(rl.steps, rollouts.sampled, rollouts.trained, accuracy, rl.steps)
+    result = RlResult(rl.steps, rollouts.sampled, rollouts.trained, accuracy, rl.steps)
+    return TrainedModel(network, tokenizer, result)
 
 
 def _rows(

@@ -8,10 +8,9 @@ the loss and its gradient, and writes the checkpoints.
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from huggingface_hub import snapshot_download
@@ -19,20 +18,18 @@ from huggingface_hub import snapshot_download
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.progress import progress
-from mathrl.core.types import Problem
-from mathrl.curation.prompt_leaks import check_prompts
+from mathrl.data.prompt_leaks import check_prompts
 from mathrl.engines.verl_checkpoints import latest_checkpoint
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_of, verl_settings
 from mathrl.engines.verl_metrics import RowProblems, dev_figures, step_figures, take_graded, verl_figures
-from mathrl.engines.verl_process import VerlTraining, attention_of, merge_checkpoint
+from mathrl.engines.verl_process import VerlTraining, attention_of, merge_checkpoint, verl_python
 from mathrl.engines.verl_reward import DEV
 from mathrl.engines.verl_rows import write_reward_settings, write_rows
 from mathrl.models.load import load_model, load_tokenizer, resolve_folder
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.params import Params
-from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.rl import RlResult
-from mathrl.trainers.training_run import TrainingLog, TrainingRun
+from mathrl.rollout.sampler import PromptRenderer
+from mathrl.trainers.training_run import RlInputs, RlResult, TrainedModel, TrainingLog, TrainingRun
 
 SHOWN = {"accuracy": "reward/accuracy", "length": "response_length", "loss": "actor_loss"}
 
@@ -65,35 +62,27 @@ class VerlSteps:
         return kept | {name: value for name, value in others.items() if value is not None}
 
 
-def train_rl_with_verl(
-    start: Path,
-    problems: Sequence[Problem],
-    dev: Sequence[Problem],
-    few_shot: Sequence[Problem],
-    params: Params,
-    run: TrainingRun,
-    python: str,
-    log: Path,
-) -> tuple[Any, Any, RlResult]:
-    """Train the model of the folder `start`; resumes from verl's last whole checkpoint in `run.state`.
+def train(inputs: RlInputs) -> TrainedModel:
+    """Train the model of a folder; resumes from verl's last whole checkpoint in the run's state.
 
-    verl is run by `python`, and its output goes to the file `log`. Returns the model, its tokenizer and the figures of
-    the run.
+    verl runs in a process of its own, whose output goes to verl.log; this one needs no GPU.
 
     Raises:
         UserError: no prompt fits or verl reads one as other tokens, verl ends with an error, updates are not finite, or
             health ends the run.
         SystemExit: after SIGTERM; verl's last checkpoint is what the run goes on from.
     """
+    params, run, start, problems, dev = inputs.params, inputs.run, inputs.start, inputs.problems, inputs.dev
+    python, log = verl_python(), inputs.folder / "verl.log"
+    inputs.resolved(params.rollout.model_copy(update={"engine": "vllm"}), params.rl)
     rl = params.rl
     tokenizer = load_tokenizer(start, params.model)
     check_prompts([*problems, *dev], params.prompt, tokenizer)
     model = _folder(start, params)
     files = VerlFiles(model, run.state / "verl", run.state / "checkpoints")
-    no_engine: Any = SimpleNamespace(rollout=params.rollout)  # verl samples
-    sampler = Sampler(no_engine, tokenizer, params.prompt, few_shot)
-    prompts = [sampler.prompt_tokens(problem) for problem in problems]
-    numbers, longest = write_rows(sampler, problems, prompts, dev, params, files)
+    renderer = PromptRenderer(tokenizer, params.prompt, inputs.few_shot)
+    prompts = [renderer.prompt_tokens(problem) for problem in problems]
+    numbers, longest = write_rows(renderer, problems, prompts, dev, params, files)
     write_reward_settings(params, _ends(tokenizer, model), files)
     shutil.rmtree(files.graded, ignore_errors=True)  # of steps that are done again
 
@@ -115,7 +104,8 @@ def train_rl_with_verl(
     shutil.rmtree(merged, ignore_errors=True)
     merge_checkpoint(python, saved.actor, merged, log.with_name("verl-merger.log"))
     network = load_model(merged, params.model, "cpu")
-    return network, tokenizer, RlResult(rl.steps, steps.sampled, steps.trained, steps.accuracy, rl.steps)
+    result = RlResult(rl.steps, steps.sampled, steps.trained, steps.accuracy, rl.steps)
+    return TrainedModel(network, tokenizer, result)
 
 
 def _follow(training: VerlTraining, steps: VerlSteps, done: int, run: TrainingRun, values: JsonlSink) -> None:

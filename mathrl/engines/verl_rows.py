@@ -13,11 +13,11 @@ from mathrl.engines.verl_config import VerlFiles
 from mathrl.engines.verl_reward import DEV, input_text
 from mathrl.params import Params
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.sampler import PromptRenderer
 
 
 def write_rows(
-    sampler: Sampler,
+    renderer: PromptRenderer,
     problems: Sequence[Problem],
     prompts: Sequence[Sequence[int] | None],
     dev: Sequence[Problem],
@@ -33,16 +33,16 @@ def write_rows(
         UserError: no prompt fits, or verl would read one as other tokens.
     """
     numbers = ordered_problems(problems, prompts, params)
-    texts = PromptTexts(sampler, "verl", adds_start=False)
+    texts = PromptTexts(renderer, "verl", adds_start=False)
     text_of = {number: texts.text(problems[number], prompts[number] or ()) for number in sorted(set(numbers))}
-    held_out = [(problem, tokens) for problem in dev if (tokens := sampler.prompt_tokens(problem)) is not None]
+    held_out = [(problem, tokens) for problem in dev if (tokens := renderer.prompt_tokens(problem)) is not None]
     longest = max(len(prompts[number] or ()) for number in text_of)
     longest = max([longest, *(len(tokens) for _, tokens in held_out)])
     train = [
-        _row(sampler, problems[number], text_of[number], index, "rl", params) for index, number in enumerate(numbers)
+        _row(renderer, problems[number], text_of[number], index, "rl", params) for index, number in enumerate(numbers)
     ]
     rows = [
-        _row(sampler, problem, texts.text(problem, tokens), index, DEV, params)
+        _row(renderer, problem, texts.text(problem, tokens), index, DEV, params)
         for index, (problem, tokens) in enumerate(held_out)
     ]
     files.rows.mkdir(parents=True, exist_ok=True)
@@ -62,11 +62,13 @@ def write_reward_settings(params: Params, ends: Sequence[int], files: VerlFiles)
     write_json(files.reward, settings)
 
 
-def _row(sampler: Sampler, problem: Problem, text: str, index: int, split: str, params: Params) -> dict[str, Any]:
+def _row(
+    renderer: PromptRenderer, problem: Problem, text: str, index: int, split: str, params: Params
+) -> dict[str, Any]:
     """A row of `mathrl data export`, whose prompt is the rendered text, and the reward's input without the response."""
     sampling = Sampling(params.rl.group_size, params.rl.temperature, params.rl.max_tokens)
     nothing = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), "", "stop")
-    item = sampler.reward_input(problem, nothing, sampling)
+    item = renderer.reward_input(problem, nothing, sampling)
     row = to_verl(problem, index)
     extra = {"split": split, "index": index, "id": problem.id, "reward_input": input_text(item)}
     return {**row, "prompt": [{"role": "user", "content": text}], "extra_info": extra}

@@ -20,7 +20,47 @@ from mathrl.tools.open_tool import open_tool
 from mathrl.tools.tool import Tool
 
 
-class Sampler:
+class PromptRenderer:
+    """Problems as the tokens of prompts, and completions of them as the reward reads them; samples nothing itself."""
+
+    def __init__(self, tokenizer: Any, prompt: Prompt, few_shot: Sequence[Problem] = ()) -> None:
+        self.tokenizer, self.prompt, self.few_shot = tokenizer, prompt, few_shot
+        self.prefix = tokenizer.encode(prompt.response_prefix, add_special_tokens=False)
+
+    def prompt_tokens(self, problem: Problem) -> list[int] | None:
+        """The tokens of the rendered problem and of the response prefix; None if the problem is too long.
+
+        The tokens of `control.begun` follow, where a response is to be continued.
+        """
+        tokens = render(problem, self.prompt, self.tokenizer, self.few_shot)
+        if len(tokens) > self.prompt.max_tokens:
+            return None
+        return [*tokens, *self.prefix, *problem.control.begun]
+
+    def own_text(self, problem: Problem, completion: Completion) -> str:
+        """What the model wrote: the text of the completion, after the start of a response that is continued."""
+        begun = problem.control.begun
+        if not begun:
+            return completion.text
+        # Decoded as one: a character, or a space between words, may lie across the two.
+        text: str = self.tokenizer.decode([*begun, *completion.tokens.tolist()], skip_special_tokens=True)
+        return text
+
+    def reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
+        """What the reward is given of a completion, whoever sampled it."""
+        return RewardInput(
+            response=self.prompt.response_prefix + self.own_text(problem, completion),
+            ground_truth=problem.answers,
+            prompt=problem.question,
+            length=len(completion.tokens),
+            max_length=sampling.max_tokens,
+            truncated=completion.finish_reason == "length",
+            row={**problem.extra, "source": problem.source},
+            routes=(*problem.control.routes, problem.source),
+        )
+
+
+class Sampler(PromptRenderer):
     """Renders problems, samples with an engine, grades. With `rollout.tool` responses call it (`rollout.turns`).
 
     `dropped` counts the problems whose prompt was longer than `prompt.max_tokens`; `seconds` holds the
@@ -41,9 +81,8 @@ class Sampler:
         Raises:
             UserError: the tool cannot run here, or the tokenizer has no chat template for its calls.
         """
-        self.engine, self.tokenizer, self.prompt, self.few_shot = engine, tokenizer, prompt, few_shot
-        self.prefix = tokenizer.encode(prompt.response_prefix, add_special_tokens=False)
-        self.dropped = 0
+        super().__init__(tokenizer, prompt, few_shot)
+        self.engine, self.dropped = engine, 0
         self.seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         rollout = engine.rollout
         if tool is None and rollout.tool.kind != "none":
@@ -51,15 +90,10 @@ class Sampler:
             weakref.finalize(self, tool.close)
         self.turns = TurnSampler(engine, tokenizer, tool, rollout.turns) if tool is not None else None
 
-    def prompt_tokens(self, problem: Problem) -> list[int] | None:
-        """The tokens of the rendered problem and of the response prefix; None if the problem is too long.
-
-        The tokens of `control.begun` follow, where a response is to be continued.
-        """
-        tokens = render(problem, self.prompt, self.tokenizer, self.few_shot)
-        if len(tokens) > self.prompt.max_tokens:
-            return None
-        return [*tokens, *self.prefix, *problem.control.begun]
+    def own_text(self, problem: Problem, completion: Completion) -> str:
+        if self.turns is not None and completion.calls:
+            return self.turns.own_words(completion)
+        return super().own_text(problem, completion)
 
     def sample(
         self,
@@ -112,24 +146,6 @@ class Sampler:
             )
             for (problem, completion), scored in zip(pairs, rewards, strict=True)
         ]
-
-    def reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
-        """What the reward is given of a completion, whoever sampled it."""
-        text, begun = completion.text, problem.control.begun
-        if begun:  # decoded as one: a character, or a space between words, may lie across the two
-            text = self.tokenizer.decode([*begun, *completion.tokens.tolist()], skip_special_tokens=True)
-        if self.turns is not None and completion.calls:
-            text = self.turns.own_words(completion)
-        return RewardInput(
-            response=self.prompt.response_prefix + text,
-            ground_truth=problem.answers,
-            prompt=problem.question,
-            length=len(completion.tokens),
-            max_length=sampling.max_tokens,
-            truncated=completion.finish_reason == "length",
-            row={**problem.extra, "source": problem.source},
-            routes=(*problem.control.routes, problem.source),
-        )
 
 
 def open_sampler(folder: Path | str, params: Params, stage: str, few_shot: Sequence[Problem] = ()) -> Sampler:

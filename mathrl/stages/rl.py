@@ -11,29 +11,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mathrl.core.environment import rank
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.problems import read_problems
-from mathrl.core.types import Problem
-from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import few_shot_examples
-from mathrl.engines.installed import check_installed
-from mathrl.engines.verl_process import verl_python
+from mathrl.engines.engine import ENGINES
 from mathrl.health.watch import HealthMonitor
 from mathrl.params.train import Rl
-from mathrl.rewards.compose import build_reward
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
-from mathrl.stages.training_stage import load_network, load_start, open_training, write_model, write_report
+from mathrl.stages.training_stage import open_training, write_model, write_report
 
 if TYPE_CHECKING:
-    from mathrl.trainers.rl import RlResult
+    from mathrl.trainers.training_run import RlResult
 
 PROBLEMS, DEV = Path("data/mixture/train.jsonl"), Path("data/curated/dev.jsonl")
 EXAMPLES, DIFFICULTY = Path("data/curated/sft.jsonl"), Path("data/difficulty/summary.json")
@@ -57,18 +52,6 @@ def check_skill(difficulty: Path, wanted: float) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What a training engine is given; `others` are the folders of `work`."""
-
-    start: Path
-    problems: Sequence[Problem]
-    dev: Sequence[Problem]
-    few_shot: Sequence[Problem]
-    health: HealthMonitor
-    others: Mapping[str, Path]
-
-
 def work(
     run: StageRun,
     *,
@@ -89,12 +72,20 @@ def work(
     params, seed, rl = run.params, run.params.run.seed, run.params.rl
     if "difficulty" in others:
         check_skill(others["difficulty"], rl.min_pass_at_8)
-    problems = [problem for file in data for problem in read_problems(file)]
-    few_shot = few_shot_examples(params.prompt, examples)
-    health = HealthMonitor(params.health, rl, run.health)
-    inputs = _Inputs(start, problems, read_problems(dev), few_shot, health, others)
-    train = {"mathrl": _train, "trl": _train_with_trl, "verl": _train_with_verl}[rl.engine.type]
-    network, tokenizer, result = train(run, inputs)
+    problems, held_out = [problem for file in data for problem in read_problems(file)], read_problems(dev)
+    few_shot, health = few_shot_examples(params.prompt, examples), HealthMonitor(params.health, rl, run.health)
+    engine = ENGINES[rl.engine.type]
+    engine.check(others)
+    train = engine.train
+    # torch: not before the inputs have been checked.
+    from mathrl.models.load import load_tokenizer
+    from mathrl.trainers.training_run import RlInputs
+
+    training = open_training(run, health, run.rollouts, engine.device)
+    run.check_lengths(problems, lambda: load_tokenizer(start, params.model), few_shot)
+    folder = run.record.folder
+    trained = train(RlInputs(params, training, start, problems, held_out, few_shot, others, run.resolved, folder))
+    result = trained.result
     measured = result.dev_accuracy is not None
     accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.dev.temperature})" if measured else "not measured"
     card = (
@@ -102,96 +93,11 @@ def work(
         f"{result.steps} steps of {rl.prompts_per_step} prompts x {rl.group_size} responses, "
         f"seed {seed}; accuracy on dev problems {accuracy}.\n"
     )
-    write_model(network, tokenizer, model, card)
+    write_model(trained.network, trained.tokenizer, model, card)
     title = "Reinforcement learning with verifiable rewards"
     kept = finish_rollouts(run, rl)
     files = [file for file in (kept, run.record.events if rl.asynchronous is not None else None) if file is not None]
     write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health, files)
-
-
-def _train(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
-    """The model that mathrl's own loop has trained, its tokenizer, and the run's figures."""
-    params, rl, start, others = run.params, run.params.rl, inputs.start, inputs.others
-    training = open_training(run, inputs.health, run.rollouts)
-    # torch: not before the inputs have been checked.
-    from mathrl.models.device import halve_threads, hardware_of
-    from mathrl.rollout.choices import stage_longest
-    from mathrl.rollout.open_engine import training_engine
-    from mathrl.rollout.resolve import resolve_importance, resolve_rollout
-    from mathrl.rollout.sampler import Sampler
-    from mathrl.trainers.judges import open_judge
-    from mathrl.trainers.open_rl import Helpers
-    from mathrl.trainers.rl import train_rl
-
-    ranks, longest = training.ranks, stage_longest(params, "rl")
-    hardware = hardware_of(ranks.device)
-    rollout = resolve_rollout(params.rollout, start, params.model, hardware, longest=longest, ranks=ranks.world)
-    rl = resolve_importance(rl, rollout)
-    run.resolved(rollout, rl)
-    if rl.kept_size and rank() == 0:
-        print(f"rl.keep_rollouts: {rl.kept_size}", flush=True)
-    network, tokenizer = load_start(start, params.model, training)
-    at_once = rl.asynchronous is not None and rl.asynchronous.staleness
-    if at_once and rollout.engine == "torch" and ranks.device.type == "cpu":
-        halve_threads()
-    ahead = rl.asynchronous is not None
-    engine = training_engine(network, start, tokenizer, params.model, rollout, ahead, rl.lora)
-    sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
-    run.check_lengths(inputs.problems, lambda: tokenizer, inputs.few_shot)
-    check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
-    if "critic" in others and rl.critic is not None:
-        critic = rl.critic.model_copy(update={"path": str(others["critic"])})
-        rl = rl.model_copy(update={"advantage": rl.advantage.model_copy(update={"critic": critic})})
-    inputs.health.watch.rl = rl
-    frozen = {
-        name: load_network(others[name], params.model, training).requires_grad_(False)
-        for name in ("reference", "teacher")
-        if name in others
-    }
-    helpers = Helpers(judge=open_judge(params, rl, sampler, inputs.problems, ranks.device, others), **frozen)
-    reward = build_reward(params.reward)
-    result = train_rl(network, sampler, inputs.problems, inputs.dev, reward, rl, training, helpers)
-    return network, tokenizer, result
-
-
-def _train_with_trl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
-    """As `_train`, by TRL's GRPOTrainer."""
-    check_installed("trl", "rl.engine")
-    _refuse_other_models(inputs, "trl")
-    # accelerate before transformers, and torch not before the inputs have been checked.
-    from mathrl.engines.trl_rl import train_rl_with_trl
-    from mathrl.models.load import load_tokenizer
-
-    params, training = run.params, open_training(run, inputs.health)
-    run.check_lengths(inputs.problems, lambda: load_tokenizer(inputs.start, params.model), inputs.few_shot)
-    run.resolved(
-        params.rollout.model_copy(update={"engine": "torch"}), params.rl.model_copy(update={"importance": None})
-    )
-    return train_rl_with_trl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training)
-
-
-def _train_with_verl(run: StageRun, inputs: _Inputs) -> tuple[Any, Any, RlResult]:
-    """As `_train`, by verl in a process of its own; this one needs no GPU."""
-    python = verl_python()
-    _refuse_other_models(inputs, "verl")
-    # torch: not before the inputs have been checked.
-    from mathrl.engines.verl_rl import train_rl_with_verl
-    from mathrl.models.load import load_tokenizer
-
-    params, training = run.params, open_training(run, inputs.health, device="cpu")
-    run.check_lengths(inputs.problems, lambda: load_tokenizer(inputs.start, params.model), inputs.few_shot)
-    run.resolved(params.rollout.model_copy(update={"engine": "vllm"}), params.rl)
-    log = run.record.folder / "verl.log"
-    return train_rl_with_verl(inputs.start, inputs.problems, inputs.dev, inputs.few_shot, params, training, python, log)
-
-
-def _refuse_other_models(inputs: _Inputs, engine: str) -> None:
-    """Raises UserError: the run has another model beside the policy."""
-    if models := sorted(inputs.others.keys() - {"difficulty"}):
-        raise UserError(
-            f"rl.engine is {engine}, which takes part in no run with another model ({', '.join(models)}): set "
-            "rl.engine to mathrl, or leave the model out of the recipe's step"
-        )
 
 
 def finish_rollouts(run: StageRun, rl: Rl) -> Path | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mathrl.core.environment import rank
 from mathrl.core.files import written_aside
 from mathrl.core.problems import read_problems
-from mathrl.engines.installed import check_installed
+from mathrl.engines.engine import check_installed
 from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
 from mathrl.stages.command import main

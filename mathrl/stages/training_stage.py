@@ -34,17 +34,10 @@ def open_training(
 
 def load_start(folder: Path, model: Model, training: TrainingRun) -> tuple[Any, Any]:
     """The model of a folder as the backend trains it, and its tokenizer."""
-    from mathrl.models.load import load_tokenizer
-
-    return load_network(folder, model, training), load_tokenizer(folder, model)
-
-
-def load_network(folder: Path, model: Model, training: TrainingRun) -> Any:
-    """The model of a folder as the backend trains it, without its tokenizer."""
     from mathrl.learners.sharding import load_to_train
-    from mathrl.models.load import load_model
+    from mathrl.models.load import load_model, load_tokenizer
 
-    return load_to_train(load_model, folder, model, training.ranks)
+    return load_to_train(load_model, folder, model, training.ranks), load_tokenizer(folder, model)
 
 
 def write_model(network: Any, tokenizer: Any, folder: Path, card: str) -> None:

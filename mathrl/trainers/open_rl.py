@@ -31,7 +31,7 @@ from mathrl.trainers.critic import make_critic
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
 from mathrl.trainers.rollouts import GroupJudge
-from mathrl.trainers.training_run import TrainingLog, TrainingRun
+from mathrl.trainers.training_run import RlResult, TrainingLog, TrainingRun
 from mathrl.trainers.weight_sync import WeightSync
 
 
@@ -61,21 +61,6 @@ class RlState:
     trained_tokens: int = 0
     exported_step: int = 0
     dev_accuracy: float | None = None
-
-
-@dataclass(frozen=True)
-class RlResult:
-    """Steps done, tokens sampled and tokens trained on (packed, prompts once per group).
-
-    `dev_accuracy` is that of the weights the model ends with, those after `exported_step` steps; None if it
-    was not measured.
-    """
-
-    steps: int
-    sampled_tokens: int
-    trained_tokens: int
-    dev_accuracy: float | None
-    exported_step: int
 
 
 @dataclass(frozen=True)

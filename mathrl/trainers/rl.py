@@ -20,22 +20,66 @@ import torch
 from mathrl.core.hashing import derive_seed
 from mathrl.core.progress import progress
 from mathrl.core.types import Problem
+from mathrl.data.prompt_leaks import check_prompts
 from mathrl.learners.preemption import Stopped, StopRequest
+from mathrl.learners.sharding import load_to_train
+from mathrl.models.device import halve_threads, hardware_of
+from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params.asynchronous import Asynchronous
 from mathrl.params.train import Rl
-from mathrl.rewards.compose import RewardFunction
+from mathrl.rewards.compose import RewardFunction, build_reward
 from mathrl.rewards.counters import merged_counters
-from mathrl.rollout.resolve import resolve_importance
+from mathrl.rollout.choices import stage_longest
+from mathrl.rollout.open_engine import training_engine
+from mathrl.rollout.resolve import resolve_importance, resolve_rollout
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import Batch, Scores, make_batch, score
 from mathrl.trainers.collect import StepRollouts
 from mathrl.trainers.critic import CriticFigures, critic_gradient
 from mathrl.trainers.dev_evaluation import evaluate_dev
-from mathrl.trainers.open_rl import Helpers, RlResult, RlSetup, open_rl
+from mathrl.trainers.judges import open_judge
+from mathrl.trainers.open_rl import Helpers, RlSetup, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
 from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
-from mathrl.trainers.training_run import TrainingRun
+from mathrl.trainers.training_run import RlInputs, RlResult, TrainedModel, TrainingRun
+
+
+def train(inputs: RlInputs) -> TrainedModel:
+    """Train the model of a folder by mathrl's own loop (rl.engine: mathrl).
+
+    Raises:
+        UserError: as `train_rl`; or the sampler's engine is not available, or a prompt shows its problem's answer.
+    """
+    params, rl, run, others = inputs.params, inputs.params.rl, inputs.run, inputs.others
+    ranks, hardware = run.ranks, hardware_of(run.ranks.device)
+    longest = stage_longest(params, "rl")
+    rollout = resolve_rollout(params.rollout, inputs.start, params.model, hardware, longest=longest, ranks=ranks.world)
+    rl = resolve_importance(rl, rollout)
+    inputs.resolved(rollout, rl)
+    if rl.kept_size and ranks.rank == 0:
+        print(f"rl.keep_rollouts: {rl.kept_size}", flush=True)
+    network = load_to_train(load_model, inputs.start, params.model, ranks)
+    tokenizer = load_tokenizer(inputs.start, params.model)
+    at_once = rl.asynchronous is not None and rl.asynchronous.staleness
+    if at_once and rollout.engine == "torch" and ranks.device.type == "cpu":
+        halve_threads()
+    ahead = rl.asynchronous is not None
+    engine = training_engine(network, inputs.start, tokenizer, params.model, rollout, ahead, rl.lora)
+    sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
+    check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
+    if "critic" in others and rl.critic is not None:
+        critic = rl.critic.model_copy(update={"path": str(others["critic"])})
+        rl = rl.model_copy(update={"advantage": rl.advantage.model_copy(update={"critic": critic})})
+    frozen = {
+        name: load_to_train(load_model, others[name], params.model, ranks).requires_grad_(False)
+        for name in ("reference", "teacher")
+        if name in others
+    }
+    helpers = Helpers(judge=open_judge(params, rl, sampler, inputs.problems, ranks.device, others), **frozen)
+    reward = build_reward(params.reward)
+    result = train_rl(network, sampler, inputs.problems, inputs.dev, reward, rl, run, helpers)
+    return TrainedModel(network, tokenizer, result)
 
 
 def train_rl(

@@ -1,15 +1,19 @@
 """What every trainer is given beside its model and data: ranks, seed, state folder, metrics, health."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.records import EVENTS
+from mathrl.core.types import Problem
 from mathrl.health.mismatch import check_mismatch
 from mathrl.health.watch import HealthMonitor
 from mathrl.learners.distributed import Ranks
+from mathrl.params import Params
 from mathrl.params.rollout import Rollout
+from mathrl.params.train import Rl
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,47 @@ class TrainingLog:
     def check_mismatch(self, step: int, row: Mapping[str, float], rollout: Rollout) -> None:
         """At every rank. Raises UserError: sampler and trainer are too far apart, and rollout.on_mismatch is stop."""
         self.warned_mismatch = check_mismatch(row, rollout, step, self.warned_mismatch)
+
+
+@dataclass(frozen=True)
+class RlInputs:
+    """What an engine trains with, by RL.
+
+    `start` is the folder of the model; `few_shot` are the examples of every prompt; `others` are the folders of other
+    models: reward_model, process_reward_model, critic, reference, teacher (see `mathrl.trainers.open_rl.Helpers`).
+    `resolved` is told what the engine chose for this machine; `folder` takes the engine's own output.
+    """
+
+    params: Params
+    run: TrainingRun
+    start: Path
+    problems: Sequence[Problem]
+    dev: Sequence[Problem]
+    few_shot: Sequence[Problem]
+    others: Mapping[str, Path]
+    resolved: Callable[[Rollout, Rl], None]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class RlResult:
+    """Steps done, tokens sampled and tokens trained on (packed, prompts once per group).
+
+    `dev_accuracy` is that of the weights the model ends with, those after `exported_step` steps; None if it
+    was not measured.
+    """
+
+    steps: int
+    sampled_tokens: int
+    trained_tokens: int
+    dev_accuracy: float | None
+    exported_step: int
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The model that an engine has trained, its tokenizer, and the figures of the run."""
+
+    network: Any
+    tokenizer: Any
+    result: RlResult
