@@ -15,10 +15,9 @@ from mathrl.core.types import Problem
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.engines.prompt_texts import PromptTexts, ordered_problems
 from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
-from mathrl.engines.trl_callback import StepEnds, train_steps
 from mathrl.engines.trl_checkpoints import latest_checkpoint
 from mathrl.engines.trl_rollouts import GradedRollouts
-from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, load_for_trl
+from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, StepEnds, load_for_trl, train_steps
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.lora import add_lora, merged_weights
 from mathrl.params import Params
@@ -27,7 +26,7 @@ from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
-from mathrl.trainers.dev_evaluation import dev_figures
+from mathrl.trainers.collect import dev_figures
 from mathrl.trainers.training_run import RlInputs, RlResult, TrainedModel
 
 

@@ -19,12 +19,18 @@ from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.progress import progress
 from mathrl.data.prompt_leaks import check_prompts
-from mathrl.engines.verl_checkpoints import latest_checkpoint
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_of, verl_settings
-from mathrl.engines.verl_metrics import RowProblems, dev_figures, step_figures, take_graded, verl_figures
-from mathrl.engines.verl_process import VerlTraining, attention_of, merge_checkpoint, verl_python
+from mathrl.engines.verl_process import VerlTraining, attention_of, latest_checkpoint, merge_checkpoint, verl_python
 from mathrl.engines.verl_reward import DEV
-from mathrl.engines.verl_rows import write_reward_settings, write_rows
+from mathrl.engines.verl_rows import (
+    RowProblems,
+    dev_figures,
+    step_figures,
+    take_graded,
+    verl_figures,
+    write_reward_settings,
+    write_rows,
+)
 from mathrl.models.load import load_model, load_tokenizer, resolve_folder
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.params import Params

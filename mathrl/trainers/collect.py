@@ -161,3 +161,27 @@ class Collector:
 def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
     for name in total:
         total[name] += seconds[name]
+
+
+def dev_figures(
+    sampler: Sampler, dev: Sequence[Problem], reward: RewardFunction, params: Rl, ranks: Ranks, seed: int
+) -> dict[str, float]:
+    """Accuracy and length on the dev problems, each rank sampling its share with the weights that `sampler` has.
+
+    Nothing if every prompt is too long. The random numbers are the same at every evaluation, so that two of
+    them differ by the weights alone.
+    """
+    sampling, dropped = Sampling(params.dev.samples, params.dev.temperature, params.max_tokens), sampler.dropped
+    share = list(dev[ranks.rank :: ranks.world])
+    graded = sampler.sample(share, sampling, reward, derive_seed(seed, "dev", ranks.rank))
+    sampler.dropped = dropped
+    reward.counters()  # resets them: the counters of a step are those of its rollouts
+    rows = [(response.correct, response.completion.sampled_count) for group in graded if group for response in group]
+    rows = [row for rank_rows in ranks.gather(rows) for row in rank_rows]
+    if not rows:
+        return {}
+    return {
+        "dev/problems": len(rows) / params.dev.samples,
+        "dev/accuracy": sum(correct for correct, _ in rows) / len(rows),
+        "dev/response_length": sum(length for _, length in rows) / len(rows),
+    }

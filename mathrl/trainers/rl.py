@@ -25,8 +25,7 @@ from mathrl.learners.preemption import Stopped, StopRequest
 from mathrl.learners.sharding import load_to_train
 from mathrl.models.device import halve_threads, hardware_of
 from mathrl.models.load import load_model, load_tokenizer
-from mathrl.params.asynchronous import Asynchronous
-from mathrl.params.train import Rl
+from mathrl.params.train import Asynchronous, Rl
 from mathrl.rewards.compose import RewardFunction, build_reward
 from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.choices import stage_longest
@@ -34,9 +33,8 @@ from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.resolve import resolve_importance, resolve_rollout
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import Batch, Scores, make_batch, score
-from mathrl.trainers.collect import StepRollouts
+from mathrl.trainers.collect import StepRollouts, dev_figures
 from mathrl.trainers.critic import CriticFigures, critic_gradient
-from mathrl.trainers.dev_evaluation import evaluate_dev
 from mathrl.trainers.judges import open_judge
 from mathrl.trainers.open_rl import Helpers, RlSetup, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
@@ -256,11 +254,17 @@ def end_step(
 
 
 def evaluate(setup: RlSetup, dev: Sequence[Problem]) -> dict[str, float]:
-    """The accuracy on the dev problems, where it is this step's turn."""
-    every, start = setup.params.dev.every, time.perf_counter()
-    if not dev or not (setup.last or (every and setup.state.step % every == 0)):
+    """Accuracy and length on the dev problems where it is this step's turn, with the averaged weights if there are any.
+
+    A sampler with weights of its own is left with the evaluated ones.
+    """
+    params, collector, start = setup.params, setup.collector, time.perf_counter()
+    if not dev or not (setup.last or (params.dev.every and setup.state.step % params.dev.every == 0)):
         return {}
-    row = evaluate_dev(setup.collector, dev, setup.policy, setup.sync, setup.run.seed)
+    with setup.policy.evaluated():
+        setup.sync()
+        with setup.sync.while_sampling():
+            row = dev_figures(collector.sampler, dev, collector.reward, params, setup.run.ranks, setup.run.seed)
     row["time/eval"] = time.perf_counter() - start
     setup.keep_dev_accuracy(row)
     return row

@@ -111,7 +111,7 @@ def test_a_signal_at_any_moment_of_a_step_ends_the_run_after_it(
     owner, function = {
         "rollout": (small.CountsOnes, "score"),
         "update": (TorchLearner, "update"),
-        "rl dev": (rl_module, "evaluate_dev"),
+        "rl dev": (rl_module, "dev_figures"),
         "sft dev": (supervised_module, "evaluate"),
         "dpo dev": (supervised_module, "evaluate"),
     }[f"{name} dev" if moment == "dev" else moment]

@@ -82,8 +82,8 @@ def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(small: Any, k
     critic: Any = make_critic(params.critic or Critic(), model, None, 10, 0, CPU)
     batch, _ = scored_batch(groups, params, CPU, model, critic=critic.model)
     critic.model.__dict__["_kernel"] = kernel
-    counted, forward = [], critic.forward
-    critic.forward = lambda *given: counted.append(1) or forward(*given)
+    counted, backward = [], critic.backward
+    critic.backward = lambda loss: counted.append(1) or backward(loss)
     critic_gradient(critic, params, batch)
     assert len(counted) == passes
 

@@ -13,13 +13,19 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.engines.prompt_texts import PromptTexts
-from mathrl.engines.verl_checkpoints import latest_checkpoint
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
-from mathrl.engines.verl_metrics import RowProblems, dev_figures, step_figures, take_graded, verl_figures
-from mathrl.engines.verl_process import VerlTraining, attention_of, check_ended, verl_python
+from mathrl.engines.verl_process import VerlTraining, attention_of, check_ended, latest_checkpoint, verl_python
 from mathrl.engines.verl_reward import compute_score
 from mathrl.engines.verl_rl import VerlSteps
-from mathrl.engines.verl_rows import write_reward_settings, write_rows
+from mathrl.engines.verl_rows import (
+    RowProblems,
+    dev_figures,
+    step_figures,
+    take_graded,
+    verl_figures,
+    write_reward_settings,
+    write_rows,
+)
 from mathrl.params import Params
 from tests.trainers.test_trl_parts import sampler
 
