@@ -198,7 +198,8 @@ def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu"
 
 
 def _moved(array: np.ndarray[Any, Any], device: Device) -> Tensor:
-    return to_device(torch.from_numpy(array), device)
+    tensor = torch.from_numpy(array)
+    return tensor if torch.device(device).type == "cpu" else to_device(tensor, device)
 
 
 def pack_prompts(

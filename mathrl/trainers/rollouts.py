@@ -6,6 +6,7 @@ Shapes: P groups (prompts) of G responses.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import islice
 from math import fsum, sqrt
 from typing import Any
@@ -65,7 +66,7 @@ class RolloutGroup:
         """The sampled tokens of the responses and of the baseline's."""
         return sum(self.lengths) + self.baseline_tokens
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """The number of sampled tokens of each response: the outputs of tools are not counted."""
         return self.group.counts
