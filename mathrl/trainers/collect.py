@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 from mathrl.core.hashing import derive_seed
@@ -48,7 +49,7 @@ class StepRollouts:
     counters: list[Mapping[str, float]]
     seconds: dict[str, float]
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         return sum(group.sampled_tokens for group in self.sampled)
 

@@ -14,10 +14,8 @@ from mathrl.core.files import write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.rollout_files import rollout_files
-from mathrl.health.watch import HealthMonitor
-from mathrl.rollout import open_engine, resolve
-from mathrl.stages import rl as stage
 from mathrl.stages.launch import GLOO, NCCL
+from mathrl.trainers import rl as trainer
 from tests.stages.rl_runs import CASES, FILE, differences, prepare, record_of, run, written
 
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
@@ -114,16 +112,8 @@ def test_the_engine_is_chosen_for_the_longest_sequence_and_told_of_adapters(
 
         monkeypatch.setattr(module, name, watched)
 
-    monitors: list[Any] = []
-
-    class Watched(HealthMonitor):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            monitors.append(self)
-
-    monkeypatch.setattr(stage, "HealthMonitor", Watched)
-    watch(resolve, "resolve_rollout")
-    watch(open_engine, "training_engine")
+    watch(trainer, "resolve_rollout")
+    watch(trainer, "training_engine")
     settings = ["rl.steps=1", "rl.dev.every=0", "prompt.max_tokens=50", "rl.lora={r: 2}"]
     run("continuations of steps", settings)
     (rollout, start, model, hardware), named = asked["resolve_rollout"]
@@ -132,7 +122,6 @@ def test_the_engine_is_chosen_for_the_longest_sequence_and_told_of_adapters(
     (network, folder, tokenizer, model, rollout, ahead, lora), named = asked["training_engine"]
     assert (folder, model.precision, rollout.engine, ahead, named) == (Path("start"), "float32", "torch", False, {})
     assert lora.r == 2 and len(tokenizer) == network.config.vocab_size
-    assert monitors[0].watch.rl.importance is None, "health knows what was resolved"
 
 
 def test_a_killed_run_goes_on_to_the_same_bits_and_says_which_rollouts_are_lost(
