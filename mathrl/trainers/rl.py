@@ -20,7 +20,7 @@ import torch
 from mathrl.core.hashing import derive_seed
 from mathrl.core.progress import progress
 from mathrl.core.types import Problem
-from mathrl.data.prompt_leaks import check_prompts
+from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.learners.preemption import Stopped, StopRequest
 from mathrl.learners.sharding import load_to_train
 from mathrl.models.device import halve_threads, hardware_of
