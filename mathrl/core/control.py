@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import from_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,7 @@ class Control:
         unknown = [name for name in row if name not in cls.__dataclass_fields__]
         if unknown:
             raise UserError(f"{where}: field control has unknown fields: {', '.join(unknown)}; run curate again")
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
-        }
-        return cls(**values)
+        return from_fields(cls, row)
 
 
 NO_CONTROL = Control()

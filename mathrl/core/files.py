@@ -5,13 +5,15 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mathrl.core.errors import UserError
 from mathrl.core.parent import is_alive
+
+Made = TypeVar("Made")
 
 ESCAPE = "backslashreplace"  # how files encode what UTF-8 cannot: a lone surrogate becomes \ud83d
 
@@ -159,3 +161,8 @@ def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, row
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 JSON lines ({error})") from None
+
+
+def from_fields(kind: Callable[..., Made], row: Mapping[str, Any]) -> Made:
+    """A dataclass of flat fields, from its `asdict` as JSON gave it: lists were tuples."""
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})

@@ -3,14 +3,15 @@
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 
+from mathrl.core.files import from_fields
 from mathrl.curation.decontaminate import Hit
 from mathrl.curation.deduplicate import Dropped, Reason, Variants
 from mathrl.curation.quality import Broken
@@ -37,10 +38,10 @@ class Curated:
     def __init__(self, store: RowStore, generated: frozenset[str]) -> None:
         self.store, self.generated = store, generated
         self.splits: dict[str, StoredProblems] = {}
-        self.dropped = Spill(store.folder / "dropped.jsonl", Dropped.to_row, Dropped.from_row)
-        self.hits: Spill[Hit] = Spill(store.folder / "hits.jsonl", Hit.fields, Hit.from_row)
+        self.dropped = Spill(store.folder / "dropped.jsonl", Dropped)
+        self.hits: Spill[Hit] = Spill(store.folder / "hits.jsonl", Hit)
         # Rows that break rules of curate.quality.
-        self.broken: Spill[Broken] = Spill(store.folder / "broken.jsonl", asdict, Broken.from_row)
+        self.broken: Spill[Broken] = Spill(store.folder / "broken.jsonl", Broken)
         self.rejected: list[Rejected] = []
         self.steps: list[CurationStep] = []
         self.too_short: list[str] = []
@@ -74,22 +75,20 @@ class Curated:
         return kept
 
 
-Item = TypeVar("Item")
+Item = TypeVar("Item")  # a flat dataclass
 
 
 class Spill(Sequence[Item], Generic[Item]):
-    """Items in a file of JSON lines, written with `write`, each made again with `read` when it is looked at."""
+    """Flat dataclasses in a file of JSON lines, each made again when it is looked at."""
 
-    def __init__(
-        self, file: Path, write: Callable[[Item], dict[str, Any]], read: Callable[[dict[str, Any]], Item]
-    ) -> None:
-        self._write, self._read = write, read
+    def __init__(self, file: Path, kind: type[Item]) -> None:
+        self._kind = kind
         self._ends = array("q")
         self._file = file.open("w+b")
         self._at_end = True  # of the file: a seek would flush what is not yet written
 
     def append(self, item: Item) -> None:
-        line = json.dumps(self._write(item)).encode() + b"\n"
+        line = json.dumps(asdict(cast("Any", item))).encode() + b"\n"
         start = self._ends[-1] if self._ends else 0
         if not self._at_end:
             self._file.seek(start)
@@ -110,7 +109,7 @@ class Spill(Sequence[Item], Generic[Item]):
         at = range(len(self))[index]
         self._file.seek(self._ends[at - 1] if at else 0)
         self._at_end = False
-        return self._read(json.loads(self._file.readline()))
+        return from_fields(self._kind, json.loads(self._file.readline()))
 
     def __iter__(self) -> Iterator[Item]:
         return (self[index] for index in range(len(self)))

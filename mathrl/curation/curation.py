@@ -8,7 +8,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import from_fields
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.curation.curated import TRAINED, Curated, CurationStep
@@ -226,10 +227,10 @@ class _Step:
         file = piece.stem.with_suffix(f".{self.name}.hits")
         if file.exists():
             with file.open(encoding="utf-8") as stream:
-                return [(number, Hit.from_row(row)) for number, row in map(json.loads, stream)]
+                return [(number, from_fields(Hit, row)) for number, row in map(json.loads, stream)]
         hits = self._search(piece)
         partial = file.with_suffix(".partial")
-        partial.write_text("".join(json.dumps([number, hit.fields()]) + "\n" for number, hit in hits), encoding="utf-8")
+        partial.write_text("".join(json.dumps([number, asdict(hit)]) + "\n" for number, hit in hits), encoding="utf-8")
         partial.replace(file)
         return hits
 

@@ -12,7 +12,7 @@ A bare answer of fewer than n grams is a text only when three of them are words:
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
@@ -70,17 +70,9 @@ class Hit:
         """Of the hits of one row, the strongest speaks for it."""
         return RANK[self.decision], self.semantic, self.share
 
-    def fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> "Hit":
-        """The hit with these fields."""
-        return cls(**row | {"others": tuple(row["others"])})
-
     def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
         """One line of a report, with the keys that `mathrl data decide` needs; long texts are cut."""
-        row = {**self.fields(), "share": round(self.share, 4), "others": list(self.others)}
+        row = {**asdict(self), "share": round(self.share, 4), "others": list(self.others)}
         if not self.semantic:
             del row["semantic"]
         keys = {"train_key": text_key(self.train_text), "eval_key": text_key(self.eval_text)}

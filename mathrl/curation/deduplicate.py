@@ -207,14 +207,6 @@ class Dropped:
     def of(cls, problem: Problem, why: "Reason") -> "Dropped":
         return cls(problem.id, problem.source, problem.split, *why, problem.question, problem.answers)
 
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> "Dropped":
-        return cls(**row | {"answers": tuple(row["answers"])})
-
-    def to_row(self) -> dict[str, Any]:
-        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return row | {"answers": list(self.answers)}
-
 
 @dataclass(frozen=True, slots=True)
 class Variants:

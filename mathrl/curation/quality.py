@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mathrl.core.types import Problem
 from mathrl.curation.missing_figures import describes_its_figure, missing_figure
@@ -193,10 +192,6 @@ class Broken:
     rules: tuple[Rule, ...]
     question: str
     answers: tuple[str, ...]
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> "Broken":
-        return cls(**row | {"rules": tuple(row["rules"]), "answers": tuple(row["answers"])})
 
 
 def broken_rules(problem: Problem, votes: Mapping[str, Sequence[str]], quality: Quality) -> list[Rule]:

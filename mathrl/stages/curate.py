@@ -61,7 +61,7 @@ def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> Non
         for split, problems in curated.splits.items():
             with (folder / f"{split}.jsonl").open("wb") as stream:
                 stream.writelines(problems.lines())
-        write_jsonl(folder / "dropped.jsonl", (row.to_row() for row in curated.dropped))
+        write_jsonl(folder / "dropped.jsonl", map(asdict, curated.dropped))
         write_jsonl(folder / "quality.jsonl", map(asdict, curated.broken))
         write_jsonl(folder / "variants.jsonl", (group.to_row() for group in curated.variants))
         write_jsonl(folder / "rejected.jsonl", (r.to_row() for r in curated.rejected))

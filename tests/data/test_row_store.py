@@ -13,7 +13,7 @@ from mathrl.core.types import Problem
 from mathrl.curation import curation, processes, row_store
 from mathrl.curation import deduplicate as deduplication
 from mathrl.curation.curated import Curated, Spill
-from mathrl.curation.deduplicate import Clusters, deduplicate
+from mathrl.curation.deduplicate import Clusters, Dropped, deduplicate
 from mathrl.curation.processes import in_order
 from mathrl.curation.row_shards import SPLITS, Digesting, encoded
 from mathrl.curation.row_store import RowStore
@@ -258,8 +258,8 @@ def test_an_error_in_a_stream_comes_after_the_results_before_it(monkeypatch: pyt
 
 
 def test_a_list_on_disk_is_a_list(tmp_path: Path) -> None:
-    spill: Spill[dict[str, Any]] = Spill(tmp_path / "s.jsonl", lambda item: item, lambda row: row)
-    items = [{"text": f"{i} \ud83d 中"} for i in range(5)]
+    spill = Spill(tmp_path / "s.jsonl", Dropped)
+    items = [Dropped(f"a/{i}", "a", "rl", "duplicate", None, "", f"{i} \ud83d 中", ("1", "2")) for i in range(5)]
     for item in items:
         spill.append(item)
         assert spill[-1] == item
