@@ -41,7 +41,7 @@ def make_scorer(policy: Any) -> Any:
     Of a sharded policy it is made within `sharded_loads`.
 
     Raises:
-        UserError: transformers has no token classification for this architecture.
+        UserError: transformers has no token classification with a plain linear head for this architecture.
     """
     config = copy.deepcopy(policy.config)
     config.num_labels, config.classifier_dropout = 1, 0.0
@@ -50,10 +50,11 @@ def make_scorer(policy: Any) -> Any:
             dtype = compute_dtype(policy) if is_sharded(policy) else torch.float32
             make = partial(AutoModelForTokenClassification.from_config, config, dtype=dtype)
             scorer = made_divided(make, policy) if is_divided(policy) else make()
-        except ValueError:
+            head = scorer.score  # GPT-2's is called otherwise, and has a dropout before it
+        except (ValueError, AttributeError):
             raise UserError(
-                f"a critic or reward model of architecture {config.model_type!r} cannot be made: "
-                "transformers has no token classification for it; use another base model"
+                f"a critic or reward model of architecture {config.model_type!r} cannot be made: transformers has no "
+                "token classification with a plain linear head for it; use another base model"
             ) from None
         if is_sharded(policy):
             copy_shards(policy.base_model, scorer.base_model)
@@ -61,7 +62,7 @@ def make_scorer(policy: Any) -> Any:
         else:
             scorer.base_model.load_state_dict(merged_state(policy.base_model))
             scorer = scorer.to(policy.device, policy.dtype)
-        for weight in scorer.score.parameters():
+        for weight in head.parameters():
             own_part(weight).zero_()
         scorer.eval()
     disable_dropout(scorer)

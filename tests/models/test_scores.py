@@ -13,6 +13,8 @@ from mathrl.models.export import export_model
 from mathrl.models.load import load_model, make_base
 from mathrl.models.packing import Group
 from mathrl.models.scores import load_scorer, make_scorer, token_scores
+from mathrl.models.small_copy import small_config
+from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.run import FreshModel, Model
 
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2)
@@ -26,6 +28,13 @@ def scorer_of(network: Callable[..., Any], **options: Any) -> Any:
     with torch.no_grad():
         scorer.score.weight.copy_(torch.randn(scorer.score.weight.shape, generator=generator))
     return scorer
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mamba"])
+def test_an_architecture_without_a_plain_head_per_token_is_refused_by_name(family: str) -> None:
+    policy = AutoModelForCausalLM.from_config(small_config(AutoConfig.for_model(family)))
+    with pytest.raises(UserError, match=f"architecture '{family}' cannot be made: .* plain linear head"):
+        make_scorer(policy)
 
 
 def plainly(scorer: Any, groups: list[Group]) -> torch.Tensor:
