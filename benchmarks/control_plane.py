@@ -110,7 +110,10 @@ class Packs:
     def micro_batches(self, sizes: Any, tokens: int, chosen: Any = None) -> Iterator[tuple[list[int], float]]:
         yield from ((micro, 1.0) for micro in own_micro_batches(sizes, tokens, self.ranks, chosen))
 
-    def forward(self, loss_of: Any, model: Any, part: Any, *args: Any) -> Any:
+    def through_root(self, loss_of: Any) -> Any:
+        return self.forward
+
+    def forward(self, model: Any, part: Any, *args: Any) -> Any:
         with self.clock.part("packing"):
             self.packed += len(pack([group.group for group in part.groups], "cpu", KERNEL).targets_N)
         return torch.zeros(()), {

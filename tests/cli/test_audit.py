@@ -94,14 +94,14 @@ def test_labels_from_the_page(checkout: Path) -> None:
 
 def test_what_is_no_evaluation_is_named(checkout: Path) -> None:
     for words, message in ((["nothing"], "no graded responses there"), (["evaluate", "--model", "dpo"], "model 'dpo'")):
-        done = CliRunner().invoke(app, ["audit", *words])
+        done = CliRunner().invoke(app, ["runs", "audit", *words])
         assert message in str(done.exception)
     write_jsonl(Path("kept/samples.jsonl"), [{"problem_id": "p", "response": "", "correct": False, "rule": "none"}])
-    assert "not in data/curated" in str(CliRunner().invoke(app, ["audit", "kept"]).exception)
+    assert "not in data/curated" in str(CliRunner().invoke(app, ["runs", "audit", "kept"]).exception)
     Path("data/curated").mkdir(parents=True)
     problem = {"id": "p", "question": "2+2=", "answers": ["4"], "source": "chain", "split": "rl"}
     Path("data/curated/rl.jsonl").write_text(json.dumps(problem) + "\n")
-    assert "accepted: 4" in CliRunner().invoke(app, ["audit", "kept"]).stdout
+    assert "accepted: 4" in CliRunner().invoke(app, ["runs", "audit", "kept"]).stdout
 
 
 def test_the_gate_asks_for_a_bound() -> None:

@@ -88,7 +88,7 @@ def test_the_command_takes_several_files_after_against(tmp_path: Path) -> None:
     clean, report = tmp_path / "clean.jsonl", tmp_path / "hits.jsonl"
     words = ["--train", train, "--against", *files, "--ngram", 10, "--min-share", 0.5,
              "--output", clean, "--report", report]  # fmt: skip
-    done = CliRunner().invoke(app, ["decontaminate", *map(str, words)])
+    done = CliRunner().invoke(app, ["data", "decontaminate", *map(str, words)])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines() == ["3 rows, 1 kept, 2 dropped", "  B.jsonl: 1", "  C.jsonl: 1"]
     hits = [json.loads(line) for line in report.read_text().splitlines()]
@@ -134,7 +134,7 @@ def test_columns_are_named_and_parquet_stays_parquet_with_its_types(tmp_path: Pa
     against = write(tmp_path / "e.jsonl", [{"question": TEN}])
     words = ["--train", train, "--against", against, "--output", clean, "--report", report]
     named = [*map(str, words), "--prompt-key", "text", "--id-key", "meta.n"]
-    done = CliRunner().invoke(app, ["decontaminate", *named])
+    done = CliRunner().invoke(app, ["data", "decontaminate", *named])
     assert done.exit_code == 0, done.output
     table = parquet.read_table(clean)
     assert table.schema == parquet.read_table(train).schema and table.to_pylist()[0]["day"] == days[1]
