@@ -118,7 +118,10 @@ def changed_code(project: Path = Path()) -> dict[str, tuple[str, str]]:
 
 
 def _of_results(lock: Path) -> list[tuple[str, str]]:
-    """The values with which the results that are there were made, by stage. code.yaml may have been written since."""
+    """The values with which the results that are there were made, by stage. code.yaml may have been written since.
+
+    A fresh clone has the lock file of whoever committed it, and no results yet.
+    """
     if not lock.is_file():
         return []
     from ruamel.yaml import YAML  # the verifier has none
@@ -126,7 +129,8 @@ def _of_results(lock: Path) -> list[tuple[str, str]]:
 
     try:
         stages = YAML(typ="safe").load(lock)["stages"].values()
-        values = [stage.get("params", {}).get(FILE, {}) for stage in stages]
+        made = [stage for stage in stages if any((lock.parent / out["path"]).exists() for out in stage.get("outs", ()))]
+        values = [stage.get("params", {}).get(FILE, {}) for stage in made]
     except (YAMLError, KeyError, TypeError, AttributeError):  # cut off by a kill: the run that follows mends it
         return []
     return [(name, str(value)) for stage in values for name, value in stage.items()]

@@ -170,9 +170,13 @@ def test_results_are_kept_also_after_a_look_has_written_the_new_values(checkout:
     write_code()
     before, loop = read_code(Path("code.yaml")), checkout / "trainers" / "loop.py"
     made = f"  rl:\n    cmd: python\n    params:\n      code.yaml:\n        own: ''\n        rl: {before['rl']}\n"
+    made += "    outs:\n    - path: models/rl\n"
     Path("dvc.lock").write_text(f"schema: '2.0'\nstages:\n  mix:\n    cmd: python\n{made}")
     loop.write_text(loop.read_text().replace("(steps)", "(steps + 1)"))
-    assert write_code() == ["rl"] and list(changed_code()) == ["rl"]
+    assert write_code() == ["rl"]
+    assert changed_code() == {}, "a clone, in which nothing was made yet"
+    Path("models/rl").mkdir(parents=True)
+    assert list(changed_code()) == ["rl"]
     assert keep_results() == ["rl"] and changed_code() == {}
     assert write_code() == ["rl"] and read_code(Path("code.yaml")) == before, "as the results have it"
     Path("dvc.lock").write_text("schema: '2.0'\nstages:\n  rl:\n    cm")
