@@ -120,7 +120,7 @@ def changed_code(project: Path = Path()) -> dict[str, tuple[str, str]]:
 def _of_results(lock: Path) -> list[tuple[str, str]]:
     """The values with which the results that are there were made, by stage. code.yaml may have been written since.
 
-    A fresh clone has the lock file of whoever committed it, and no results yet.
+    A fresh clone has the lock file and the reports of whoever committed them, and nothing else of the results yet.
     """
     if not lock.is_file():
         return []
@@ -129,11 +129,16 @@ def _of_results(lock: Path) -> list[tuple[str, str]]:
 
     try:
         stages = YAML(typ="safe").load(lock)["stages"].values()
-        made = [stage for stage in stages if any((lock.parent / out["path"]).exists() for out in stage.get("outs", ()))]
+        made = [stage for stage in stages if all((lock.parent / path).exists() for path in _paths(stage))]
         values = [stage.get("params", {}).get(FILE, {}) for stage in made]
     except (YAMLError, KeyError, TypeError, AttributeError):  # cut off by a kill: the run that follows mends it
         return []
     return [(name, str(value)) for stage in values for name, value in stage.items()]
+
+
+def _paths(stage: Mapping[str, Any]) -> list[str]:
+    """What a stage of dvc.lock read and wrote."""
+    return [entry["path"] for key in ("deps", "outs") for entry in stage.get(key, ())]
 
 
 def keep_results(project: Path = Path()) -> list[str]:
