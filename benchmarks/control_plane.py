@@ -48,8 +48,8 @@ from mathrl.core.types import Problem  # noqa: E402
 from mathrl.grading import Verdict  # noqa: E402
 from mathrl.learners.distributed import Ranks  # noqa: E402
 from mathrl.learners.micro_batches import own_micro_batches  # noqa: E402
-from mathrl.models.kernels import Kernel  # noqa: E402
 from mathrl.models.packing import pack  # noqa: E402
+from mathrl.models.prepared import Kernel  # noqa: E402
 from mathrl.params.rollout import Rollout  # noqa: E402
 from mathrl.params.run import Prompt  # noqa: E402
 from mathrl.params.train import Rl  # noqa: E402

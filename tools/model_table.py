@@ -18,6 +18,7 @@ from mathrl.models.base import character_tokenizer
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.logprobs import architecture_trial, response_logprobs
 from mathrl.models.packing import Group
+from mathrl.models.prepared import compute_as
 from mathrl.models.small_copy import small_config, small_copy
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from mathrl.models.trial import ERRORS, Trial, trial_groups
@@ -98,8 +99,7 @@ def greedy(network: Any) -> str:
     """The torch engine's greedy tokens against `generate`, with and without its cache."""
     tokenizer = character_tokenizer(FreshModel(alphabet="arithmetic"))
     model = small_copy(network)
-    del model.__dict__["_takes_packed"]
-    model.__dict__["_trial"] = network.__dict__["_trial"]
+    compute_as(model, None)
     prompts = [group.prompt for group in trial_groups()]
     end = tokenizer.eos_token_id
     model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end)  # none of the family's own rules

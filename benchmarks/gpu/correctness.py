@@ -17,7 +17,7 @@ from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.load import load_model, load_tokenizer
-from mathrl.models.logprobs import response_logprobs, takes_packed
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.torch_state import exact_float32
 from mathrl.models.transformers_import import AutoModelForCausalLM
@@ -91,7 +91,7 @@ def packed_against_plain(source: Path, device: torch.device, expected: Expected)
             logprobs.mean().backward()
         gap = (logprobs.detach() - expected_logprobs).abs().max()
         rows += [
-            check(f"{name}: packing refused (1 is yes)", float(not takes_packed(model)), 0.0),
+            check(f"{name}: packing refused (1 is yes)", float(not prepare_language_model(model).packed), 0.0),
             check(f"{name}: log-probs, largest difference", gap, LIMITS[precision]),
             check(
                 f"{name}: gradient, relative distance",

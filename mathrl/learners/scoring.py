@@ -15,8 +15,9 @@ from torch import Tensor
 
 from mathrl.core.out_of_memory import memory_part
 from mathrl.learners.micro_batches import TokenBudget, attempts, filled, own_micro_batches, smallest
-from mathrl.models.kernels import Kernel, attention_kernel
+from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group
+from mathrl.models.prepared import Kernel
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -7,13 +7,13 @@ float32 and any width, but no fewer key heads (they are repeated for it). The ma
 of probabilities, is never chosen.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.models.prepared import Kernel, prepared
 
-Kernel = Literal["cpu", "varlen", "efficient"]
 WIDEST_FLASH = 256
 VARLEN_SINCE = (2, 11)  # torch.nn.attention.varlen with a window
 
@@ -54,10 +54,10 @@ def choose_kernel(
 
 
 def attention_kernel(model: Any) -> Kernel:
-    """The kernel of a model where it is now; `model.__dict__["_kernel"]` overrules it."""
-    if "_kernel" in model.__dict__:
-        kernel: Kernel = model.__dict__["_kernel"]
-        return kernel
+    """The kernel of a model where it is now, unless it is prepared for a certain one."""
+    way = prepared(model)
+    if way is not None and way.kernel is not None:
+        return way.kernel
     device = model.device
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return choose_kernel(device.type, compute_dtype(model), head_width(model.config), torch.__version__, capability)

@@ -19,7 +19,7 @@ from mathrl.models.fsdp import divided_loads, is_divided
 from mathrl.models.fused import use_fused_elementwise
 from mathrl.models.kernels import compute_dtype
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
-from mathrl.models.logprobs import architecture_trial, takes_packed
+from mathrl.models.logprobs import architecture_trial, prepare_language_model
 from mathrl.models.norm import use_fast_norms, use_fused_norms
 from mathrl.models.sharding import is_sharded
 from mathrl.models.small_copy import small_config
@@ -75,7 +75,7 @@ def load_model(
         network = network.to(device).eval()
     use_fast_layers(network, network, model, plain=plain)
     if not is_sharded(network):
-        takes_packed(network)
+        prepare_language_model(network)
     return network
 
 

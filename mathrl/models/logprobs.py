@@ -20,9 +20,8 @@ from mathrl.models.decode import Decoder
 from mathrl.models.head import LogprobHead, most_logits
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group, PackedBatch, pack
-from mathrl.models.small_copy import small_copy
-from mathrl.models.torch_state import exact_float32
-from mathrl.models.trial import DECODERS, ERRORS, Trial, one_batch_limit, tried
+from mathrl.models.prepared import Prepared, compute_as, prepared
+from mathrl.models.trial import DECODERS, Trial, known_trial, one_batch_limit
 
 
 def response_logprobs(
@@ -34,7 +33,7 @@ def response_logprobs(
         logprobs_N and entropies_N, float32, in the order of groups, responses, tokens. Without `entropy`, which
         saves a third of the time between the logits and the loss, entropies_N is empty.
     """
-    packed = takes_packed(model)
+    packed = prepare_language_model(model).packed
     return (_packed_logprobs if packed else _padded_logprobs)(model, groups, temperature, entropy)
 
 
@@ -94,36 +93,7 @@ def _without_logits(model: Any, rows: int) -> bool:
     few = model.device.type == "cpu" and not hasattr(head.weight, "ds_id")
     if few and rows * head.out_features <= most_logits(model.device):
         return False
-    return plain_head(model)
-
-
-def plain_head(model: Any) -> bool:
-    """Whether the logits are the head's output, neither scaled nor capped after it; tried once per model.
-
-    If so the head is a `LogprobHead` from then on.
-    """
-    if "_plain_head" not in model.__dict__:
-        head = model.get_output_embeddings()
-        linear = type(head) is nn.Linear or isinstance(head, LogprobHead)  # FSDP's is one from the start
-        model.__dict__["_plain_head"] = linear and _head_trial(model)
-    plain = bool(model.__dict__["_plain_head"])
-    if plain and type(model.get_output_embeddings()) is nn.Linear:
-        model.get_output_embeddings().__class__ = LogprobHead
-    return plain
-
-
-@torch.no_grad()
-@exact_float32()
-def _head_trial(model: Any) -> bool:
-    try:
-        made = small_copy(model)
-        made.get_output_embeddings().weight.mul_(30)  # large logits, so that even a high cap shows
-        ids = torch.arange(8, device=made.device)[None]
-        hidden = made.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        logits = made(input_ids=ids, use_cache=False).logits
-        return torch.allclose(made.get_output_embeddings()(hidden), logits, atol=1e-4)
-    except ERRORS:
-        return False
+    return prepare_language_model(model).plain_head
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -199,33 +169,39 @@ def padded(groups: Sequence[Group], device: torch.device | str) -> tuple[Tensor,
     return ids_BL.to(device), real_BL.to(device), next_BL.to(device)
 
 
-def takes_packed(model: Any) -> bool:
-    """Whether the model is computed packed; tried once per architecture (`mathrl.models.trial`).
+def prepare_language_model(model: Any) -> Prepared:
+    """How a causal LM is computed; found out now unless it is known, once per architecture (`mathrl.models.trial`).
 
-    If so it keeps packed attention, which without a layout is PyTorch's. If not, or if it samples without a cache, a
-    warning gives the reason and the cost.
+    From then on it keeps packed attention where it takes it, which without a layout is PyTorch's, and a `LogprobHead`
+    where its head is plain. If it is padded, or samples without a cache, a warning gives the reason and the cost.
 
     Raises:
         UserError: mathrl cannot compute this architecture at all.
     """
-    if "_takes_packed" not in model.__dict__:
-        trial = architecture_trial(model)
-        if trial.refused:
-            raise UserError(trial.sentence())
-        if trial.costs():
-            warnings.warn(f"{trial.sentence()}. {trial.costs()}", stacklevel=3)
-        limit = one_batch_limit(model.config)
-        if limit is not None:
-            warnings.warn(limit, stacklevel=3)
-        if not trial.not_packed:
-            model.config._attn_implementation = NAME
-        model.__dict__["_takes_packed"] = not trial.not_packed
-    return bool(model.__dict__["_takes_packed"])
+    way = prepared(model)
+    if way is not None:
+        return way
+    trial = architecture_trial(model)
+    if trial.refused:
+        raise UserError(trial.sentence())
+    if trial.costs():
+        warnings.warn(f"{trial.sentence()}. {trial.costs()}", stacklevel=3)
+    limit = one_batch_limit(model.config)
+    if limit is not None:
+        warnings.warn(limit, stacklevel=3)
+    if not trial.not_packed:
+        model.config._attn_implementation = NAME
+    head = model.get_output_embeddings() if trial.plain_head else None
+    if type(head) is nn.Linear:
+        head.__class__ = LogprobHead
+    way = Prepared(not trial.not_packed, isinstance(head, LogprobHead), trial.sampling)
+    compute_as(model, way)
+    return way
 
 
 def architecture_trial(model: Any) -> Trial:
     """What came out of the trial of a causal LM's architecture, run now unless it is known."""
-    return tried(
+    return known_trial(
         model,
         lambda network, groups: _padded_logprobs(network, groups, 1.0)[0],
         lambda network, groups: _packed_logprobs(network, groups, 1.0)[0],
@@ -234,7 +210,5 @@ def architecture_trial(model: Any) -> Trial:
 
 def make_decoder(model: Any) -> Decoder:
     """The decoder whose log-probs are those of the model's forward pass."""
-    packed, sampling = takes_packed(model), architecture_trial(model).sampling
-    if model.device.type != "cpu" and model.get_output_embeddings() is not None:
-        plain_head(model)  # whose logits are not rounded
-    return DECODERS["cached" if sampling == "packed" and not packed else sampling](model)
+    way = prepare_language_model(model)
+    return DECODERS["cached" if way.sampling == "packed" and not way.packed else way.sampling](model)

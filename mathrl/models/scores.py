@@ -19,16 +19,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mathrl.core.errors import UserError
 from mathrl.core.out_of_memory import memory_part
-from mathrl.models.attention import packed_inputs
+from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.context_parallel import ContextGroup, own_share, share_rows
 from mathrl.models.device import Device, keep_freed_memory
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.fsdp import divided_loads, is_divided, made_divided
 from mathrl.models.kernels import attention_kernel, compute_dtype
 from mathrl.models.load import WEIGHTS_ADVICE, loading, precision_of, resolve_folder, use_fast_layers, weights_options
-from mathrl.models.logprobs import padded, plain_head, takes_packed
+from mathrl.models.logprobs import padded, prepare_language_model
 from mathrl.models.lora import merged_state
 from mathrl.models.packing import Group, pack
+from mathrl.models.prepared import Prepared, compute_as, prepared
 from mathrl.models.sharding import copy_shards, is_sharded, own_part
 from mathrl.models.transformers_import import AutoConfig, AutoModelForTokenClassification
 from mathrl.models.trial import scorer_takes_packed
@@ -100,22 +101,18 @@ def load_scorer(
 
 def token_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
     """The score of every response token, float32 [N], with a gradient; packed where the model allows it."""
-    return (_packed_scores if _takes_packed(scorer) else _padded_scores)(scorer, groups)
+    return (_packed_scores if prepare_scorer(scorer).packed else _padded_scores)(scorer, groups)
 
 
 def prepare(model: Any, context: ContextGroup | None = None) -> None:
-    """Run now the trials of packing that a causal LM or a scorer runs once; let the ranks of `context` share its rows.
+    """Find out how a causal LM or a scorer is computed; let the ranks of `context` share its rows.
 
     Raises:
         UserError: they cannot share the rows of this model.
     """
-    if model.can_generate():
-        packed = takes_packed(model)
-        plain_head(model)
-    else:
-        packed = _takes_packed(model)
+    way = prepare_language_model(model) if model.can_generate() else prepare_scorer(model)
     if context is not None:
-        share_rows(model, context, packed)
+        share_rows(model, context, way.packed)
 
 
 def _packed_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
@@ -134,5 +131,12 @@ def _padded_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
     return scores_N
 
 
-def _takes_packed(scorer: Any) -> bool:
-    return scorer_takes_packed(scorer, _padded_scores, _packed_scores)
+def prepare_scorer(scorer: Any) -> Prepared:
+    """How a model with a score per token is computed; found out now unless it is known."""
+    way = prepared(scorer)
+    if way is None:
+        way = Prepared(scorer_takes_packed(scorer, _padded_scores, _packed_scores))
+        if way.packed:
+            scorer.config._attn_implementation = NAME
+        compute_as(scorer, way)
+    return way

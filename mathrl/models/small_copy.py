@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mathrl.models.prepared import Prepared, compute_as
 from mathrl.models.transformers_import import PreTrainedConfig
 
 VOCABULARY = 96
@@ -156,6 +157,5 @@ def small_copy(model: Any, shrink: Callable[[Any], Any] = small_config) -> Any:
         with torch.no_grad():
             for weight in made.parameters():
                 weight.add_(torch.randn_like(weight), alpha=0.05)
-    made.__dict__["_takes_packed"] = made.__dict__["_plain_head"] = False
-    made.__dict__["_kernel"] = "cpu"  # float32 products in blocks
+    compute_as(made, Prepared(packed=False, kernel="cpu"))  # float32 products in blocks
     return made

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +27,11 @@ from mathrl.models.attention import NAME
 from mathrl.models.decode import CachedDecoder, Decoder, PackedDecoder, RecomputingDecoder
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.packing import Group
+from mathrl.models.prepared import Sampling
 from mathrl.models.small_copy import VOCABULARY, small_config, small_copy, two_layers
 from mathrl.models.torch_state import exact_float32
 
 Outputs = Callable[[Any, Sequence[Group]], Tensor]
-Sampling = Literal["packed", "cached", "recomputed"]
 # Of log-probs in float32; a wrong mask differs by more than 0.1.
 TOLERANCE = 1e-3
 DECODERS: dict[Sampling, Callable[[Any], Decoder]] = {
@@ -47,6 +47,8 @@ ERRORS = (TypeError, ValueError, LookupError, AttributeError, AssertionError, Im
 class Trial:
     """How mathrl computes a model; `refused` says why it does not, `not_packed` why it pads.
 
+    `plain_head`: its logits are the output head's output, neither scaled nor capped after it.
+
     Example: Trial("Gemma2ForCausalLM", "cached", not_packed="some of its layers see a window of tokens only").
     """
 
@@ -54,6 +56,7 @@ class Trial:
     sampling: Sampling = "cached"
     not_packed: str = ""
     refused: str = ""
+    plain_head: bool = False
 
     def sentence(self) -> str:
         """How the model trains and samples, or why it is refused and what to do instead."""
@@ -81,20 +84,17 @@ class Trial:
         return ". ".join([padding] * bool(self.not_packed) + [recomputing] * (self.sampling == "recomputed"))
 
 
-def tried(model: Any, by_padding: Outputs, by_packing: Outputs) -> Trial:
-    """The trial of a causal LM's architecture, run now unless it is known; the outputs are log-probs."""
-    if "_trial" not in model.__dict__:
-        # Code that comes with a model can change under its name: nothing of it is kept.
-        file = _file(model) if type(model).__module__.startswith("transformers.") else None
-        trial = _read(file) if file else None
-        if trial is None:
-            trial = run_trial(model, by_padding, by_packing)
-            if file:
-                with suppress(OSError):  # a read-only home: tried again next time
-                    write_json(file, asdict(trial))
-        model.__dict__["_trial"] = trial
-    result: Trial = model.__dict__["_trial"]
-    return result
+def known_trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> Trial:
+    """The trial of a causal LM's architecture, run now unless its result is kept; the outputs are log-probs."""
+    # Code that comes with a model can change under its name: nothing of it is kept.
+    file = _file(model) if type(model).__module__.startswith("transformers.") else None
+    trial = _read(file) if file else None
+    if trial is None:
+        trial = run_trial(model, by_padding, by_packing)
+        if file:
+            with suppress(OSError):  # a read-only home: tried again next time
+                write_json(file, asdict(trial))
+    return trial
 
 
 def _read(file: Path) -> Trial | None:
@@ -150,29 +150,39 @@ def run_trial(model: Any, by_padding: Outputs, by_packing: Outputs) -> Trial:
         if not not_packed:
             made.config._attn_implementation = NAME
             if decodes(made, "packed", groups, expected[0]) and continues(made, groups, expected[0]):
-                return Trial(name, "packed")
+                return Trial(name, "packed", plain_head=has_plain_head(made))
             made.config._attn_implementation = attention
         sampling: Sampling = "cached" if decodes(made, "cached", groups, expected[0]) else "recomputed"
-        return Trial(name, sampling, not_packed=not_packed)
+        return Trial(name, sampling, not_packed=not_packed, plain_head=has_plain_head(made))
 
 
 def scorer_takes_packed(scorer: Any, by_padding: Outputs, by_packing: Outputs) -> bool:
-    """Whether a model with a score per token is computed packed; tried once per model, with a warning if not."""
-    if "_takes_packed" not in scorer.__dict__:
-        with torch.no_grad(), exact_float32():
-            try:
-                made, groups = small_copy(scorer), trial_groups()
-                expected = by_padding(made, groups)
-                reason = why_not_packed(made, lambda: near(by_packing(made, groups), expected))
-            except ERRORS as error:
-                reason = f"no small copy of it can be made to try it on ({_line(error)})"
+    """Whether a model with a score per token can be computed packed, tried on a small copy; a warning if not."""
+    with torch.no_grad(), exact_float32():
+        try:
+            made, groups = small_copy(scorer), trial_groups()
+            expected = by_padding(made, groups)
+            reason = why_not_packed(made, lambda: near(by_packing(made, groups), expected))
+        except ERRORS as error:
+            reason = f"no small copy of it can be made to try it on ({_line(error)})"
+    if reason:
         trial = Trial(type(scorer).__name__, not_packed=reason)
-        if reason:
-            warnings.warn(f"{trial.architecture} is computed padded ({reason}). {trial.costs()}", stacklevel=3)
-        else:
-            scorer.config._attn_implementation = NAME
-        scorer.__dict__["_takes_packed"] = not reason
-    return bool(scorer.__dict__["_takes_packed"])
+        warnings.warn(f"{trial.architecture} is computed padded ({reason}). {trial.costs()}", stacklevel=4)
+    return not reason
+
+
+@torch.no_grad()
+def has_plain_head(made: Any) -> bool:
+    """Whether a small copy's logits are its output head's output; changes the head's weights."""
+    try:
+        head = made.get_output_embeddings()
+        head.weight.mul_(30)  # large logits, so that even a high cap shows
+        ids = torch.arange(8, device=made.device)[None]
+        hidden = made.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        logits = made(input_ids=ids, use_cache=False).logits
+        return type(head) is torch.nn.Linear and torch.allclose(head(hidden), logits, atol=1e-4)
+    except ERRORS:
+        return False
 
 
 def trial_groups() -> list[Group]:

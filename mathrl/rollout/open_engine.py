@@ -1,6 +1,5 @@
 """Open the engine that `rollout.engine` names: for a model folder, or for a model in training."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.models.device import Device, hardware_of
 from mathrl.models.load import load_model, load_tokenizer
+from mathrl.models.prepared import copy_model
 from mathrl.models.sharding import is_sharded
 from mathrl.models.tool_messages import end_tokens
 from mathrl.params.lora import Adapters
@@ -75,7 +75,7 @@ def training_engine(
             if is_sharded(network):
                 sampled = load_model(model_folder, model, network.device, plain=True)
             else:
-                sampled = copy.deepcopy(network)
+                sampled = copy_model(network)
             return CopyEngine(sampled, tokenizer, rollout, tolerance, dtype)
         return TorchEngine(network, tokenizer, rollout)
     if rollout.engine == "vllm":

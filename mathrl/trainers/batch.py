@@ -25,10 +25,10 @@ from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import TokenBudget
 from mathrl.learners.scoring import score_tokens
-from mathrl.models.kernels import Kernel
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import adapters_off
 from mathrl.models.packing import Group
+from mathrl.models.prepared import Kernel
 from mathrl.models.scores import token_scores
 from mathrl.params.advantage import (
     Advantage,

@@ -1,6 +1,5 @@
 """What the RL loop works with: learners, sampler, problem order, and the state that a checkpoint restores."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from mathrl.learners.torch_learner import share_gradients
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.linear import keep_rounded_only
 from mathrl.models.lora import add_lora
+from mathrl.models.prepared import copy_model
 from mathrl.models.sharding import is_sharded, sharded_copy
 from mathrl.params.advantage import Distillation, Process
 from mathrl.params.loss import LossKl, RewardKl
@@ -246,7 +246,7 @@ def _reference(model: Any, params: Rl, reference: Any, ranks: Ranks) -> Any:
         return model
     with memory_part("reference's weights", "set rl.lora, or rl.kl to null"):
         if not is_sharded(model):
-            return copy.deepcopy(model).requires_grad_(False)
+            return copy_model(model).requires_grad_(False)
         with sharded_like(model, ranks):
             return sharded_copy(model).requires_grad_(False)
 

@@ -6,6 +6,7 @@ python context_runs.py OUT; rank 0 of each world writes OUT/WORLD.pt. The worlds
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from mathrl.core.metrics import without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import fresh_network
 from mathrl.models.context_parallel import SharedLayout, alone, share_rows
-from mathrl.models.logprobs import response_logprobs
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
+from mathrl.models.prepared import Kernel, compute_as
 from mathrl.params.lora import Lora
 from mathrl.params.loss import Truncated
 from mathrl.params.rollout import Rollout
@@ -132,7 +134,8 @@ def rows(ranks: Ranks) -> dict[str, Any]:
     share_rows(model, ranks.context, packed=True)
     results = {}
     for name, groups in ROWS.items():
-        model.__dict__["_kernel"] = "varlen" if name == "varlen" else "cpu"
+        kernel: Kernel = "varlen" if name == "varlen" else "cpu"
+        compute_as(model, replace(prepare_language_model(model), kernel=kernel))
         with alone(model):
             expected = values_and_gradient(model, groups)
         values, gradient = values_and_gradient(model, groups)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import make_learner
-from mathrl.models.logprobs import response_logprobs
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.norm import FusedRMSNorm, use_fused_norms
+from mathrl.models.prepared import compute_as
 from mathrl.params.optimizer import AdamW, Muon
 from tests.models.test_packing import random_groups
 
@@ -124,6 +126,6 @@ def test_a_bfloat16_model_with_a_gpus_layout_is_near_the_float32_one(network: Ca
     half = copy.deepcopy(model).to(torch.bfloat16)
     use_fused_norms(half)
     assert sum(isinstance(module, FusedRMSNorm) for module in half.modules()) == 5
-    half.__dict__["_kernel"] = "varlen"
+    compute_as(half, replace(prepare_language_model(half), kernel="varlen"))
     near = response_logprobs(half, groups)[0].detach()
     assert near.dtype == torch.float32 and 0 < (near - exact).abs().mean() < 0.2

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from mathrl.models import fused, head, norm
 from mathrl.models.attention import NAME
-from mathrl.models.logprobs import plain_head
 from mathrl.models.model_shape import config_of
+from mathrl.models.prepared import Prepared, compute_as
 from mathrl.models.transformers_import import AutoModelForCausalLM
 from mathrl.params.run import PretrainedModel
 
@@ -208,9 +208,9 @@ def meta_model(name: str, *, checkpointing: bool = False) -> Any:
             module.__dict__["_fast_eps"] = 1e-6
             module.__class__ = norm.FusedRMSNorm
     fused.exchange_elementwise(model)
-    model.__dict__.update(_takes_packed=True, _plain_head=True, _kernel="varlen")
+    compute_as(model, Prepared(packed=True, plain_head=True, sampling="packed", kernel="varlen"))
     model.config._attn_implementation = NAME
-    plain_head(model)
+    model.get_output_embeddings().__class__ = head.LogprobHead
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()

@@ -23,7 +23,7 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.sharding import load_to_train
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
-from mathrl.models.logprobs import response_logprobs, takes_packed
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.scores import load_scorer, make_scorer, token_scores
 from mathrl.models.tool_messages import turn_end
@@ -119,7 +119,7 @@ def logprobs(family: str) -> str:
     plain_N = plain_logprobs(load_plain(folder_of(family), FLOAT32, torch.device("cpu")), groups, 0.7)
     check(sampled_N, plain_N)
     check(response_logprobs(model, groups, 0.7, entropy=False)[0], plain_N)
-    return "packed" if takes_packed(model) else "padded"
+    return "packed" if prepare_language_model(model).packed else "padded"
 
 
 def lora(family: str) -> str:

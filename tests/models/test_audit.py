@@ -5,7 +5,7 @@ The budgets are in audit.json; `python -m tests.models.test_audit` writes them a
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 
 from mathrl.learners.optimizer import FlatParameters
 from mathrl.models.attention import DecodeCache
-from mathrl.models.logprobs import make_decoder
+from mathrl.models.logprobs import make_decoder, prepare_language_model
 from mathrl.models.packing import Group
+from mathrl.models.prepared import compute_as
 from mathrl.models.shapes import KNOWN
-from mathrl.models.trial import Trial
 from mathrl.params.loss import LossKl
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
@@ -104,8 +104,6 @@ def test_a_micro_batch_stays_within_its_budget(case: str) -> None:
 @torch.no_grad()
 def test_a_step_of_decoding_and_the_logits_that_it_samples_from() -> None:
     model = meta_model(SMALL)
-    model.get_output_embeddings().__class__ = torch.nn.Linear  # as it is loaded
-    model.__dict__["_trial"] = Trial("Qwen2ForCausalLM", "packed")
     decoder: Any = make_decoder(model)
     with torch.device("meta"):
         layers = [(torch.empty(256, 2, 512, 64), torch.empty(256, 2, 512, 64)) for _ in range(24)]
@@ -121,7 +119,7 @@ def test_an_audit_sees_a_float32_product_and_a_table_of_probabilities() -> None:
     """The counts can fail: the kernels of a CPU, float32 tables of [heads, queries, keys], are noticed."""
     groups = [Group([1] * 8, [[2] * 200] * 2)]
     model = meta_model(SMALL)
-    model.__dict__["_kernel"] = "cpu"
+    compute_as(model, replace(prepare_language_model(model), kernel="cpu"))
     part = policy_batch(groups, Rl())
     audit = audited(model, groups, lambda: micro_batch_loss(model, part, Rl(), 0.0)[0].backward())
     assert audit.float32_products >= 24 * 6 and audit.names["_softmax"] >= 24

@@ -10,7 +10,7 @@ from torch import Tensor
 from mathrl.models import decode, trial
 from mathrl.models.continuation import ContinuedLayout, KeptKeys
 from mathrl.models.decode import CachedDecoder, PackedDecoder, RecomputingDecoder
-from mathrl.models.logprobs import takes_packed
+from mathrl.models.logprobs import prepare_language_model
 
 PROMPTS = [[5, 6, 7], [8], list(range(3, 24)), [9, 10]]
 LONGER = [[*PROMPTS[0], 11, 12], [*PROMPTS[1], *range(3, 20)], [*PROMPTS[2], 4], [*PROMPTS[3], 7, 7, 7, 8]]
@@ -22,7 +22,7 @@ TOLERANCE = 2e-5
 @pytest.fixture
 def model(network: Callable[..., Any]) -> Any:
     model = network()
-    assert takes_packed(model)
+    assert prepare_language_model(model).packed
     return model
 
 

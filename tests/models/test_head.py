@@ -9,7 +9,7 @@ import torch
 
 from mathrl.models import head
 from mathrl.models.head import LogprobHead
-from mathrl.models.logprobs import plain_head, response_logprobs
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from tests.models.test_packing import random_groups, reference
 
@@ -123,7 +123,7 @@ def test_logits_that_are_capped_scaled_or_shifted_keep_their_log_probs(
         for most_logits in (1 << 26, 200):
             monkeypatch.setattr(head, "MOST_LOGITS", most_logits)
             assert torch.allclose(response_logprobs(model, groups, 0.7)[0], expected, atol=1e-4)
-        assert plain_head(model) == plain
+        assert prepare_language_model(model).plain_head == plain
         for name, value in options.items():  # what is expected depends on it
             monkeypatch.setattr(model.config, name, value / 4)
             monkeypatch.setattr(model, name, value / 4, raising=False)

@@ -1,6 +1,7 @@
 """The kernels of GPUs: the choice as a table, and their layout on the CPU against plain attention."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from mathrl.core.errors import UserError
 from mathrl.models import attention
 from mathrl.models.attention import VarlenLayout
 from mathrl.models.kernels import choose_kernel, flash_width
-from mathrl.models.logprobs import response_logprobs
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group, pack
-from mathrl.models.scores import make_scorer, token_scores
+from mathrl.models.prepared import compute_as
+from mathrl.models.scores import make_scorer, prepare_scorer, token_scores
 from tests.models.test_packing import TOLERANCE, check_equals_reference, random_groups, reference
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -55,7 +57,7 @@ def test_varlen_rows_equal_plain_attention_with_gradients(
     for seed in range(2):
         groups = random_groups(seed)
         response_logprobs(model, groups[:1])
-        model.__dict__["_kernel"] = "varlen"
+        compute_as(model, replace(prepare_language_model(model), kernel="varlen"))
         batch = pack(groups, kernel="varlen")
         assert isinstance(batch.layout, VarlenLayout) and batch.layout.key_rows_U is not None, "a prompt is shared"
         check_equals_reference(model, groups, seed)
@@ -68,7 +70,7 @@ def test_varlen_shares_the_prompts_of_long_responses_too(
     expected = reference(model, groups)
     tokens = sum(group.packed_tokens for group in groups)
     response_logprobs(model, groups[:1])
-    model.__dict__["_kernel"] = "varlen"
+    compute_as(model, replace(prepare_language_model(model), kernel="varlen"))
     monkeypatch.setattr("mathrl.models.packing.LONG", 8)
     batch = pack(groups, kernel="varlen")
     assert sum(group.tokens_by("varlen") for group in groups) == tokens
@@ -100,7 +102,7 @@ def test_scores_of_varlen_rows(network: Callable[..., Any]) -> None:
     with torch.no_grad():
         scorer.score.weight.normal_()
         expected = token_scores(scorer, groups)
-        scorer.__dict__["_kernel"] = "varlen"
+        compute_as(scorer, replace(prepare_scorer(scorer), kernel="varlen"))
         assert torch.allclose(token_scores(scorer, groups), expected, atol=1e-4) and expected.abs().max() > 1
 
 

@@ -4,6 +4,7 @@ import copy
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torch
 from mathrl.models import head
 from mathrl.models.attention import CausalLayout
 from mathrl.models.linear import BFloat16Linear, keep_rounded_only, use_bfloat16_products
-from mathrl.models.logprobs import _padded_logprobs, plain_head, response_logprobs, takes_packed, token_logprobs
+from mathrl.models.logprobs import _padded_logprobs, prepare_language_model, response_logprobs, token_logprobs
 from mathrl.models.packing import Group, pack, rounded_up
+from mathrl.models.prepared import compute_as
 
 # Float32 sums in another order; log-probs are of the order of 10 in these models.
 TOLERANCE = 2e-4
@@ -60,7 +62,7 @@ def test_packed_logprobs_and_gradients_equal_the_plain_ones(
     network: Callable[..., Any], architecture: str, kv_heads: int
 ) -> None:
     model = network(architecture=architecture, kv_heads=kv_heads)
-    assert takes_packed(model)
+    assert prepare_language_model(model).packed
     for seed in range(3):
         groups = random_groups(seed)
         check_equals_reference(model, groups, seed)
@@ -210,7 +212,7 @@ def test_attention_with_more_than_softmax_falls_back() -> None:
     gemma = Gemma2ForCausalLM(Gemma2Config(**sizes, attn_logit_softcapping=0.5)).eval()
     mistral = MistralForCausalLM(MistralConfig(**sizes, sliding_window=4)).eval()
     for model in (gemma, mistral):
-        assert not takes_packed(model)
+        assert not prepare_language_model(model).packed
         groups = random_groups(1)
         found, _ = response_logprobs(model, groups)
         assert torch.allclose(found, reference(model, groups), atol=TOLERANCE)
@@ -222,7 +224,7 @@ def test_logits_in_parts_give_the_same_log_probs_and_gradients(
 ) -> None:
     model = network(architecture="qwen2", kv_heads=1)
     if not packed:
-        model.__dict__["_takes_packed"] = False
+        compute_as(model, replace(prepare_language_model(model), packed=False))
     groups = random_groups(5)
 
     def both() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
@@ -266,6 +268,8 @@ def test_a_capped_head_keeps_all_its_logits(network: Callable[..., Any], monkeyp
     monkeypatch.setattr("mathrl.models.head.MOST_LOGITS", 100)
     found, _ = response_logprobs(model, groups)
     assert torch.equal(found, expected)
-    assert not plain_head(model)
-    model.__dict__["_plain_head"] = True  # the wrong answer would be seen
+    way = prepare_language_model(model)
+    assert not way.plain_head
+    compute_as(model, replace(way, plain_head=True))  # the wrong answer would be seen
+    model.get_output_embeddings().__class__ = head.LogprobHead
     assert not torch.allclose(response_logprobs(model, groups)[0], expected, atol=1e-3)

@@ -12,7 +12,8 @@ from mathrl.models.base import character_tokenizer
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, make_base
 from mathrl.models.packing import Group
-from mathrl.models.scores import load_scorer, make_scorer, token_scores
+from mathrl.models.prepared import Prepared, compute_as
+from mathrl.models.scores import load_scorer, make_scorer, prepare_scorer, token_scores
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.run import FreshModel, Model
@@ -57,7 +58,7 @@ def test_scores_and_their_gradients_equal_the_plain_ones(network: Callable[..., 
     gradients = [weight.grad.clone() for weight in scorer.parameters()]
     scorer.zero_grad()
     found = token_scores(scorer, GROUPS)
-    assert scorer.__dict__["_takes_packed"], "the packed way was tried"
+    assert prepare_scorer(scorer).packed, "the packed way was tried"
     (found * weights).sum().backward()
     assert found.shape == (9,) and torch.allclose(found, expected, atol=TOLERANCE)
     assert not torch.allclose(found, expected.roll(1), atol=0.1)
@@ -68,7 +69,7 @@ def test_scores_and_their_gradients_equal_the_plain_ones(network: Callable[..., 
 def test_the_padded_way_gives_the_same(network: Callable[..., Any]) -> None:
     scorer = scorer_of(network)
     packed = token_scores(scorer, GROUPS)
-    scorer.__dict__["_takes_packed"] = False
+    compute_as(scorer, Prepared(packed=False))
     assert torch.allclose(token_scores(scorer, GROUPS), packed, atol=TOLERANCE)
 
 

@@ -16,8 +16,9 @@ from mathrl.models import trial
 from mathrl.models.base import character_tokenizer
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.load import load_model
-from mathrl.models.logprobs import architecture_trial, response_logprobs, takes_packed
+from mathrl.models.logprobs import architecture_trial, prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
+from mathrl.models.prepared import compute_as
 from mathrl.models.small_copy import small_config, small_copy
 from mathrl.models.torch_state import state_kept
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
@@ -47,7 +48,7 @@ def tiny(family: str, **options: Any) -> Any:
     torch.set_num_threads(1)
     config = small_config(AutoConfig.for_model(family, **options))
     made = small_copy(AutoModelForCausalLM.from_config(config))
-    del made.__dict__["_takes_packed"], made.__dict__["_plain_head"]
+    compute_as(made, None)
     made.generation_config.eos_token_id = list(range(3, 96, 8))  # so that some responses end early
     return made
 
@@ -132,7 +133,6 @@ def test_a_result_is_kept_per_configuration(tmp_path: Path, monkeypatch: pytest.
     known = architecture_trial(model)
     (file,) = (tmp_path / "cache/mathrl/architectures").iterdir()
     twin = copy.deepcopy(model)
-    del twin.__dict__["_trial"]
     with monkeypatch.context() as patched:
         patched.setattr(trial, "run_trial", lambda *_: pytest.fail("tried again"))
         assert architecture_trial(twin) == known
@@ -140,14 +140,12 @@ def test_a_result_is_kept_per_configuration(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(pytest.fail.Exception):
             architecture_trial(other)
     file.write_text("{")  # damaged: tried again
-    del twin.__dict__["_trial"]
     assert architecture_trial(twin) == known
 
     class FromAFolder(type(model)):  # type: ignore[misc]
         """Code that comes with a model may change under its name."""
 
     twin.__class__ = FromAFolder
-    del twin.__dict__["_trial"]
     assert architecture_trial(twin).architecture == "FromAFolder"
     assert list(file.parent.iterdir()) == [file]
 
@@ -174,7 +172,7 @@ def test_what_is_no_decoder_is_refused_in_one_sentence(family: str, reason: str,
 
 def test_padding_and_recomputing_say_what_they_cost() -> None:
     with pytest.warns(UserWarning, match=r"RwkvForCausalLM trains padded .* without a cache.*2 to 10 times.*vllm"):
-        assert not takes_packed(tiny("rwkv"))
+        assert not prepare_language_model(tiny("rwkv")).packed
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from mathrl.models import decode
 from mathrl.models.base import character_tokenizer
 from mathrl.models.limits import rounded_up
 from mathrl.models.linear import use_bfloat16_products
-from mathrl.models.logprobs import response_logprobs, takes_packed
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
+from mathrl.models.prepared import compute_as
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
@@ -26,8 +28,8 @@ PROMPTS = [[token % len(TOKENIZER) for token in prompt] for prompt in PROMPTS]
 @pytest.fixture(params=[True, False], ids=["packed", "plain"])
 def engine(request: pytest.FixtureRequest, network: Callable[..., Any]) -> TorchEngine:
     model = network(alphabet="arithmetic")
-    assert takes_packed(model)
-    model.__dict__["_takes_packed"] = request.param
+    assert prepare_language_model(model).packed
+    compute_as(model, replace(prepare_language_model(model), packed=request.param))
     return TorchEngine(model, TOKENIZER, Rollout(max_sequences=16))
 
 

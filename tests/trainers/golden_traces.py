@@ -21,7 +21,8 @@ import torch
 from mathrl.compose import load_params
 from mathrl.core.metrics import without_timings
 from mathrl.core.types import Problem
-from mathrl.models.logprobs import takes_packed
+from mathrl.models.logprobs import prepare_language_model
+from mathrl.models.prepared import compute_as
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.advantage import Ramp
@@ -105,8 +106,8 @@ def gpt2() -> Any:
 def attention_dropout(packed: bool) -> Any:
     """The policy with dropout in its attention alone."""
     model = policy()[0]
-    assert takes_packed(model)
-    model.__dict__["_takes_packed"] = packed
+    assert prepare_language_model(model).packed
+    compute_as(model, replace(prepare_language_model(model), packed=packed))
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.2
     return model

@@ -13,7 +13,8 @@ from mathrl.core.errors import UserError
 from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
-from mathrl.models.scores import make_scorer, token_scores
+from mathrl.models.prepared import compute_as
+from mathrl.models.scores import make_scorer, prepare_scorer, token_scores
 from mathrl.params.advantage import Critic, Gae
 from mathrl.params.lora import Lora
 from mathrl.params.train import Rl
@@ -81,7 +82,7 @@ def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(small: Any, k
     params = ppo(Critic(), group_size=2, tokens_per_microbatch=1300)
     critic: Any = make_critic(params.critic or Critic(), model, None, 10, 0, CPU)
     batch, _ = scored_batch(groups, params, CPU, model, critic=critic.model)
-    critic.model.__dict__["_kernel"] = kernel
+    compute_as(critic.model, replace(prepare_scorer(critic.model), kernel=kernel))
     counted, backward = [], critic.backward
     critic.backward = lambda loss: counted.append(1) or backward(loss)
     critic_gradient(critic, params, batch)

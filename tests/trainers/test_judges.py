@@ -12,6 +12,7 @@ from mathrl.compose import load_params
 from mathrl.core.types import Completion, Graded, Problem
 from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
+from mathrl.models.prepared import Prepared, compute_as
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
@@ -100,7 +101,7 @@ def test_without_a_weight_the_rule_has_no_part_in_the_reward(
     found = judge([replace(group, rewards=(9.0, 9.0)) for group in groups])
     assert [group.rewards for group in found] == [group.rewards for group in judge(groups)]
     assert judge([]) == []
-    scorer.__dict__["_takes_packed"] = False  # padded, an end token follows, which is one of the vocabulary
+    compute_as(scorer, Prepared(packed=False))  # padded, an end token follows, which is one of the vocabulary
     padded = judge(groups)
     for one, other in zip(padded, judge(groups), strict=True):
         assert one.rewards == other.rewards
@@ -112,7 +113,7 @@ def test_steps_get_the_scores_after_their_last_tokens(
     scorer: Any, groups: list[RolloutGroup], small: Any, packed: bool, budget: int
 ) -> None:
     if not packed:  # then an end token follows, which is one of the vocabulary
-        scorer.__dict__["_takes_packed"] = False
+        compute_as(scorer, Prepared(packed=False))
     found = process_judge(scorer, Judge(scale="raw"), small.TOKENIZER, "semicolon", budget)(groups)
     # "1+1=2;2" and the end; "3", cut off; "1;2;3" and the end; "4+4" and the end.
     assert [group.step_ends for group in found] == [((5, 7), (0,)), ((1, 3, 5), (3,))]

@@ -14,6 +14,7 @@ from mathrl.core.metrics import without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
 from mathrl.models.packing import Group
+from mathrl.models.prepared import Prepared, compute_as
 from mathrl.models.scores import load_scorer, make_scorer
 from mathrl.params.lora import Lora
 from mathrl.params.preference import RewardModel
@@ -45,7 +46,7 @@ def test_scores_are_those_after_the_places_whatever_is_appended(scorer: Any, end
     assert torch.allclose(found, plainly(scorer, GROUPS, PLACES), atol=2e-4)
     before = plainly(scorer, GROUPS, PLACES, shift=-1)
     assert ((found - before).abs() > 0.05).all(), "a score one token earlier is another one"
-    scorer.__dict__["_takes_packed"] = False
+    compute_as(scorer, Prepared(packed=False))
     assert torch.allclose(scores_after(scorer, GROUPS, PLACES, end_token).detach(), found, atol=2e-4)
 
 

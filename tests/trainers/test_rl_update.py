@@ -16,7 +16,8 @@ from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
 from mathrl.learners.torch_learner import TorchLearner
-from mathrl.models.logprobs import response_logprobs
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
+from mathrl.models.prepared import compute_as
 from mathrl.params.loss import Masked, Truncated
 from mathrl.params.optimizer import Muon
 from mathrl.params.rollout import Rollout
@@ -78,7 +79,7 @@ def test_trained_tokens_are_those_that_the_kernel_computes(small: Any, kernel: s
     """Two responses to a long prompt, which one kernel alone shares."""
     model, sampler = small.policy()
     group = replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 600)
-    model.__dict__["_kernel"] = kernel
+    compute_as(model, replace(prepare_language_model(model), kernel=kernel))
     _, figures = gradient(learner(model), [group], Rl(group_size=2))
     assert figures.trained == prompts * 1200 + sum(group.lengths) - 2
 

@@ -12,7 +12,7 @@ from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.models import packing
 from mathrl.models.base import character_tokenizer, fresh_network
-from mathrl.models.logprobs import response_logprobs, takes_packed
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.run import FreshModel
 from mathrl.params.train import Sft
@@ -121,7 +121,7 @@ def test_wrong_boundaries_change_the_loss(monkeypatch: pytest.MonkeyPatch, wrong
     groups = demonstrations()
     model = network()
     expected = alone(model, groups).item()
-    assert takes_packed(model)  # asked now: with wrong boundaries it would say no, and rows be padded
+    assert prepare_language_model(model).packed  # asked now: with wrong boundaries it would say no, and rows be padded
     right = packing.make_layout
     monkeypatch.setattr(packing, "make_layout", lambda sequences, *rest: right(wrong(sequences), *rest))
     logprobs, _ = response_logprobs(model, groups)

@@ -13,6 +13,7 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
+from mathrl.models.prepared import Prepared, compute_as
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.advantage import Critic
 from mathrl.params.optimizer import Muon
@@ -123,7 +124,7 @@ def test_the_loss_is_that_written_by_hand(small: Any) -> None:
 @pytest.mark.parametrize("packed", [True, False])
 def test_masked_groups_give_the_same_numbers_of_fewer_tokens(small: Any, packed: bool) -> None:
     model, groups = tool_groups(small)
-    model.__dict__["_takes_packed"] = packed
+    compute_as(model, Prepared(packed=packed))
     masked = [group.group for group in groups]
     whole = [Group(group.prompt, group.responses) for group in masked]
     chosen = torch.from_numpy(np.concatenate([mask for group in masked for mask in group.sampled]))
