@@ -1,7 +1,8 @@
 """mathrl: train language models to reason about mathematics with reinforcement learning.
 
-The names of `__all__` are the public ones (docs/api.md); each is imported from its module at its first use, so that
-`import mathrl` and the verifier need neither torch nor pandas. Everything else may change from one release to the next.
+The names of `__all__` are the public ones (docs/reference/api.md); each is imported from its module at its first use,
+so that `import mathrl` and the verifier need neither torch nor pandas. Everything else may change from one release to
+the next.
 """
 
 import importlib

@@ -20,7 +20,7 @@ SANDBOX = {"sympy"}  # for the code of responses, which mathrl/tools runs; the v
 # Programs of `make lint`, `make docs` and pytest's options, which no file imports.
 PROGRAMS = {"ruff", "mypy", "import-linter", "pytest-xdist", "pytest-timeout", "mkdocs-material"}
 PROGRAMS |= {"mkdocstrings-python", "ipykernel"}  # plug-ins of mkdocs and of nbclient
-# verl and what it stands on: in an environment of their own (docs/engines.md), as in the one of `make parity`.
+# verl and what it stands on: in an environment of their own (docs/reference/engines.md), as `make parity` does.
 VERL = {"verl", "ray", "hydra", "omegaconf"}
 # Installed beside the other packages by `make parity` alone.
 PARITY = {*VERL, "reasoning_gym"}

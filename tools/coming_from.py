@@ -1,4 +1,6 @@
-"""The tables of docs/coming_from.md: names of parameters and metrics in verl, TRL, RLinf and OpenRLHF, and mathrl's.
+"""The tables of docs/reference/coming_from.md: names of parameters and metrics in other trainers, and mathrl's.
+
+The other trainers are verl, TRL, RLinf and OpenRLHF.
 
 From mathrl/params/other_trainers.yaml and the tables of the engines.
 """
@@ -8,7 +10,7 @@ from pathlib import Path
 
 from mathrl.params.other_trainers import TRAINERS, OtherName, engine_names, file_names, metric_names, parameter_names
 
-PAGE = Path(__file__).parents[1] / "docs" / "coming_from.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "coming_from.md"
 START, END = "<!-- verl and the others by their own names -->\n", "<!-- end -->"
 
 

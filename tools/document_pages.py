@@ -1,4 +1,4 @@
-"""docs/presets/<name>.md of the presets that reproduce a document: every value beside the document's own.
+"""docs/reference/presets/<name>.md of the presets that reproduce a document: every value beside the document's own.
 
 tests/compose/documents.yaml has the documents' values; what mathrl has is resolved from the preset, or from the steps
 of the recipe. tests/compose/test_documents.py fails where a value is not what the table says.
@@ -16,7 +16,7 @@ from mathrl.recipes.recipe import load_recipe, step_params
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "compose" / "documents.yaml"
-PAGES = ROOT / "docs" / "presets"
+PAGES = ROOT / "docs" / "reference" / "presets"
 STEP = "/"
 GENERATED = "<!-- written by tools/document_pages.py from tests/compose/documents.yaml -->"
 # Values of a preset that belong to no document: where the run happens and is filed, and what watches it.

@@ -1,11 +1,11 @@
-"""The tables of docs/engines.md: what a training engine makes of each parameter, and what it refuses."""
+"""The tables of docs/reference/engines.md: what a training engine makes of each parameter, and what it refuses."""
 
 from pathlib import Path
 
 from mathrl.params.engines import TRL_RL, TRL_SFT, VERL_RL
 from mathrl.params.training_engine import Meaning, yaml_value
 
-PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "engines.md"
 TABLES = {"trl sft": TRL_SFT, "trl rl": TRL_RL, "verl rl": VERL_RL}
 
 

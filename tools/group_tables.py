@@ -1,18 +1,18 @@
-"""The tables of docs/experiments.md, from the files of groups: `python tools/group_tables.py` rewrites them."""
+"""The tables of docs/how_to/experiments.md, from the files of groups: `python tools/group_tables.py` rewrites them."""
 
 from pathlib import Path
 
 from mathrl.compose.groups import KINDS, MAY_SET, file_names, help_of
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "experiments.md"
+PAGE = ROOT / "docs" / "how_to" / "experiments.md"
 
 
 def groups_table() -> str:
     lines = ["| choice | name | what it is |", "|---|---|---|"]
     for kind in KINDS:
         for name, file in file_names(Path("none"), kind).items():
-            lines.append(f"| {kind} | [`{name}`](../{file.relative_to(ROOT).as_posix()}) | {help_of(file)} |")
+            lines.append(f"| {kind} | [`{name}`](../../{file.relative_to(ROOT).as_posix()}) | {help_of(file)} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The generated parts of docs/house.md, the floors and the map: `python tools/house_map.py` rewrites them.
+"""The generated parts of docs/reference/house.md, the floors and the map: `python tools/house_map.py` rewrites them.
 
 The floors come from the import contracts of pyproject.toml, the descriptions from the first line of every module.
 """
@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "house.md"
+PAGE = ROOT / "docs" / "reference" / "house.md"
 WIDTH, COLUMN = 112, 30
 
 # What the repository holds beside its rooms.

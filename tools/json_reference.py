@@ -7,12 +7,7 @@ from mathrl.cli.documents import DOCUMENTS, ErrorDocument
 
 def json_reference() -> str:
     """The page's markdown."""
-    lines = [
-        "# Documents of --json",
-        "",
-        "Written from the types; how to use them: [for programs](../programs.md).",
-        "",
-    ]
+    lines = ["# Documents of --json", "", "Written from the types; how to use them: [for programs](programs.md).", ""]
     kinds = [ErrorDocument, *dict.fromkeys(kind for kinds in DOCUMENTS.values() for kind in kinds)]
     for kind in kinds:
         title = (kind.__doc__ or "").strip()

@@ -1,4 +1,4 @@
-"""The tables of docs/models.md: every causal language model of transformers, tiny and random, tried as at first load.
+"""The tables of docs/reference/models.md: every causal language model of transformers, tiny and random, tried.
 
 python tools/model_table.py              # all of them, about two minutes on one core; rewrites the page's tables
 python tools/model_table.py llama mamba  # prints the rows of these
@@ -27,7 +27,7 @@ from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.torch_engine import TorchEngine
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 # What the default configuration of a class leaves open or lets be of one kind only.
 OPTIONS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},

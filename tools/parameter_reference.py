@@ -23,8 +23,8 @@ INTRODUCTION = """# Parameters
 Every parameter, written from the schema while this site is built. Defaults are the schema's, for pretrained models of
 0.5 to 7 billion parameters; what data decide (`curate`, `mix`, lengths) is shown as `data=gsm8k` has it. A project's
 `params/<section>.yaml` has what it changes, and may be missing. `mathrl run STAGE --set section.field=value` goes over
-all; [experiments](../experiments.md) says who wins. The value is YAML: `null` is empty, `[a, b]` a list, `{a: 1}` a
-mapping; `--set 'section.field+=[a]'` appends to a list. What does not fit is refused before anything runs.
+all; [experiments](../how_to/experiments.md) says who wins. The value is YAML: `null` is empty, `[a, b]` a list,
+`{a: 1}` a mapping; `--set 'section.field+=[a]'` appends to a list. What does not fit is refused before anything runs.
 """
 TAGS = ("generator", "type", "kind", "stage")
 WORDS: dict[Any, str] = {

@@ -1,4 +1,4 @@
-"""The tables of docs/what_fits.md: models and cards, by the function that `mathrl plan --fit` asks.
+"""The tables of docs/reference/what_fits.md: models and cards, by the function that `mathrl plan --fit` asks.
 
 python tools/what_fits.py   # rewrites the tables; `make generate` does it too
 """
@@ -24,7 +24,7 @@ def one(memory: float) -> Hardware:
     return gpus(1, memory)
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "what_fits.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "what_fits.md"
 CARDS = [*map(one, (8, 12, 16, 24, 48, 80)), gpus(8, 80)]
 # What the tables are for; the rest is what the schema has.
 BASE = {

@@ -1,4 +1,4 @@
-"""The tables of docs/gpu.md from a folder of results, between its markers; nothing there is written by hand."""
+"""The tables of docs/how_to/gpu.md from a folder of results, between its markers; nothing there is written by hand."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """rl.engine verl on one GPU: a small model of the demo's kind, trained by verl from its SFT start through the stage rl.
 
 What only a GPU shows: vLLM as verl's sampler beside the trainer's weights, bfloat16, the merged model. The Python that
-runs this needs verl, vLLM and mathrl's platform (docs/engines.md).
+runs this needs verl, vLLM and mathrl's platform (docs/reference/engines.md).
 """
 
 import json

@@ -1,1 +1,1 @@
-"""The functions of `import mathrl` that the command line has as commands; docs/api.md lists every public name."""
+"""The functions of `import mathrl` that the command line has as commands: docs/reference/api.md lists all names."""

@@ -303,7 +303,7 @@ def _verl() -> list[Finding]:
             return [("ok", f"verl, of {python}, with PyTorch's attention (sdpa): {advice}", "")]
         return [("ok", f"verl, of {python}, with flash-attn", "")]
     except UserError as error:
-        return [("missing", str(error), "docs/engines.md")]
+        return [("missing", str(error), "docs/reference/engines.md")]
 
 
 def _device() -> list[Finding]:

@@ -27,7 +27,9 @@ from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import TARGETS
 
-EXPERIMENT = "# What the project is made of; the other files have what it changes besides (docs/experiments.md).\n"
+EXPERIMENT = (
+    "# What the project is made of; the other files have what it changes besides (docs/how_to/experiments.md).\n"
+)
 TEMPLATE = Path(mathrl.__file__).with_name("template")
 # What a project begins with, by its file in the template. Most are links to this repository's own.
 FILES = {

@@ -67,9 +67,9 @@ def launch(
     time: Annotated[str, typer.Option(help="Slurm: time limit of a job, as in sbatch; it resumes after that.")] = (
         "24:00:00"
     ),
-    image: Annotated[str | None, typer.Option(help="Kubernetes: image with mathrl's packages (docs/platform.md).")] = (
-        None
-    ),
+    image: Annotated[
+        str | None, typer.Option(help="Kubernetes: image with mathrl's packages (docs/how_to/platform.md).")
+    ] = (None),
     claim: Annotated[str, typer.Option(help="Kubernetes: claim of the volume with the project.")] = "mathrl",
     slurm: Annotated[bool, typer.Option("--slurm", help="Write a batch script for sbatch.")] = False,
     kubernetes: Annotated[bool, typer.Option("--kubernetes", help="Write a JobSet for kubectl.")] = False,
@@ -91,7 +91,8 @@ def launch(
         raise UserError(f"--time {machines.time}: write hours as 24:00:00 or days as 2-00:00:00")
     if kubernetes and not machines.image:
         raise UserError(
-            "--kubernetes needs --image, such as registry.example.org/mathrl:1: docs/platform.md says how to build one"
+            "--kubernetes needs --image, such as registry.example.org/mathrl:1; "
+            "docs/how_to/platform.md says how to build one"
         )
     overrides = with_choices(choices, overrides)
     output = output and output.absolute()

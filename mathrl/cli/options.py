@@ -16,7 +16,7 @@ Choices = Annotated[
         metavar="[KEY=NAME]...",
         show_default=False,
         help="What the experiment is made of: data=NAME or FILE, model=NAME, hub id or FOLDER, method=NAME, "
-        "hardware=NAME or 1x24GB (docs/experiments.md).",
+        "hardware=NAME or 1x24GB (docs/how_to/experiments.md).",
     ),
 ]
 Presets = Annotated[

@@ -182,7 +182,8 @@ def health(
     if not judging:
         raise UserError(
             f"{training.name}: nothing could be judged: none of the {len(applying)} rules has its metrics, such as "
-            f"reward/accuracy, kl, entropy (docs/health.md); found {', '.join(_names(training.rows)) or 'no rows'}"
+            f"reward/accuracy, kl, entropy (docs/how_to/health.md); found "
+            f"{', '.join(_names(training.rows)) or 'no rows'}"
         )
     report = examine(training.rows, *settings).report()
     if as_json:

@@ -43,9 +43,9 @@ from mathrl.params.schema import Params
 from mathrl.planning.memory_states import Stage
 from mathrl.planning.project import LONGEST, MORE, prompt_tokens, response_tokens, rounded
 
-PLAN = "memory plan (docs/planning.md)"
+PLAN = "memory plan (docs/how_to/planning.md)"
 MUON_SOURCE = "Muon's update is about ten times smaller: Liu et al. 2025, arXiv:2502.16982, equation 4"
-DATA = "docs/own_data.md"
+DATA = "docs/start/own_data.md"
 # Models whose chat template lets them think first; DeepScaleR's first stage gives such a model of 1.5B 8,192 tokens
 # (https://github.com/agentica-project/rllm, scripts/deepscaler).
 THINKS = re.compile(r"r1-distill|deepseek-r1|thinking|qwq|qwen3-[\d.]+b(?:-a\d+b)?$", re.IGNORECASE)

@@ -22,7 +22,7 @@ from mathrl.core.paths import home, own_packages
 
 STAGE = "code"  # the stage that writes the file; no stage of the pipeline that a person starts
 FILE, LOCK = "code.yaml", "dvc.lock"
-HEADER = "# Written by the stage code: what decides the results of each stage's code (docs/projects.md).\n"
+HEADER = "# Written by the stage code: what decides the results of each stage's code (docs/start/projects.md).\n"
 OWN = "own"
 PACKAGE = Path(__file__).parents[1]
 # What every stage imports, and what only shows results. Where one of these changes a figure, the number is raised.

@@ -1,4 +1,4 @@
-"""Errors that a user can cause, each reported in one clear sentence, and exit statuses (docs/programs.md)."""
+"""Errors that a user can cause, each reported in one clear sentence, and exit statuses (docs/reference/programs.md)."""
 
 import errno
 import os

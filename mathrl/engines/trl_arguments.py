@@ -1,4 +1,4 @@
-"""The parameters of a stage as TRL's arguments: one value, made by one function (docs/engines.md has the table)."""
+"""The parameters of a stage as TRL's arguments, made by one function; docs/reference/engines.md has the table."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The parameters of a run as verl's configuration: one value, made by one function (docs/engines.md has the table)."""
+"""The parameters of a run as verl's configuration, made by one function; docs/reference/engines.md has the table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ def verl_settings(
         if name in made:
             raise UserError(
                 f"rl.engine.overrides: {override}: mathrl sets {name} from its own parameters; set the parameter that "
-                "docs/engines.md names, and leave the override out"
+                "docs/reference/engines.md names, and leave the override out"
             )
     return settings
 

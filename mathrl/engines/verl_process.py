@@ -39,8 +39,8 @@ def verl_python() -> str:
     """
     python = Variable.VERL_PYTHON.get() or sys.executable
     advice = (
-        "install verl with TransferQueue, and mathrl, into an environment of their own (docs/engines.md), set "
-        f"{Variable.VERL_PYTHON} to its Python, or set rl.engine to mathrl"
+        "install verl with TransferQueue, and mathrl, into an environment of their own (docs/reference/engines.md), "
+        f"set {Variable.VERL_PYTHON} to its Python, or set rl.engine to mathrl"
     )
     try:
         answer = subprocess.run([python, "-c", FIND, *NEEDED], capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
 """The verifier as a reward function of other frameworks: `compute_score` for verl, `accuracy_reward` for TRL.
 
-docs/verifier.md shows the one line that each of them needs.
+docs/how_to/verifier.md shows the one line that each of them needs.
 """
 
 from __future__ import annotations

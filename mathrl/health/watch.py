@@ -1,8 +1,8 @@
 """The health of a run, diagnosed from its metrics while it trains or afterwards.
 
 A rule is a pure function of the rows so far, of the section `health` and of the run's `rl` settings; it returns a
-diagnosis of the last row, or None. docs/health.md names the source of each threshold. The rules on length, repetition,
-KL and accuracy raise no alarm while accuracy rises.
+diagnosis of the last row, or None. docs/how_to/health.md names the source of each threshold. The rules on length,
+repetition, KL and accuracy raise no alarm while accuracy rises.
 
     rows = [{"step": 1, "reward/accuracy": 0.45, "actor_loss": 12.5, …}, …]
     examine(rows, Health(), Rl())  →  [Finding("loss", "red", 1, 1, "actor_loss is 12.5 …", cause, remedy)]

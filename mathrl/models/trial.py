@@ -63,7 +63,7 @@ class Trial:
         if self.refused:
             return (
                 f"{self.architecture} is refused: {self.refused}. mathrl trains decoder-only language models; "
-                "docs/models.md lists those that it computes right"
+                "docs/reference/models.md lists those that it computes right"
             )
         samples = {"packed": "packed", "cached": "with the model's own cache", "recomputed": "without a cache"}
         trains = f"padded ({self.not_packed})" if self.not_packed else "packed"

@@ -122,7 +122,7 @@ class NearDuplicates(Section):
 
 
 class Deduplicate(Section):
-    """Which questions count as the same (docs/curation.md)."""
+    """Which questions count as the same (docs/how_to/curation.md)."""
 
     exact: bool = Field(True, description="Drop questions that are equal after normalisation.")
     near: NearDuplicates | None = Field(None, description="Also drop near-duplicates.")

@@ -1,7 +1,7 @@
 """What another training engine makes of each parameter, as a table; what it cannot do is refused by it.
 
-docs/engines.md shows the tables; a test compares them with the sections, so that no parameter is missing in one.
-Settings of verl are named from its sections: `actor`, `rollout` and `ref` lie in `actor_rollout_ref`.
+docs/reference/engines.md shows the tables; a test compares them with the sections, so that no parameter is
+missing in one. Settings of verl are named from its sections: `actor`, `rollout` and `ref` lie in `actor_rollout_ref`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -41,7 +41,7 @@ class Rates(NamedTuple):
     fresh: float
 
 
-FRESH = "the demo's models of half a million weights learn at it (docs/study.md)"
+FRESH = "the demo's models of half a million weights learn at it (docs/explanation/study.md)"
 ADAPTERS = "ten times that of all weights: Schulman et al. 2025, LoRA Without Regret"
 RATES = {
     "sft": Rates(1e-5, 2e-6, 1e-4, "verl's SFT trainer; Tulu 3, arXiv:2411.15124, for 70B", 3e-3),

@@ -15,7 +15,7 @@ RuleName = Literal[
 
 
 class Health(Section):
-    """Limits of the health rules on the metrics of sft and rl (docs/health.md)."""
+    """Limits of the health rules on the metrics of sft and rl (docs/how_to/health.md)."""
 
     action: Literal["warn", "stop"] = Field(
         "warn", description="warn: report findings; stop: the first red finding stops the run."

@@ -1,6 +1,6 @@
 """What other trainers call a parameter or a metric: other_trainers.yaml, and the tables of the training engines.
 
-The page docs/coming_from.md is written from it, and an unknown parameter is looked up in it.
+The page docs/reference/coming_from.md is written from it, and an unknown parameter is looked up in it.
 """
 
 import re

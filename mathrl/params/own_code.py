@@ -67,7 +67,7 @@ def _wrong_class(made: ast.ClassDef, options: dict[str, Any]) -> str:
     methods = {node.name: node for node in made.body if isinstance(node, ast.FunctionDef)}
     missing = [name for name in ("take", "observe", "state", "load") if name not in methods]
     if missing:
-        return f"path: {made.name} lacks {', '.join(missing)}; see docs/extend/sampler.md"
+        return f"path: {made.name} lacks {', '.join(missing)}; see docs/how_to/extend/sampler.md"
     if "__init__" not in methods or methods["__init__"].args.kwarg is not None:
         return ""
     arguments = methods["__init__"].args

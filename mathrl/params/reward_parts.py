@@ -46,7 +46,7 @@ class NoisyAccuracyOptions(AccuracyOptions):
 
 
 class NoisyAccuracyPart(_Part):
-    """Accuracy by a verifier that is wrong at stated rates, to see how wrong one may be (docs/grading.md)."""
+    """Accuracy by a verifier that is wrong at stated rates, to see what that does (docs/explanation/grading.md)."""
 
     type: Literal["noisy_accuracy"]
     options: NoisyAccuracyOptions = NoisyAccuracyOptions()
@@ -154,7 +154,7 @@ class RepetitionPart(_Part):
 
 
 class FunctionPart(_Part):
-    """A function of the user (docs/extend/reward.md)."""
+    """A function of the user (docs/how_to/extend/reward.md)."""
 
     type: Literal["function"]
     options: DottedOptions

@@ -17,7 +17,7 @@ SEGMENTS, SHORTEST_SEGMENT = 4, 16  # of a response of full length; tokens
 
 
 class Asynchronous(Section):
-    """Sampler and trainer at the same time: groups go to the trainer as they end (docs/asynchronous.md)."""
+    """Sampler and trainer at the same time: groups go to the trainer as they end (docs/how_to/asynchronous.md)."""
 
     staleness: int = Field(
         1,
@@ -91,7 +91,7 @@ class KeepRollouts(Section):
         return f"keeps {number} rollouts: at most about {megabytes:,} MB"
 
 
-ENGINE = "Engine that trains: mathrl's own loop, or {} (docs/engines.md has what each can do)."
+ENGINE = "Engine that trains: mathrl's own loop, or {} (docs/reference/engines.md has what each can do)."
 
 GradientCheckpointing = Annotated[bool, Field(description="Recompute activations in the backward pass to save memory.")]
 MICRO_BATCH = "Tokens per micro-batch: the memory budget of a forward pass."

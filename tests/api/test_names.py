@@ -35,7 +35,7 @@ def test_the_names_are_few_lazy_and_listed() -> None:
     assert set(mathrl.__all__) <= set(dir(mathrl))
     with pytest.raises(AttributeError, match="no attribute 'trainn'"):
         mathrl.trainn  # noqa: B018
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     assert [name for name in mathrl.__all__ if f".{name}\n" not in page and f"`mathrl.{name}`" not in page] == []
     assert (ROOT / "mathrl" / "py.typed").exists()
 
@@ -93,8 +93,8 @@ def test_the_columns_and_their_types_are_stable(name: str, small_project: Path) 
     assert list(columns) == pinned == list(frame.columns[: len(pinned)])
     assert {column: str(frame.dtypes[column]) for column in pinned} == columns
     assert len(frame) > 0
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert all(f"`{column}`" in page for column in pinned), f"docs/api.md does not list the columns of {name}"
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    assert all(f"`{column}`" in page for column in pinned), f"docs/reference/api.md does not list the columns of {name}"
     if name in ("metrics", "trials"):
         assert len(frame.columns) > len(pinned)
     else:

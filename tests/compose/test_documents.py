@@ -74,7 +74,7 @@ def test_the_page_is_up_to_date(name: str) -> None:
     page = (tool.PAGES / f"{name}.md").read_text(encoding="utf-8")
     assert tool.page(name) == page, "run: python tools/document_pages.py"
     overview = (tool.PAGES / "README.md").read_text(encoding="utf-8")
-    assert f"({name}.md)" in overview, f"docs/presets/README.md has no link to {name}.md"
+    assert f"({name}.md)" in overview, f"docs/reference/presets/README.md has no link to {name}.md"
     assert f"presets/{name}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 HELD = json.loads((ROOT / "tests" / "params" / "demo_values.json").read_text("utf-8"))
 PRESETS = tuple(HELD["presets"])
 DATA_PRESETS = ("dapo", "gsm8k", "math", "math-mixture")  # compositions of data and method: any model goes with them
-# What is known better since: the dates of models, values that docs/presets corrects with the document's words, and a
-# benchmark that there never was.
+# Known better since: the dates of models, values that docs/reference/presets corrects with the document's words,
+# and a benchmark that there never was.
 SINCE = {
     "model.base.released": set(PRESETS),
     "rl.steps": {"rlinf-1.5b"},

@@ -1,4 +1,4 @@
-"""docs/what_fits.md is what `mathrl plan --fit` would do, and holds against what is known of the cards."""
+"""docs/reference/what_fits.md is what `mathrl plan --fit` would do, and holds against what is known of the cards."""
 
 import importlib.util
 import re
@@ -23,7 +23,7 @@ def tool() -> ModuleType:
 
 
 def test_the_tables_are_up_to_date(tool: ModuleType) -> None:
-    page = (ROOT / "docs" / "what_fits.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "what_fits.md").read_text(encoding="utf-8")
     assert tool.written(page) == page, "run make generate"
     assert page.count("| 0.5B |") == 4 and len(tool.PUBLISHED) >= 10
 

@@ -1,4 +1,4 @@
-"""The code of docs/extend and of the tutorials works: files, diffs and checks in a copy of the repository."""
+"""The code of docs/how_to/extend and of the tutorials works: files, diffs and checks in a copy of the repository."""
 
 import os
 import re
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTEND = ROOT / "docs" / "extend"
+EXTEND = ROOT / "docs" / "how_to" / "extend"
 PAGES = [EXTEND / f"{name}.md" for name in ("parameter", "source", "reward", "sampler", "algorithm", "engine")]
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TUTORIALS = sorted((ROOT / "docs" / "start").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.M | re.S)
 
 

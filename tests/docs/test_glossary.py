@@ -1,4 +1,4 @@
-"""docs/glossary.md defines the terms that help texts rely on, and each of its terms is in use."""
+"""docs/reference/glossary.md defines the terms that help texts rely on, and each of its terms is in use."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ TERMS = (
 
 
 def entries() -> dict[str, str]:
-    return dict(ENTRY.findall((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")))
+    return dict(ENTRY.findall((ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")))
 
 
 def descriptions(section: type[Section], seen: set[type[Section]]) -> Iterator[str]:

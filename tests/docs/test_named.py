@@ -152,7 +152,7 @@ def test_a_page_for_programs_is_short_and_its_links_and_python_are_right(name: s
 
 def test_the_table_of_exit_statuses_has_those_of_the_code() -> None:
     named = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    rows = re.findall(r"^\| ([\d, ]+) \|", PAGES["docs/programs.md"], re.M)
+    rows = re.findall(r"^\| ([\d, ]+) \|", PAGES["docs/reference/programs.md"], re.M)
     assert {int(status) for row in rows for status in row.split(",")} == named | {0}
 
 

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of grading and rewards run; docs/grading.md says what mathrl does."""
+"""The examples in the docstrings of grading and rewards run; docs/explanation/grading.md says what mathrl does."""
 
 import doctest
 import importlib
@@ -26,7 +26,11 @@ def test_docstring_examples(name: str) -> None:
 
 
 def test_the_page_tells_the_truth() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "grading.md").read_text(encoding="utf-8").replace("\\|", "|")
+    page = (
+        (Path(__file__).parents[2] / "docs" / "explanation" / "grading.md")
+        .read_text(encoding="utf-8")
+        .replace("\\|", "|")
+    )
     rows = list(_ROW.finditer(page))
     wrong = [row[0] for row in rows if grade(row["response"], row["truth"]).correct != (row["verdict"] == "right")]
     assert wrong == []

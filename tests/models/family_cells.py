@@ -1,7 +1,7 @@
 """What of mathrl works with a family: each cell trains or samples a tiny model of it, and checks a number.
 
-A cell returns what the table of docs/models.md says of it. What mathrl refuses raises UserError, whose sentence the
-table has; anything else that fails is a failure.
+A cell returns what the table of docs/reference/models.md says of it. What mathrl refuses raises UserError, whose
+sentence the table has; anything else that fails is a failure.
 """
 
 import copy

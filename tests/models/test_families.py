@@ -1,4 +1,4 @@
-"""What works with the ten families: the cells that run here are as the table of docs/models.md has them.
+"""What works with the ten families: the cells that run here are as the table of docs/reference/models.md has them.
 
 `python -m tests.models.test_families` runs every cell, DeepSpeed and vLLM where they are installed, and rewrites the
 table (about five minutes, most of them for vLLM). With names of cells it runs those and writes nothing. The suite runs
@@ -19,7 +19,7 @@ import pytest
 from tests.marks import needs_deepspeed
 from tests.models.family_cells import CELLS, result
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end -->"
 ROWS = {
     "qwen2.5": "Qwen 2.5",

@@ -21,4 +21,4 @@ for name, _, fate in fates:
             print(f"    {line}")
 counts = Counter(fate for _, _, fate in fates if fate and fate != "not checked")
 print(", ".join(f"{count} {fate}" for fate, count in counts.most_common()))
-print("docs/mutants.md says why those that are left are equivalent")
+print("docs/reference/mutants.md says why those that are left are equivalent")

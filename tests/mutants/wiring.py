@@ -46,7 +46,7 @@ MESSAGES = (
 )
 UNORDERED = ("isinstance", "zip", "range", "max", "min", "hasattr", "getattr", "setattr", "replace", "gcd")
 SYMMETRIC = ("correlation", "logprob_alignment", "gap_counts", "squared_log_ratio")
-EQUIVALENT = Path(__file__).parents[2] / "docs" / "mutants.md"
+EQUIVALENT = Path(__file__).parents[2] / "docs" / "reference" / "mutants.md"
 # By the beginning of a file's name: tests that start processes, in which no line is traced.
 RANKS = ("tests/trainers/test_ranks.py", "tests/learners/test_distributed.py")
 STARTING = {
@@ -188,7 +188,7 @@ def difference(change: Change) -> tuple[list[str], list[str]]:
 
 
 def equivalents(text: str) -> set[tuple[str, str, str]]:
-    """The changes that docs/mutants.md calls equivalent: function, first line taken, first line put."""
+    """The changes that docs/reference/mutants.md calls equivalent: function, first line taken, first line put."""
     rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| `(.*?)` \| ", text.replace("\\|", "¦"), re.MULTILINE)
     return {(function, *(line.replace("¦", "|") for line in lines)) for function, *lines in rows}
 
@@ -196,8 +196,8 @@ def equivalents(text: str) -> set[tuple[str, str, str]]:
 class Sample:
     """The plugin's work: tries the changes and prints what comes of them.
 
-    First each with the quicker of its tests; then those that these did not notice, and that docs/mutants.md does not
-    call equivalent, with the others; at last those that are left with the tests that start processes.
+    First each with the quicker of its tests; then those that these did not notice, and that docs/reference/mutants.md
+    does not call equivalent, with the others; at last those that are left with the tests that start processes.
     """
 
     def __init__(self, changes: list[Change], minutes: float, processes: int) -> None:

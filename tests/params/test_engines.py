@@ -179,7 +179,7 @@ def test_what_a_type_lacks_is_not_refused() -> None:
 
 
 def test_the_page_has_the_tables_of_the_code() -> None:
-    page = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/engines.md").read_text(encoding="utf-8")
     assert load_tool("engine_tables").up_to_date(page) == page, "run: python tools/engine_tables.py"
     assert "| `rl.ema` | refused | `null`: it keeps no moving average of the weights |" in page
 

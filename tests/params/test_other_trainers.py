@@ -11,7 +11,7 @@ from tests.docs.test_named import exists
 from tests.test_house import load_tool
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "coming_from.md"
+PAGE = ROOT / "docs" / "reference" / "coming_from.md"
 SOURCE = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "mathrl").rglob("*.py"))
 # The keys of the four trainers' own examples that are set most often.
 MOST_USED = {

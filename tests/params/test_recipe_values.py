@@ -145,8 +145,8 @@ def test_a_relative_value_follows_what_stands_before_it(tmp_path: Path) -> None:
 
 
 def test_the_r1_tutorials_command_trains_a_pretrained_model_at_its_rates(tmp_path: Path) -> None:
-    """docs/tutorials/sft-rl-r1.md: the recipe with data, model and hardware on the command line."""
-    page = (ROOT / "docs" / "tutorials" / "sft-rl-r1.md").read_text("utf-8")
+    """docs/start/sft-rl-r1.md: the recipe with data, model and hardware on the command line."""
+    page = (ROOT / "docs" / "start" / "sft-rl-r1.md").read_text("utf-8")
     (words,) = re.findall(r"^mathrl recipe deepseek-r1 (data=.*) --dry-run$", page, re.M)
     folder = copy_of_params(tmp_path)
     recipe = load_recipe("deepseek-r1", folder, tuple(words.split()))

@@ -1,4 +1,4 @@
-"""verl 0.9.1 takes the lines of docs/verifier.md: its configuration, data set class and reward manager, on a CPU."""
+"""verl 0.9.1 takes the lines of docs/how_to/verifier.md: configuration, data set class, reward manager, on a CPU."""
 
 import asyncio
 import re
@@ -16,7 +16,7 @@ from mathrl.data.templates import render
 from mathrl.models.transformers_import import PreTrainedTokenizerFast
 from mathrl.params.run import Prompt
 
-PAGE = Path(__file__).parents[2] / "docs" / "verifier.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "verifier.md"
 # Beside the page's lines: what verl has no default of, for GRPO on one GPU.
 OTHERS = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=1",
           "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "actor_rollout_ref.actor.use_dynamic_bsz=true",

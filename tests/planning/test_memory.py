@@ -270,7 +270,7 @@ def test_phases_of_eight_gpus_by_hand() -> None:
 
 
 def test_ppo_without_vllm_is_near_the_published_16_gb() -> None:
-    # docs/planning.md explains the rest by its parts, and names what fits a card of 16 GB.
+    # docs/how_to/planning.md explains the rest by its parts, and names what fits a card of 16 GB.
     given = params("rollout.engine=torch", "rl.tokens_per_microbatch=1024", "rl.kl.coef=0", preset="gsm8k-ppo-24gb")
     shape = shape_of(config_of(given.model.base))
     found = plan_memory(shape, given, "rl", "cuda", gpu_memory=24e9)

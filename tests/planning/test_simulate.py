@@ -166,7 +166,7 @@ def test_verls_run(monkeypatch: Any) -> None:
     for staleness, seconds in ((0.3, 146.11), (0.1, 171.30)):
         found = published("verl-7b-128", "asynchronous", staleness=staleness, steps=6)
         assert found.step_seconds == pytest.approx(seconds, rel=0.11), staleness
-    # Off by a third, as docs/planning.md says: with none the model waits longer than verl did.
+    # Off by a third, as docs/how_to/planning.md says: with none the model waits longer than verl did.
     none = published("verl-7b-128", "asynchronous", staleness=0, steps=6)
     assert 1.25 < none.step_seconds / 231.34 < 1.4
 

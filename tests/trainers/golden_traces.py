@@ -1,7 +1,8 @@
 """Every logged metric of three steps of each method, and what the updates did to the weights.
 
 `python -m tests.trainers.golden_traces --write` writes golden_traces.json, after a change that is meant to change a
-figure; test_golden_traces.py compares with it. A case is a row of docs/methods.md, or settings that meet in no row.
+figure; test_golden_traces.py compares with it. A case is a row of docs/reference/methods.md, or settings that meet in
+no row.
 """
 
 import copy
@@ -44,7 +45,7 @@ from tests.trainers.small import PROBLEMS, TOKENIZER, CountsOnes, changed, fast,
 Trace = dict[str, list[float | None]]
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("golden_traces.json")
-TABLE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+TABLE = (ROOT / "docs" / "reference" / "methods.md").read_text(encoding="utf-8")
 ROWS = {
     cells[1].strip(): re.findall(r"`(rl\.[^`]+)`", cells[2])
     for line in TABLE.splitlines()
@@ -58,7 +59,7 @@ MANY = [Problem(id=f"m{n}", question=f"{n}-1=", answers=("0",), source="chain", 
 
 
 def method(name: str, lr: float = 2e-3, **changes: Any) -> Rl:
-    """A row of docs/methods.md over params/, made small, with learning rates for two steps and `changes`."""
+    """A row of docs/reference/methods.md over params/, made small, with learning rates for two steps and `changes`."""
     sizes = ["rl.prompts_per_step=4", "rl.group_size=4", "rl.max_tokens=8"]
     ones = [setting for setting in ROWS[name] if setting == "rl.group_size=1"]
     if ones:

@@ -16,7 +16,7 @@ from tests.marks import needs_deepspeed
 from tests.trainers.preset_steps import ROOT, architecture, train
 
 PRESETS = [name for name in preset_names(ROOT / "params") if name != "demo"]
-PAGES = ROOT / "docs" / "presets"
+PAGES = ROOT / "docs" / "reference" / "presets"
 
 
 @pytest.mark.parametrize("name", PRESETS)
