@@ -4,14 +4,14 @@ The floors come from the import contracts of pyproject.toml, the descriptions fr
 """
 
 import ast
+import re
 import subprocess
-import textwrap
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "house.md"
-WIDTH, COLUMN = 112, 30
+COLUMN = 30
 
 # What the repository holds beside its rooms.
 OTHERS = {
@@ -62,24 +62,30 @@ def repository_files(*patterns: str) -> list[str]:
 
 
 def rooms_map() -> str:
-    """Every room and module with its description, in the order of the floors."""
+    """Every room and module in the order of the floors, a line each."""
     rooms = [room for layer in floors() for room in layer]
     files = [ROOT / name for name in repository_files(*rooms) if name.endswith(".py")]
     lines: list[str] = []
     for room in rooms:
-        lines += _line(room + "/", caption(ROOT / room / "__init__.py"), 0)
+        lines.append(f"{room}/")
         for file in files:
             if file.is_relative_to(ROOT / room) and file.name != "__init__.py":
-                lines += _line(file.relative_to(ROOT / room).as_posix(), caption(file), 2)
-    for name, text in OTHERS.items():
-        lines += _line(name, text, 0)
+                lines.append(_line("  " + file.relative_to(ROOT / room).as_posix(), first_sentence(caption(file))))
+    lines += [_line(name, text) for name, text in OTHERS.items()]
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
-def _line(name: str, text: str, indent: int) -> list[str]:
-    head = " " * indent + name
-    start = head.ljust(COLUMN) if len(head) < COLUMN else head + "  "
-    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * COLUMN, break_on_hyphens=False)
+def first_sentence(text: str) -> str:
+    """A caption up to its first full stop.
+
+    >>> first_sentence("Verdicts on answers: text in, verdict out. Needs no torch.")
+    'Verdicts on answers: text in, verdict out.'
+    """
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name.ljust(COLUMN - 1)} {text}"
 
 
 def up_to_date(page: str) -> str:
