@@ -170,35 +170,76 @@ def page(name: str) -> str:
         *([f"| Watch | {_cell(entry['watch'])} |"] if "watch" in entry else []),
         "",
         *[line for note in entry.get("notes", ()) for line in (note.replace("{preset}", entry["preset"]), "")],
-        "## Every value beside the document's",
+        "## What differs, and why",
         "",
-        "A star marks what differs; a number before the place is that of the source below.",
+        *_differences(entry, values),
         "",
-        "| parameter | document | here | place in the document |",
-        "|---|---|---|---|",
+        "## Equal to the document",
+        "",
+        *_equal(entry, values),
+        "",
+        "## Sources",
+        "",
     ]
-    for key, row in entry["values"].items():
-        value = value_at(values, key)
-        written = shown(value["type"] if isinstance(value, Mapping) and isinstance(expected(row), str) else value)
-        lines.append(_line(entry, f"`{key}`", row, written))
-    lines += [_line(entry, row["what"], row, row["here"]) for row in entry.get("beside", ())]
-    lines += ["", "## Sources", ""]
     lines += [f"{number}. {_cell(source)}" for number, source in enumerate(entry["sources"].values(), start=1)]
-    lines += ["", "## What differs and why", ""]
-    lines += [f"- `{key}`: {row['why']}." for key, row in entry["values"].items() if "why" in row]
-    lines += [f"- {row['what']}: {row['why']}." for row in entry.get("beside", ()) if "why" in row]
-    lines += ["", "## Set here, not stated in the document", "", "| parameter | here |", "|---|---|"]
-    lines += [f"| `{key}` | {_cell(_short(value))} |" for key, value in chosen(entry).items()]
+    lines += ["", "## Set here, not stated in the document", ""]
+    own: dict[str, list[str]] = {}
+    for key, value in chosen(entry).items():
+        section, _, field = key.partition(".")
+        own.setdefault(section, []).append(f"`{field}` {_cell(_short(value))}")
+    lines += [f"- **{section}**: {'; '.join(fields)}" for section, fields in own.items()] or ["Nothing."]
     return "\n".join(lines) + "\n"
 
 
-def _line(entry: Entry, what: str, row: Entry, here: str) -> str:
-    """A row of the table; a star marks what differs, a number the source where the entry has several."""
+def _differences(entry: Entry, values: Mapping[str, Any]) -> list[str]:
+    """The table of what is not the document's; the number before a place is that of its source."""
+    rows = [
+        (f"`{key}`", row, shown(_name(value_at(values, key), row)))
+        for key, row in entry["values"].items()
+        if "why" in row
+    ]
+    rows += [(row["what"], row, row["here"]) for row in entry.get("beside", ())]
+    return [
+        "| parameter | document | here | why | place in the document |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {what} | {_cell(shown(row['document']))} | {_cell(here)} | {row.get('why', '')} | "
+            f"{_place(entry, row)} |"
+            for what, row, here in rows
+        ),
+    ]
+
+
+def _equal(entry: Entry, values: Mapping[str, Any]) -> list[str]:
+    """A line per section of what is equal, with the document's spelling where it has another, and its place."""
+    sections: dict[str, list[str]] = {}
+    for key, row in entry["values"].items():
+        if "why" not in row:
+            here, document = _cell(shown(_name(value_at(values, key), row))), _cell(shown(row["document"]))
+            spelled = here if _same(here, document) else f"{here}, there {document}"
+            section, _, field = key.partition(".")
+            sections.setdefault(section, []).append(f"`{field}` {spelled} ({_place(entry, row)})")
+    return [f"- **{section}**: {'; '.join(fields)}" for section, fields in sections.items()]
+
+
+def _name(value: Any, row: Entry) -> Any:
+    """The type of a choice that the table names by its type; any other value as it is."""
+    return value["type"] if isinstance(value, Mapping) and isinstance(expected(row), str) else value
+
+
+def _same(here: str, document: str) -> bool:
+    """Whether two cells say the same value: 1.0 and 1, 0.0001 and 1e-4."""
+    try:
+        return float(here) == float(document)
+    except ValueError:
+        return here == document
+
+
+def _place(entry: Entry, row: Entry) -> str:
+    """Where the document has it, after the number of its source where the entry has several."""
     names = list(entry["sources"])
     number = f"{names.index(row.get('from', names[0])) + 1}: " if len(names) > 1 else ""
-    mark = " *" if "why" in row else ""
-    cells = (what, _cell(shown(row["document"])), f"{_cell(here)}{mark}", f"{number}{_cell(row['where'])}")
-    return f"| {' | '.join(cells)} |"
+    return f"{number}{_cell(row['where'])}"
 
 
 def _short(value: Any) -> str:
