@@ -15,11 +15,17 @@ START, END = "<!-- verl and the others by their own names -->\n", "<!-- end -->"
 
 
 def table(kind: str, rows: Iterable[OtherName], trainer: str) -> list[str]:
-    own = sorted({row.name: row for row in rows if row.trainer == trainer}.values(), key=lambda row: row.name)
-    lines = [f"| {trainer}'s {kind} | mathrl | |", "|---|---|---|"]
+    """A row per meaning; names that mean the same parameter, with the same note, share it."""
+    meanings: dict[tuple[str, str], list[str]] = {}
+    for row in sorted({row.name: row for row in rows if row.trainer == trainer}.values(), key=lambda row: row.name):
+        meanings.setdefault((row.ours, row.note), []).append(f"`{row.name}`")
     return [
-        *lines,
-        *(f"| `{row.name}` | {f'`{row.ours}`' if row.ours else 'none'} | {_cell(row.note)} |" for row in own),
+        f"| {trainer}'s {kind} | mathrl | |",
+        "|---|---|---|",
+        *(
+            f"| {', '.join(names)} | {f'`{ours}`' if ours else 'none'} | {_cell(note)} |"
+            for (ours, note), names in meanings.items()
+        ),
         "",
     ]
 
