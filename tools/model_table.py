@@ -179,7 +179,23 @@ def written(page: str, name: str, lines: list[str]) -> str:
     return f"{head}<!-- {name} -->\n" + "\n".join(lines) + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
 
 
+def grouped(lines: list[str]) -> list[str]:
+    """A row per result, with the models that share it.
+
+    >>> grouped(["| `a` | packed | packed | same |  |", "| `b` | packed | packed | same |  |"])
+    ['| packed | packed | same |  | `a`, `b` |']
+    """
+    models: dict[str, list[str]] = {}
+    for line in lines:
+        name, result = line.removeprefix("| ").split(" | ", 1)
+        models.setdefault(result.removesuffix(" |"), []).append(name)
+    return [
+        f"| {result} | {', '.join(names)} |" for result, names in sorted(models.items(), key=lambda item: -len(item[1]))
+    ]
+
+
 ROUTING = ["| model | products in | tokens | mean difference | largest | above 0.01 |", "|---|---|---|---|---|---|"]
+GROUPED = ["| trains | samples | greedy as `generate` with / without cache | why | models |", "|---|---|---|---|---|"]
 HEADER = ["| model | trains | samples | greedy as `generate` with / without cache | why |", "|---|---|---|---|---|"]
 
 
@@ -194,7 +210,7 @@ def main() -> None:
     counts = ", ".join(f"{sum(line.split(' | ')[1] == kind for line in table)} {kind}" for kind in kinds)
     page = written(PAGE.read_text(encoding="utf-8"), "variants", [*HEADER, *variants])
     page = written(page, "routing", [*ROUTING, *routing_rows()])
-    PAGE.write_text(written(page, "families", [f"{counts}.", "", *HEADER, *table]), encoding="utf-8")
+    PAGE.write_text(written(page, "families", [f"{counts}.", "", *GROUPED, *grouped(table)]), encoding="utf-8")
     print(counts)
 
 
