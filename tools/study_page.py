@@ -1,4 +1,4 @@
-"""The tables and pictures of docs/explanation/study.md: `python tools/study_page.py`.
+"""The tables and pictures of benchmarks/study.md: `python tools/study_page.py`.
 
 They are made from the outputs of `mathrl recipe study` and, where they have run too, of the recipes in `TABLES` and of
 `beyond-objectives`. Tables stand in the page between `<!-- table NAME -->` and `<!-- end -->` and are rewritten; a
@@ -21,7 +21,7 @@ from mathrl.evaluation.summary import Rows, interval_over, values_of
 from mathrl.reports.pictures import draw_groups, draw_pass_at_k
 
 ROOT = Path(__file__).parents[1]
-RECIPES, PAGE, PICTURES = ROOT / "pipelines/recipes", ROOT / "docs/explanation/study.md", ROOT / "docs/pictures"
+RECIPES, PAGE, PICTURES = ROOT / "pipelines/recipes", ROOT / "benchmarks/study.md", ROOT / "docs/pictures"
 STUDY, OBJECTIVES = RECIPES / "study", RECIPES / "beyond-objectives"
 # Further tables of one evaluation each: recipe and evaluation by name.
 TABLES = {
