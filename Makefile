@@ -82,12 +82,12 @@ docs: $(VENV)/.developing  ## The documentation as a site, build/site/index.html
 generate: install  ## Rewrite the generated files: dvc.yaml, tables of the pages, map of the house.
 	@$(BIN)/python tools/generate.py
 
-study: install  ## Five questions on the small model, three seeds (an hour); writes docs/explanation/study.md.
+study: install  ## Five questions on the small model, three seeds (an hour); writes benchmarks/study.md.
 	@$(BIN)/mathrl recipe study
 	@$(BIN)/python tools/study_page.py
 
 # On a bare image nothing can be installed: there the Python that has torch and transformers serves.
-gpu:  ## Correctness, speed and memory on this machine's GPU; writes the tables of docs/how_to/gpu.md.
+gpu:  ## Correctness, speed and memory on this machine's GPU; writes the tables of benchmarks/gpu/README.md.
 	@for python in $(BIN)/python python3 python none; do $$python -c $(HAS_TORCH) 2>/dev/null && break; done; \
 	if [ $$python = none ]; then $(MAKE) install || exit; python=$(BIN)/python; fi; \
 	$$python -m benchmarks.gpu --out build/gpu; status=$$?; \

@@ -1,10 +1,10 @@
 """Everything worth asking a GPU, in parts of at most nine minutes that need only what is installed.
 
-    make gpu                                  # all parts, then docs/how_to/gpu.md's tables
-    python -m benchmarks.gpu                  # the same, without touching docs/how_to/gpu.md
+    make gpu                                  # all parts, then benchmarks/gpu/README.md's tables
+    python -m benchmarks.gpu                  # the same, without touching benchmarks/gpu/README.md
     python -m benchmarks.gpu correctness update-0.5B --out results --minutes 10    # ends within ten minutes
     python -m benchmarks.gpu --toy            # the same programs at sizes for a CPU (two minutes)
-    python -m benchmarks.gpu --page results   # write docs/how_to/gpu.md's tables from results
+    python -m benchmarks.gpu --page results   # write benchmarks/gpu/README.md's tables from results
 
 Correctness comes first. Each part is a process of its own: what it returns is in OUT/PART.json, what it printed in
 OUT/PART.log, also where the command is ended. With --minutes no part runs beyond that time, and the command that goes
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu", help="folder of the results")
     parser.add_argument("--toy", action="store_true", help="small sizes, on the CPU where there is no GPU")
     parser.add_argument(
-        "--page", type=Path, metavar="RESULTS", help="only write docs/how_to/gpu.md's tables from a folder"
+        "--page", type=Path, metavar="RESULTS", help="only write benchmarks/gpu/README.md's tables from a folder"
     )
     parser.add_argument("--minutes", type=float, help="end within this time, with what was measured in --out")
     parser.add_argument("--seconds", type=float, default=LIMIT, help=argparse.SUPPRESS)
@@ -205,7 +205,7 @@ def write(file: Path, result: dict[str, Any]) -> None:
 def write_page(results: Path) -> None:
     from benchmarks.gpu.page import write_tables
 
-    write_tables(results, ROOT / "docs/how_to/gpu.md")
+    write_tables(results, ROOT / "benchmarks/gpu/README.md")
 
 
 if __name__ == "__main__":

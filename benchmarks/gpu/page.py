@@ -1,4 +1,4 @@
-"""The tables of docs/how_to/gpu.md from a folder of results, between its markers; nothing there is written by hand."""
+"""The tables of benchmarks/gpu/README.md from a folder of results, between its markers; nothing there is written by hand."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 START, END = "<!-- measured by make gpu -->", "<!-- end -->"
-NOTHING = "Nothing has been measured on a GPU yet. `make gpu` fills this section."
+NOTHING = "Nothing has been measured on a GPU yet. `make gpu` fills this page."
 # Published figures to compare with: what, tokens per second, MFU, on what, source.
 PRIME_RL = "prime-rl, benchmarks/baselines"
 YARDSTICKS = (

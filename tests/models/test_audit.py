@@ -112,7 +112,7 @@ def test_a_step_of_decoding_and_the_logits_that_it_samples_from() -> None:
         out: list[torch.Tensor] = []
         audit = audited(model, [], lambda: out.append(decoder.step(tokens_B)))
     assert out[0].shape == (256, 151_936) and out[0].dtype == torch.float32
-    assert audit.syncs == audit.copies == 0 and audit.kernels == 589  # docs/how_to/gpu.md
+    assert audit.syncs == audit.copies == 0 and audit.kernels == 589  # benchmarks/gpu/README.md
 
 
 def test_an_audit_sees_a_float32_product_and_a_table_of_probabilities() -> None:

@@ -165,8 +165,8 @@ def test_a_part_that_fails_leaves_what_it_measured_and_nothing_older(
 def test_without_results_the_page_says_so(tmp_path: Path) -> None:
     assert tables(tmp_path) == NOTHING
     assert (
-        NOTHING in (ROOT / "docs/how_to/gpu.md").read_text()
-        or "Measured on" in (ROOT / "docs/how_to/gpu.md").read_text()
+        NOTHING in (ROOT / "benchmarks/gpu/README.md").read_text()
+        or "Measured on" in (ROOT / "benchmarks/gpu/README.md").read_text()
     )
 
 
