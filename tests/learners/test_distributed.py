@@ -32,21 +32,21 @@ def test_deepspeed_alone_leaves_no_folder_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_never_comes_is_named_with_the_place_where_the_others_wait(
+def test_ranks_that_never_come_are_named_with_the_place_where_the_others_wait(
     tmp_path: Path, run_ranks: Callable[..., None]
 ) -> None:
-    folders = {missing: tmp_path / str(missing) for missing in (0, 2)}
+    folders = {missing: tmp_path / "-".join(map(str, missing)) for missing in ((0,), (2, 3))}
     for missing, folder in folders.items():
         folder.mkdir()
-        (folder / "missing").write_text(str(missing))
-    run_ranks(HERE / "waiting_ranks.py", dict.fromkeys(folders.values(), 3))
+        (folder / "missing").write_text(" ".join(map(str, missing)))
+    run_ranks(HERE / "waiting_ranks.py", dict.fromkeys(folders.values(), 4))
     for missing, folder in folders.items():
-        for rank in {0, 1, 2} - {missing}:
+        for rank in {0, 1, 2, 3} - {*missing}:
             message = (folder / f"said-{rank}").read_text()
             assert re.match(rf"rank {rank} waited \d+ s in `collect` \(waiting_ranks\.py, line ", message), message
             assert "training.collective_timeout_minutes" in message
             if rank == 0:
-                assert "but rank 2 did not come" in message
+                assert "but rank 2, 3 did not come" in message
 
 
 def test_libraries_groups_get_the_time_out_too(tmp_path: Path) -> None:

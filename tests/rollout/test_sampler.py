@@ -89,7 +89,7 @@ def test_a_continued_response_is_graded_from_its_beginning_without_its_end_token
 def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) -> None:
     _, sampler = small.policy()
 
-    def sample(state: Path | None, **changes: Any) -> Any:
+    def sample(state: Path | None, sampler: Sampler = sampler, **changes: Any) -> Any:
         given = {"problems": small.PROBLEMS[:3], "sampling": Sampling(2, 1.0, 6), "seed": 0, "name": "x", **changes}
         return sample_problems(sampler, reward=small.CountsOnes(), state=state, **given)
 
@@ -100,7 +100,10 @@ def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) ->
     ]  # fmt: skip
     for changes in others:
         assert sample(tmp_path, **changes) == sample(None, **changes) != first, changes
-    assert len(list(tmp_path.iterdir())) == 1 + len(others)
+    for calls in (1, 2):
+        sampler.engine.rollout = Rollout(turns={"max_calls": calls})  # type: ignore[arg-type]
+        sample(tmp_path, Sampler(sampler.engine, small.TOKENIZER, Prompt(), tool=Calculator()))
+    assert len(list(tmp_path.iterdir())) == 1 + len(others) + 2
     sampler.engine = NO_ENGINE  # nothing is sampled again
     assert sample(tmp_path) == first
 
@@ -137,22 +140,23 @@ def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(
     ]  # fmt: skip
     assert [row for group in found for row in group] == rows
     assert len({row["truncated"] for row in rows}) == 2 and len({row["response"] for row in rows}) > 5
-    # The file is torn within its second line: what is whole is told at once, the rest is sampled again.
+    # The file is torn within a line: what is whole is told at once, the rest is sampled again.
     (file,) = state.iterdir()
     whole = file.read_text(encoding="utf-8")
     lines = whole.splitlines(keepends=True)
     assert [json.loads(line)["chunk"] for line in lines] == [0, 1, 2]
     ends = list(accumulate(len(line.encode()) for line in lines))
     assert written == ends, "a chunk is on the disk before the next is sampled"
-    for torn in (lines[0] + lines[1][:-9], lines[0] + lines[1][:-1], lines[0] + lines[2]):
-        file.write_text(torn, encoding="utf-8")
-        assert sample() == found and told[0] == 2 * 2 and sum(told) == 5 * 2
+    first, second, third = lines
+    for whole_lines, rest in ((1, second[:-9]), (1, second[:-1]), (1, third), (2, third[:-9])):
+        file.write_text("".join(lines[:whole_lines]) + rest, encoding="utf-8")
+        assert sample() == found and told[0] == whole_lines * 2 * 2 and sum(told) == 5 * 2
         assert file.read_text(encoding="utf-8") == whole
-    file.write_text(lines[0] + lines[1][:-9], encoding="utf-8")
+    file.write_text(first + second[:-9], encoding="utf-8")
     nothing: Any = SimpleNamespace(rollout=sampler.engine.rollout)
     with pytest.raises(AttributeError, match="generate"):
         sample(sampler=Sampler(nothing, TOKENIZER, Prompt()))
-    assert file.read_text(encoding="utf-8") == lines[0], "the torn line is gone"
+    assert file.read_text(encoding="utf-8") == first, "the torn line is gone"
     assert sample() == sample(None)
     sample(tmp_path / "many", sampling=Sampling(9, 1.0, 2))
     (file,) = (tmp_path / "many").iterdir()

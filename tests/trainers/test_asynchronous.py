@@ -1,6 +1,7 @@
 """Sampling beside the update at a fixed pace: by older weights, corrected for, and resumed bit for bit."""
 
 import copy
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
 from mathrl.learners.checkpoint import CheckpointFolder
@@ -105,14 +107,17 @@ def test_the_lag_is_in_updates_of_which_a_step_may_have_several(small: Any, tmp_
     assert saved.values["stream"][0]["updates"] == {"1": 6, "2": 12, "3": 18}, "of older versions no group is trained"
 
 
-def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, model, _ = run(small, AHEAD, tmp_path / "whole")
     with pytest.raises(small.Killed):
         run(small, AHEAD, tmp_path / "killed", last=3)
+    monkeypatch.setenv(Variable.PROGRESS, str(tmp_path / "progress"))
     resumed, again, engine = run(small, AHEAD, tmp_path / "killed")
     assert resumed == rows and len(engine.drawn) == 2  # steps 4 and 5; step 3's were in the checkpoint
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
+    progress = json.loads((tmp_path / "progress").read_text())
+    assert (progress["title"], progress["done"], progress["total"]) == ("rl", 5, 5)
 
 
 def test_importance_weights_are_of_the_trainers_weights_to_the_samplers(small: Any, tmp_path: Path) -> None:

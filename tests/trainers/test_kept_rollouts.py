@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from mathrl.core.hashing import digest_path
+from mathrl.core.out_of_memory import OutOfMemory
 from mathrl.core.rollout_files import WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
 from mathrl.core.types import Completion, Graded, Problem, ToolCall
 from mathrl.models.logprobs import response_logprobs
@@ -48,6 +49,14 @@ def test_keeping_changes_nothing_of_the_run(small: Any, tmp_path: Path) -> None:
     for ours, other in zip(model.parameters(), kept.parameters(), strict=True):
         assert torch.equal(ours, other)
     assert not (tmp_path / "none" / "rollouts").exists()
+
+
+def test_who_has_no_memory_for_the_log_probs_of_kept_tokens_is_named(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mathrl.trainers.batch.response_logprobs", lambda *_, **__: torch.empty(2**48))
+    with pytest.raises(OutOfMemory, match=r"log-probs of the policy \(.*lower rl\.tokens_per_microbatch"):
+        train(small, PARAMS, tmp_path)
 
 
 @pytest.mark.parametrize("cut", [1, 2])

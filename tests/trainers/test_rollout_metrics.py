@@ -1,5 +1,6 @@
 """The figures of a step's rollouts, by hand."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -65,3 +66,9 @@ def test_repetition_is_of_16_tokens_of_each_response() -> None:
     # Of 3 runs of 16 tokens two stand earlier, of 5 four.
     assert [list(group.repeated) for group in groups] == [[0, pytest.approx(2 / 3)], [pytest.approx(4 / 5), 0, 0]]
     assert rollout_metrics(groups, groups)["rollout/repetition"] == pytest.approx((2 / 3 + 4 / 5) / 5)
+
+
+def test_a_response_alone_has_finite_figures() -> None:
+    alone = [group([3], [True], [1.0])]
+    metrics = rollout_metrics(alone, alone)
+    assert metrics["reward/overall_std"] == 0 and all(math.isfinite(value) for value in metrics.values())
