@@ -15,7 +15,6 @@ from mathrl.learners.distributed import Ranks
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rewards.counters import merged_counters
-from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.rollouts import metrics_by_source, rollout_groups, rollout_metrics
 
@@ -39,10 +38,6 @@ class GradedRollouts:
     graded: list[tuple[int, Graded]] = field(default_factory=list)
     seconds: float = 0.0
 
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.params.group_size, self.params.temperature, self.params.max_tokens)
-
     def overall(
         self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]], problem: Sequence[int], **_: Any
     ) -> list[float]:
@@ -52,7 +47,7 @@ class GradedRollouts:
             (self.problems[number], self._completion(text, ids))
             for number, text, ids in zip(problem, completions, completion_ids, strict=True)
         ]
-        graded = self.sampler.grade(pairs, self.sampling, self.reward)
+        graded = self.sampler.grade(pairs, self.params.max_tokens, self.reward)
         self.graded += zip(map(int, problem), graded, strict=True)
         self.seconds += time.perf_counter() - start
         return [response.reward for response in graded]

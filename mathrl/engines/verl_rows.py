@@ -21,7 +21,6 @@ from mathrl.params import Params
 from mathrl.params.engines import VERL_METRICS
 from mathrl.params.train import Rl
 from mathrl.rewards.counters import merged_counters
-from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import PromptRenderer
 from mathrl.trainers.rollouts import metrics_by_source, rollout_groups, rollout_metrics
 
@@ -76,9 +75,8 @@ def _row(
     renderer: PromptRenderer, problem: Problem, text: str, index: int, split: str, params: Params
 ) -> dict[str, Any]:
     """A row of `mathrl data export`, whose prompt is the rendered text, and the reward's input without the response."""
-    sampling = Sampling(params.rl.group_size, params.rl.temperature, params.rl.max_tokens)
     nothing = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), "", "stop")
-    item = renderer.reward_input(problem, nothing, sampling)
+    item = renderer.reward_input(problem, nothing, params.rl.max_tokens)
     row = to_verl(problem, index)
     extra = {"split": split, "index": index, "id": problem.id, "reward_input": input_text(item)}
     return {**row, "prompt": [{"role": "user", "content": text}], "extra_info": extra}

@@ -46,14 +46,14 @@ class PromptRenderer:
         text: str = self.tokenizer.decode([*begun, *completion.tokens.tolist()], skip_special_tokens=True)
         return text
 
-    def reward_input(self, problem: Problem, completion: Completion, sampling: Sampling) -> RewardInput:
-        """What the reward is given of a completion, whoever sampled it."""
+    def reward_input(self, problem: Problem, completion: Completion, max_tokens: int) -> RewardInput:
+        """What the reward is given of a completion of at most `max_tokens`, whoever sampled it."""
         return RewardInput(
             response=self.prompt.response_prefix + self.own_text(problem, completion),
             ground_truth=problem.answers,
             prompt=problem.question,
             length=len(completion.tokens),
-            max_length=sampling.max_tokens,
+            max_length=max_tokens,
             truncated=completion.finish_reason == "length",
             row={**problem.extra, "source": problem.source},
             routes=(*problem.control.routes, problem.source),
@@ -118,7 +118,7 @@ class Sampler(PromptRenderer):
         groups = generate([prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress)
         middle = time.perf_counter()
         pairs = [(problems[i], completion) for i, group in zip(kept, groups, strict=True) for completion in group]
-        graded = self.grade(pairs, sampling, reward)
+        graded = self.grade(pairs, sampling.max_tokens, reward)
         waited = self.turns.waited if self.turns is not None else 0.0
         self.seconds = {"generation": middle - start, "reward": time.perf_counter() - middle, "tools": waited}
         graded_groups: list[list[Graded] | None] = [None] * len(problems)
@@ -127,10 +127,10 @@ class Sampler(PromptRenderer):
         return graded_groups
 
     def grade(
-        self, pairs: Sequence[tuple[Problem, Completion]], sampling: Sampling, reward: RewardFunction
+        self, pairs: Sequence[tuple[Problem, Completion]], max_tokens: int, reward: RewardFunction
     ) -> list[Graded]:
         """Each completion with its reward; whoever sampled it, it continues its problem's `prompt_tokens`."""
-        inputs = [self.reward_input(problem, completion, sampling) for problem, completion in pairs]
+        inputs = [self.reward_input(problem, completion, max_tokens) for problem, completion in pairs]
         rewards = reward.score(inputs)
         reward.audit(inputs, rewards)
         return [

@@ -267,8 +267,7 @@ class GroupPool:
             for response in group.responses
             if response.completion is not None
         ]
-        sampling = Sampling(1, params.temperature, params.max_tokens)
-        graded = iter(collector.sampler.grade(pairs, sampling, collector.reward))
+        graded = iter(collector.sampler.grade(pairs, params.max_tokens, collector.reward))
         for group in groups:
             group.graded = list(islice(graded, group.size))
         self.arrived += [group.event() for group in groups]

@@ -17,7 +17,6 @@ from mathrl.models.load import load_tokenizer
 from mathrl.models.tool_messages import end_tokens, turn_end
 from mathrl.params.final_values import ignored_settings
 from mathrl.params.run import Prompt
-from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.demonstrations import tokenize_demonstrations
 from mathrl.trainers.preference import tokenize_pairs
@@ -196,4 +195,4 @@ def test_a_continued_response_is_read_as_one_text(tokenizer_of: Callable[[str], 
             completion = Completion(rest, np.zeros(len(rest), np.float32), tokenizer.decode(rest), "stop")
             sampler = Sampler(NO_ENGINE, tokenizer, Prompt())
             problem = PROBLEM.with_(control=Control(begun=tuple(begun)))
-            assert sampler.reward_input(problem, completion, Sampling(1, 1.0, 64)).response == text
+            assert sampler.reward_input(problem, completion, 64).response == text

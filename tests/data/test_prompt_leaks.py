@@ -75,7 +75,7 @@ def test_the_reward_is_routed_by_control_and_sees_the_columns() -> None:
     problem = read({**ROW, "task": "countdown"})
     sampler = Sampler(NO_ENGINE, Tokenizer, Prompt())
     completion = type("Completion", (), {"text": "", "tokens": [], "finish_reason": "stop"})
-    item = sampler.reward_input(problem, completion, type("Sampling", (), {"max_tokens": 1}))  # type: ignore[arg-type]
+    item = sampler.reward_input(problem, completion, 1)  # type: ignore[arg-type]
     assert item.routes == ("s",) and item.row["task"] == "countdown" and item.row["source"] == "s"
 
 

@@ -82,7 +82,7 @@ def test_a_continued_response_is_graded_from_its_beginning_without_its_end_token
     whole = problem(0).with_(control=Control(begun=tuple(begun)))
     for tokens in ([*rest, end], [*rest, TOKENIZER.pad_token_id], rest):
         completion = Completion(tuple(tokens), (-0.1,) * len(tokens), "2", "stop")
-        given = sampler.reward_input(whole, completion, Sampling(1, 1.0, 8))
+        given = sampler.reward_input(whole, completion, 8)
         assert (given.response, given.length) == ("1+2", len(tokens)), tokens
 
 
