@@ -187,13 +187,12 @@ class RolloutStream:
             **waited,
         }
 
-    def state(self) -> list[dict[str, Any]] | None:
-        """The groups of every rank on their way, for the checkpoint that rank 0 writes; None at the others.
+    def state(self) -> list[dict[str, Any]]:
+        """The groups of every rank on their way, for the checkpoint.
 
-        Within `paused`, after `update`.
+        Called at every rank, within `paused`, after `update`.
         """
-        states: list[dict[str, Any]] = self.ranks.gather({**self.pool.state(), "updates": dict(self.updates)})
-        return states if self.ranks.rank == 0 else None
+        return self.ranks.gather({**self.pool.state(), "updates": dict(self.updates)})
 
 
 AWAKE = 1.0  # seconds: an error elsewhere ends a thread only where it runs Python

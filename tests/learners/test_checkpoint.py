@@ -22,7 +22,7 @@ def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) == KEEP
     found = folder.latest()
     assert found is not None and found.step == 15 and found.values == {"cursor": 150}
-    assert torch.equal(found.tensors["weights"], torch.full((3,), 15.0))
+    assert torch.equal(found.tensors["weights"], torch.full((3,), 15.0)) and found.parts is None
 
 
 @pytest.mark.parametrize("damage", ["flip a bit", "cut short", "remove tensors", "break the manifest"])

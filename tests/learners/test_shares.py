@@ -49,13 +49,13 @@ class Threads(Ranks):
         return values
 
 
-def together(world: int, work: Callable[[Ranks], Any]) -> list[Any]:
+def together(world: int, work: Callable[[Ranks], Any], kind: type[Threads] = Threads) -> list[Any]:
     """The results of the ranks, each of which does the work."""
     board, barrier = [None] * world, threading.Barrier(world)
 
     def of(rank: int) -> Any:
         try:
-            return work(Threads(rank, board, barrier))
+            return work(kind(rank, board, barrier))
         except BaseException:
             barrier.abort()
             raise

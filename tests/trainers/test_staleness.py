@@ -1,5 +1,6 @@
 """Asynchronous RL at a free pace: equal to the synchronous run at staleness 0, bounded, replayed and resumed."""
 
+import copy
 import hashlib
 import json
 from collections import Counter
@@ -12,18 +13,23 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.core.metrics import without_timings
 from mathrl.core.types import Completion, Graded
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.curriculum import Curriculum, PassRate, Shuffled
 from mathrl.params.rollout import Rollout
+from mathrl.params.run import Prompt
 from mathrl.params.train import Asynchronous, Dev, Rl
+from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.collect import Collector
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.pooled_group import GroupPool, PartialResponse, PooledGroup, groups_digest
+from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollout_stream import EventLog
+from tests.learners.test_shares import Threads, together
 from tests.trainers.small import short_rl
 from tests.trainers.test_asynchronous import run
 
@@ -171,6 +177,43 @@ def test_a_run_is_repeated_to_the_bit_from_its_log(small: Any, tmp_path: Path) -
     for row in told[1:]:
         assert row.keys() == {"step", "ranks"} and len(row["ranks"]) == 1
         assert row["ranks"][0].keys() == {"segments", "arrived", "trained", "dropped", "digest"}
+
+
+class Summing(Threads):
+    def sum_(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
+
+
+def test_two_ranks_sample_their_own_groups_and_train_on_all_also_when_repeated_and_resumed(
+    small: Any, tmp_path: Path
+) -> None:
+    steps, log, start = 3, tmp_path / "run" / "events.jsonl", small.policy()[0]
+
+    def two(name: str, last: int = steps, **replay: Any) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
+        params = small.changed(FREE, steps=steps, dev={"every": 0}, asynchronous=replay)
+
+        def work(ranks: Ranks) -> torch.Tensor:
+            model = copy.deepcopy(start)  # not made in threads, which would share its random numbers
+            engine = CopyEngine(copy.deepcopy(start), small.TOKENIZER, Rollout(), 1e-4)
+            sampler = Sampler(engine, small.TOKENIZER, Prompt())
+            given = replace(small.training_run(tmp_path / name, last), ranks=ranks)
+            train_rl(model, sampler, small.PROBLEMS, (), small.CountsOnes(), params, given)
+            return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+        weights = together(2, work, Summing)
+        return without_timings(tmp_path / name / "metrics.jsonl"), weights
+
+    rows, weights = two("run")
+    assert torch.equal(*weights)
+    told = events(tmp_path / "run")
+    assert told[0]["settings"]["run.processes"] == 2 and [len(row["ranks"]) for row in told[1:]] == [2] * steps
+    trained = [[number for row in told[1:] for number in row["ranks"][rank]["trained"]] for rank in (0, 1)]
+    assert sorted(trained[0]) == list(range(0, 4 * steps, 2)) and sorted(trained[1]) == list(range(1, 4 * steps, 2))
+    with pytest.raises(small.Killed):
+        two("again", last=2, replay=str(log))
+    resumed, others = two("again", replay=str(log))
+    assert resumed == rows and torch.equal(others[0], weights[0]) and torch.equal(*others)
+    assert events(tmp_path / "again") == told
 
 
 def test_other_ranks_than_the_first_write_no_log(tmp_path: Path) -> None:

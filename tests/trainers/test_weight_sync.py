@@ -12,6 +12,8 @@ import torch
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
 from mathrl.core.types import Completion
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.weights import EMBEDDING, HEAD
 from mathrl.params.optimizer import AdamW
@@ -23,6 +25,7 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.weight_sync import PROMPTS, TOKENS, WeightSync, _with_checksums, is_sensitive
+from tests.learners.test_shares import together
 
 SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, ema=None, dev={"samples": 1},
                  loss={"skip_zero_variance": False}, optimizer=AdamW(lr=1e-6, warmup_steps=0))  # fmt: skip
@@ -127,6 +130,45 @@ def test_a_shared_engine_follows_each_sync_and_sleeps_until_the_next(small: Any,
     synced = [["sync", f"version {number}", "probe"] for number in range(1, 5)]
     steps = [each for after in synced[1:] for each in ("generate", "sleep", *after)]
     assert engines[0].happened == [*synced[0], *steps, "sleep"]
+
+
+class Joined(Shared):
+    def join(self, weights: Any) -> None:
+        self.happened.append("join")
+
+
+@pytest.mark.parametrize("off", [None, 0, 1])  # the rank whose trainer has other weights
+def test_of_ranks_that_share_an_engine_the_first_sends_and_asks_and_each_compares(small: Any, off: int | None) -> None:
+    start = small.policy()[0]  # not made in threads, which would share its random numbers
+
+    def work(ranks: Ranks) -> tuple[Any, list[str], list[str]]:
+        model, gathered = copy.deepcopy(start), list[str]()
+        engine = Joined(copy.deepcopy(model), small.TOKENIZER, Rollout(), 1e-4)
+        policy = TorchLearner(model, AdamW(lr=1e-3), 1, ranks)
+        weights = policy.weights
+
+        def noted() -> Any:
+            for name, weight in weights():
+                gathered.append(name)
+                yield name, weight
+
+        policy.weights = noted  # type: ignore[method-assign]
+        sync = WeightSync(engine, policy, ranks, [(4, 5)], 1.0, 8)
+        if off == ranks.rank == 0:  # what it sends does not arrive
+            engine.model.get_input_embeddings().weight.data.mul_(2.0)
+            engine.sync = lambda _: "version 1"  # type: ignore[method-assign]
+        elif off == ranks.rank:
+            policy.flat.weights.mul_(1.5)
+        try:
+            told: Any = {name: value for name, value in sync().items() if name.startswith("rollout/")}
+        except UserError as error:
+            told = str(error)
+        return told, engine.happened, gathered
+
+    (first, happened, sent), (second, followed, joined) = together(2, work)
+    assert happened == ["sync", "version 1", "probe"][off == 0 :] and followed == ["join", "version 1"]
+    assert first == second and isinstance(first, dict if off is None else str)
+    assert joined and joined == (sent or joined)
 
 
 class TwoServers(CopyEngine):
