@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from mathrl.core.hashing import derive_seed
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import TokenBudget, own_micro_batches, reduce_figures
 from mathrl.learners.scoring import own_passes, score_items, score_tokens
@@ -22,7 +23,7 @@ from mathrl.params.optimizer import AdamW
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.trainers.batch import group_logprobs
-from mathrl.trainers.collect import Collector, StepRollouts
+from mathrl.trainers.collect import Collector, StepRollouts, dev_figures
 from mathrl.trainers.critic import critic_gradient
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.policy_update import update_gradient
@@ -189,6 +190,34 @@ def test_ranks_collect_the_groups_of_a_step_together(small: Any, rounds: int) ->
         numbers = sorted(range(len(differ)), key=lambda number: not differ[number])[:4]
         assert [id(group) for group in one.groups] == [id(one.sampled[number]) for number in numbers]
     assert one.tokens == other.tokens == sum(sum(group.lengths) for group in one.sampled)
+
+
+def test_ranks_evaluate_each_dev_problem_once_and_have_the_same_figures(small: Any) -> None:
+    params = Rl(max_tokens=6, dev={"samples": 2, "temperature": 1.0})
+    samplers = [small.policy()[1] for _ in range(2)]
+
+    def work(ranks: Ranks) -> tuple[dict[str, float], Any]:
+        sampler, asked, graded = samplers[ranks.rank], [], []
+        sample = sampler.sample
+
+        def noted(problems: Any, sampling: Any, reward: Any, seed: int) -> Any:
+            asked.append((problems, seed))
+            graded.extend(row for rows in sample(problems, sampling, reward, seed) for row in rows)
+            return [graded[start : start + 2] for start in range(0, len(graded), 2)]
+
+        sampler.sample = noted
+        return dev_figures(sampler, small.PROBLEMS[:5], small.CountsOnes(), params, ranks, 7), (asked, graded)
+
+    (figures, (asked, graded)), (others, (others_asked, others_graded)) = together(2, work)
+    assert asked == [(small.PROBLEMS[:5:2], derive_seed(7, "dev", 0))]
+    assert others_asked == [(small.PROBLEMS[1:5:2], derive_seed(7, "dev", 1))]
+    both = [*graded, *others_graded]
+    assert figures == others == {
+        "dev/problems": 5,
+        "dev/accuracy": sum(row.correct for row in both) / 10,
+        "dev/response_length": sum(len(row.completion.tokens) for row in both) / 10,
+    }  # fmt: skip
+    assert 0 < figures["dev/accuracy"] < 1
 
 
 class WithASpare(TorchLearner):
