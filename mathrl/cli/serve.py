@@ -10,7 +10,7 @@ from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_loopback, main_checkout
-from mathrl.rollout.vllm_login import KEY
+from mathrl.servers.vllm_login import KEY
 
 
 def serve(
@@ -29,7 +29,7 @@ def serve(
     local = Path(model).absolute()  # relative to the current folder, not to the checkout
     os.chdir(main_checkout())
     params = load_params(preset=joined(presets), overrides=overrides or ())
-    from mathrl.rollout.serve import serve_command, serve_environment  # torch: after the checks
+    from mathrl.servers.serve import serve_command, serve_environment  # torch: after the checks
 
     folder = local if local.exists() else model
     command = serve_command(folder, params.model, params.rollout, host, port, params.rl.lora)

@@ -32,8 +32,9 @@ from mathrl.planning.memory import plan_memory
 from mathrl.planning.memory_advice import MARGIN, RESERVE
 from mathrl.planning.memory_states import MemoryPlan, Stage
 from mathrl.planning.rollout_memory import LEAST_CACHED, longest_request, vllm_parts
-from mathrl.rollout.choices import dtype_name, stage_longest
+from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.vllm_budget import BLOCK, SIZE
+from mathrl.servers.vllm_arguments import dtype_name
 
 MOST_TOKENS = {"cpu": 4096, "cuda": 16384}  # of a micro-batch; on a GPU prime-rl's benchmarks have rows of 16k
 FEWEST_TOKENS = {"cpu": 512, "cuda": 2048}  # on a GPU fewer leave it idle between kernels, unless a sequence is shorter

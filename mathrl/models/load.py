@@ -235,6 +235,17 @@ def resolve_folder(folder: Path | str, model: Model | None = None) -> tuple[str,
     return source, {**options, "trust_remote_code": trust}
 
 
+def local_folder(folder: Path | str) -> Path:
+    """The local folder of a model folder, of the model that it refers to, or of a hub id."""
+    path, options = resolve_folder(folder)
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
+    return Path(snapshot_download(path, revision=options.get("revision"), allow_patterns=patterns))
+
+
 def _path_or_hub_id(folder: Path | str, path: Path) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -5,8 +5,9 @@ from mathrl.models.shapes import ModelShape
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import Params
 from mathrl.planning.memory_states import GIB, Device, Parts, bytes_of
-from mathrl.rollout.choices import choose_engine, dtype_name, stage_longest
+from mathrl.rollout.choices import choose_engine, stage_longest
 from mathrl.rollout.vllm_budget import VllmBudget, check_budget, vllm_budget
+from mathrl.servers.vllm_arguments import dtype_name
 
 VLLM_RUNTIME = 0.27 * GIB  # measured for vLLM on a CPU; on a GPU its memory share includes everything
 LEAST_CACHED = 16  # sequences for which vLLM needs cache to decode at a useful rate

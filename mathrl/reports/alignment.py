@@ -25,10 +25,11 @@ from mathrl.models.packing import Group
 from mathrl.models.transformers_import import AutoModelForCausalLM
 from mathrl.params import Params
 from mathrl.params.run import Model, PretrainedModel
-from mathrl.rollout.choices import dtype_name, longest_sequence
+from mathrl.rollout.choices import longest_sequence
 from mathrl.rollout.engine import Sampling, canary_tolerance
 from mathrl.rollout.open_engine import open_engine
 from mathrl.rollout.sampler import Sampler
+from mathrl.servers.vllm_arguments import dtype_name
 
 SAMPLER, TRAINER, PLAIN = "sampler", "trainer", "plain Hugging Face, float32"
 

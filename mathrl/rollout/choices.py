@@ -38,8 +38,3 @@ def choose_engine(rollout: Rollout, model: Model, hardware: Hardware, vllm_insta
     pretrained = isinstance(model.base, PretrainedModel)
     chosen = "vllm" if pretrained and hardware.is_gpu and vllm_installed else "torch"
     return rollout.model_copy(update={"engine": chosen})
-
-
-def dtype_name(rollout: Rollout, model: Model) -> str:
-    """The type of vLLM's weights: float32, bfloat16 or float16."""
-    return model.precision if rollout.vllm.dtype == "auto" else rollout.vllm.dtype

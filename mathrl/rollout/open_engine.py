@@ -8,22 +8,22 @@ import torch
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.models.device import Device, hardware_of
-from mathrl.models.load import load_model, load_tokenizer
+from mathrl.models.load import load_model, load_tokenizer, local_folder
 from mathrl.models.prepared import copy_model
 from mathrl.models.sharding import is_sharded
 from mathrl.models.tool_messages import end_tokens
 from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.choices import dtype_name
 from mathrl.rollout.engine import RolloutEngine, canary_tolerance
 from mathrl.rollout.ranks import from_rank_0
 from mathrl.rollout.resolve import resolve_rollout
 from mathrl.rollout.server_engine import ServerEngine
-from mathrl.rollout.servers import ServerPool
-from mathrl.rollout.started_servers import StartedServers, start_servers
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
-from mathrl.rollout.vllm_engine import generation_config, local_folder, open_vllm
+from mathrl.rollout.vllm_engine import generation_config, open_vllm
+from mathrl.servers.server_pool import ServerPool
+from mathrl.servers.started_servers import StartedServers, start_servers
+from mathrl.servers.vllm_arguments import dtype_name
 
 
 def open_engine(

@@ -12,8 +12,9 @@ from mathrl.models.transformers_import import AutoConfig
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.params.train import Rl
-from mathrl.rollout.choices import choose_engine, dtype_name
+from mathrl.rollout.choices import choose_engine
 from mathrl.rollout.vllm_budget import check_budget, vllm_budget
+from mathrl.servers.vllm_arguments import dtype_name
 
 
 def resolve_rollout(

@@ -25,12 +25,13 @@ from mathrl.models.weights import adapter_digest, folder_digest, full_weights, w
 from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, keep_nothing, request_seeds
 from mathrl.rollout.ranks import from_rank_0, gather
-from mathrl.rollout.server import SentWeights, Server, ServerDied
-from mathrl.rollout.servers import ServerPool
 from mathrl.rollout.vllm_engine import finish_reason
+from mathrl.servers.server import SentWeights, Server, ServerDied
+from mathrl.servers.server_pool import ServerPool
+from mathrl.servers.vllm_login import ADAPTER
 
 if TYPE_CHECKING:
-    from mathrl.rollout.weight_transfer import Sender, SyncedWeights
+    from mathrl.servers.weight_transfer import Sender, SyncedWeights
 
 from typing import Literal, Protocol
 
@@ -129,9 +130,11 @@ class ServerEngine:
         )
 
     def _ask(self, server: Server, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[Completion]:
+        greedy = sampling.temperature == 0  # all samples are equal
         with self.pool.watched(server):
-            digests, adapter = self.pool.digests(), self.pool.has_adapter
-            choices = server.complete(prompt, sampling, seed, self.ends, digests, adapter)
+            digests, model = self.pool.digests(), ADAPTER if self.pool.has_adapter else server.model
+            body = completion_request(model, prompt, sampling, seed, self.ends)
+            choices = server.complete(body, body["n"], digests) * (sampling.samples if greedy else 1)
         return [
             Completion(
                 tokens=np.array(choice.token_ids, np.int32),
@@ -201,7 +204,7 @@ class ServerEngine:
             shutil.rmtree(self.folder / TRANSFERRED, ignore_errors=True)
 
     def _source(self, weights: Iterable[tuple[str, Tensor]]) -> "SyncedWeights":
-        from mathrl.rollout.weight_transfer import SyncedWeights  # imports vLLM: seconds
+        from mathrl.servers.weight_transfer import SyncedWeights  # imports vLLM: seconds
 
         return SyncedWeights(weights, weight_shapes(self.network), self.dtype)
 
@@ -221,7 +224,7 @@ class ServerEngine:
         kind = from_rank_0(lambda: transfer_of(params.weights, self.pool.alive(), gpus))
         if kind == "files":
             return None
-        from mathrl.rollout.weight_transfer import sender_of  # imports vLLM: seconds
+        from mathrl.servers.weight_transfer import sender_of  # imports vLLM: seconds
 
         return sender_of(kind, rank(), params.timeout_seconds, params.bucket_mb * 1_000_000)
 
@@ -294,6 +297,22 @@ class ServerEngine:
             f"rollout.servers.folder: {root} cannot be written to ({reason}); name a folder that this machine and the "
             "servers share"
         )
+
+
+def completion_request(
+    model: str, prompt: Sequence[int], sampling: Sampling, seed: int, ends: Sequence[int]
+) -> dict[str, Any]:
+    """The body of /v1/completions for the samples of a prompt; one if they are greedy, and all equal."""
+    greedy = sampling.temperature == 0
+    return {
+        "model": model, "prompt": list(prompt), "n": 1 if greedy else sampling.samples,
+        "temperature": sampling.temperature, "top_p": 1.0 if greedy else sampling.top_p,
+        "max_tokens": sampling.max_tokens, "seed": seed, "stop_token_ids": list(ends), "logprobs": 0,
+        "stop": list(sampling.stop), "include_stop_str_in_output": True,
+        "return_token_ids": True, "skip_special_tokens": True,
+        # The served model's generation config may set these.
+        "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    }  # fmt: skip
 
 
 Transfer = Literal["files", "nccl", "ipc"]

@@ -4,7 +4,6 @@ Each rank has an engine, or `rollout.vllm.tensor_parallel` ranks share one.
 """
 
 import gc
-import importlib.util
 import os
 import traceback
 import uuid
@@ -21,41 +20,21 @@ from torch import Tensor
 
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
-from mathrl.core.installation import install_command
 from mathrl.core.types import Completion, FinishReason
 from mathrl.models.device import hardware_of, rank_gpu
-from mathrl.models.load import resolve_folder
+from mathrl.models.load import local_folder
 from mathrl.models.tool_messages import end_tokens
 from mathrl.models.torch_state import state_kept
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.models.weights import folder_weights, with_head
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.choices import dtype_name
 from mathrl.rollout.engine import Ended, PerProcessEngine, Progress, Sampling, canary_tolerance, request_seeds
 from mathrl.rollout.ranks import from_rank_0, join_ranks
-from mathrl.rollout.vllm_arguments import llm_arguments
-
-# Set before vllm is imported: no usage statistics, the engine in this process, its threads not bound to one core.
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
+from mathrl.servers.vllm_arguments import ENVIRONMENT, check_vllm, dtype_name, llm_arguments
 
 Request = tuple[Sequence[int], int, int]  # a prompt, its seed and the maximum tokens of its responses
 _open: "list[VllmEngine]" = []
-
-
-def check_vllm() -> None:
-    """Raises UserError: vLLM is not installed."""
-    if importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            f"rollout.engine needs vLLM, which is not installed: `{install_command('vllm')}` installs it; "
-            "or set rollout.engine to torch"
-        )
 
 
 class VllmEngine(PerProcessEngine):
@@ -262,17 +241,6 @@ def check_length(lengths: Sequence[int], longest: int) -> None:
             f"a prompt and its response take up to {needed} tokens, but the vLLM engine allows {longest}: raise "
             "rollout.vllm.max_model_length (for a server, where it is started), or lower max_tokens"
         )
-
-
-def local_folder(folder: Path | str) -> Path:
-    """The local folder of a model folder, of the model that it refers to, or of a hub id."""
-    path, options = resolve_folder(folder)
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
-    return Path(snapshot_download(path, revision=options.get("revision"), allow_patterns=patterns))
 
 
 def generation_config(folder: Path) -> Any:

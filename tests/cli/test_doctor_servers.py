@@ -6,10 +6,10 @@ import pytest
 
 from mathrl.cli.doctor import sampling_servers
 from mathrl.core.records import RunRecord
-from mathrl.core.server_states import ServerState, read_states, servers_text, write_states
-from mathrl.rollout.server import SentWeights
-from mathrl.rollout.servers import ServerPool
-from tests.rollout.test_servers import Stand, params
+from mathrl.servers.server import SentWeights
+from mathrl.servers.server_pool import ServerPool
+from mathrl.servers.server_states import ServerState, read_states, servers_text, write_states
+from tests.servers.test_servers import Stand, params
 
 
 def test_named_servers_are_asked_and_those_of_running_stages_shown(

@@ -31,8 +31,8 @@ from mathrl.models.base import make_base
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.reports.rollout_server import Library, make_server
-from mathrl.rollout import serve
-from mathrl.rollout.vllm_login import KEY, Login, login_headers
+from mathrl.servers import serve
+from mathrl.servers.vllm_login import KEY, Login, login_headers
 from mathrl.tracking.client import connect, experiment
 from tests.foreign_requests import check_refused
 
@@ -56,14 +56,14 @@ PORTS = {
     "mathrl/reports/rollout_server.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
     "mathrl/cli/sweep.py": "tests/sweeps/test_run.py::test_the_dashboard_is_served_on_loopback",
     "mathrl/cli/serve.py": VLLM,
-    "mathrl/rollout/serve.py": VLLM,
-    "mathrl/rollout/started_servers.py": VLLM,
+    "mathrl/servers/serve.py": VLLM,
+    "mathrl/servers/started_servers.py": VLLM,
     "mathrl/cli/launch.sbatch.j2": "no page: a cluster's nodes, whose vLLM servers ask for the key that the job draws",
     "mathrl/cli/launch.jobset.yaml.j2": "no page: a cluster's pods, whose vLLM servers ask for the secret's key",
     "mathrl/stages/launch.py": RANKS,
     "mathrl/rollout/ranks.py": RANKS,
     "mathrl/learners/distributed.py": RANKS,
-    "mathrl/rollout/weight_transfer.py": "no HTTP: NCCL's own protocol, between a run and its vLLM servers",
+    "mathrl/servers/weight_transfer.py": "no HTTP: NCCL's own protocol, between a run and its vLLM servers",
 }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine, NCCLWeightTransferEngine
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors, unpack_tensor
 
-from mathrl.rollout.vllm_worker import NcclReceiver, WeightReader
-from mathrl.rollout.weight_transfer import NcclSender
+from mathrl.servers.vllm_worker import NcclReceiver, WeightReader
+from mathrl.servers.weight_transfer import NcclSender
 
 ID_BYTES = 128  # of NCCL's identifier of a group: here the path of a file
 SECONDS = 60.0

@@ -21,12 +21,13 @@ from mathrl.models.weights import full_weights, write_buckets
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.train import Asynchronous
-from mathrl.rollout import serve, server_engine
-from mathrl.rollout.ask_server import state_of
+from mathrl.rollout import server_engine
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
-from mathrl.rollout.servers import ServerPool
-from mathrl.rollout.started_servers import close_servers, start_servers
+from mathrl.servers import serve
+from mathrl.servers.ask_server import state_of
+from mathrl.servers.server_pool import ServerPool
+from mathrl.servers.started_servers import close_servers, start_servers
 from tests.engines.tiny_rl import MODEL, STEPS
 from tests.engines.two_servers import (
     PROMPTS,
@@ -169,7 +170,7 @@ def test_a_weight_is_copied_before_the_next_is_gathered() -> None:
     """As under ZeRO 3, where a gathered weight is gone when the next one is taken; vLLM packs several."""
     from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
-    from mathrl.rollout.weight_transfer import SyncedWeights  # vLLM, which may not be installed
+    from mathrl.servers.weight_transfer import SyncedWeights  # vLLM, which may not be installed
 
     memory, names = torch.zeros(4), ["a", "b", "c"]
 

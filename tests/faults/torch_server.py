@@ -27,8 +27,8 @@ from mathrl.models.weights import copy_weights, folder_digest, folder_weights
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.served_weights import ServedWeights
 from mathrl.rollout.torch_engine import TorchEngine
+from mathrl.servers.served_weights import ServedWeights
 from tests.faults.killed_stage import jumping_clock
 
 

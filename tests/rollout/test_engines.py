@@ -22,7 +22,8 @@ from mathrl.rollout import vllm_engine
 from mathrl.rollout.engine import Sampling, SyncedEngine, canary_tolerance, request_seeds
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
-from mathrl.rollout.vllm_engine import check_length, check_vllm
+from mathrl.rollout.vllm_engine import check_length
+from mathrl.servers.vllm_arguments import check_vllm
 
 TOKENIZER = character_tokenizer(FreshModel())
 

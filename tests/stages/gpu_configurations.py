@@ -17,10 +17,10 @@ from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import PIPELINE, Params
 from mathrl.rollout import resolve
-from mathrl.rollout.choices import choose_engine, dtype_name, stage_longest
-from mathrl.rollout.serve import server_arguments
-from mathrl.rollout.vllm_arguments import command_line, llm_arguments
+from mathrl.rollout.choices import choose_engine, stage_longest
 from mathrl.rollout.vllm_budget import VllmBudget, vllm_budget
+from mathrl.servers.serve import server_arguments
+from mathrl.servers.vllm_arguments import command_line, dtype_name, llm_arguments
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")

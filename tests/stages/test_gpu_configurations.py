@@ -19,8 +19,8 @@ from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.params.run import Prompt
 from mathrl.rollout.choices import choose_engine, longest_sequence
 from mathrl.rollout.resolve import resolve_importance, resolve_rollout
-from mathrl.rollout.vllm_arguments import command_line, transfer_arguments
 from mathrl.rollout.vllm_budget import BATCH, GIB, LARGE_BATCH, LARGE_GPU, vllm_budget
+from mathrl.servers.vllm_arguments import command_line, transfer_arguments
 from tests.marks import needs_vllm
 from tests.stages.gpu_configurations import (
     GOLDEN,

@@ -1,25 +1,49 @@
 """vLLM's arguments, made from the parameters and the hardware as a value: for an engine in process and for a server."""
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hardware import Hardware
+from mathrl.core.installation import install_command
 from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel
-from mathrl.rollout.choices import dtype_name
 
 # The head has its own matrix, sent with every sync: vLLM 0.32 on a CPU does not update a tied one.
 UNTIED = {"tie_word_embeddings": False}
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's `MaxLoRARanks`
 
-# How weights come to a server, and the name of its engine in vLLM's factory (mathrl/rollout/vllm_worker.py).
+# How weights come to a server, and the name of its engine in vLLM's factory (mathrl/servers/vllm_worker.py).
 TRANSFER_BACKENDS = {"nccl": "mathrl_nccl", "ipc": "mathrl_ipc"}
 
+# Set before vllm is imported: no usage statistics, the engine in this process, its threads not bound to one core.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
 COLLECTIVE_SECONDS = 7200  # how long ranks that share an engine wait for each other; NCCL's default is ten minutes
+
+
+def check_vllm() -> None:
+    """Raises UserError: vLLM is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            f"rollout.engine needs vLLM, which is not installed: `{install_command('vllm')}` installs it; "
+            "or set rollout.engine to torch"
+        )
+
+
+def dtype_name(rollout: Rollout, model: Model) -> str:
+    """The type of vLLM's weights: float32, bfloat16 or float16."""
+    return model.precision if rollout.vllm.dtype == "auto" else rollout.vllm.dtype
 
 
 def engine_arguments(folder: str, model: Model, rollout: Rollout, hardware: Hardware) -> dict[str, Any]:

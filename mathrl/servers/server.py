@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 
 from mathrl.core.errors import UserError
-from mathrl.rollout.ask_server import SECONDS, ask_server
-from mathrl.rollout.engine import Sampling
-from mathrl.rollout.vllm_login import ADAPTER, HAS_OTHERS, NOT_AS_SENT, PATH, WEIGHTS, login_headers
+from mathrl.servers.ask_server import SECONDS, ask_server
+from mathrl.servers.vllm_login import HAS_OTHERS, NOT_AS_SENT, PATH, WEIGHTS, login_headers
 
 CONNECT_SECONDS = 30.0
 PIECE_TOKENS = 256  # of a response per message, which bounds a message's size
@@ -142,47 +141,28 @@ class Server:
         counts = [float(line.split()[-1]) for line in lines if line.startswith(TOKEN_COUNTERS)]
         return sum(counts) if counts else None
 
-    def complete(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        seed: int,
-        ends: list[int],
-        weights: Sequence[str] = (),
-        adapter: bool = False,
-    ) -> list[Choice]:
+    def complete(self, request: dict[str, Any], choices: int, weights: Sequence[str] = ()) -> list[Choice]:
         """The responses of /v1/completions, in the order of the samples, from weights with one of these digests.
 
-        Without `weights` any will do; with `adapter` they have one. The responses come in pieces of `PIECE_TOKENS`. No
-        time limits a request, which may wait in the server's queue: within `Pool.watched` one whose server makes no
-        progress is broken off.
+        Without `weights` any will do. The responses come in pieces of `PIECE_TOKENS`. No time limits a request, which
+        may wait in the server's queue: within `ServerPool.watched` one whose server makes no progress is broken off.
 
         Raises:
             OtherWeights: the server has none of the weights.
             ServerDied: the server broke the request off.
             UserError: the server refuses the request.
         """
-        greedy = sampling.temperature == 0  # all samples are equal
-        body = {
-            "model": ADAPTER if adapter else self.model, "prompt": list(prompt), "n": 1 if greedy else sampling.samples,
-            "temperature": sampling.temperature, "top_p": 1.0 if greedy else sampling.top_p,
-            "max_tokens": sampling.max_tokens, "seed": seed, "stop_token_ids": ends, "logprobs": 0,
-            "stop": list(sampling.stop), "include_stop_str_in_output": True,
-            "return_token_ids": True, "skip_special_tokens": True, "stream": True, "stream_interval": PIECE_TOKENS,
-            # The served model's generation config may set these.
-            "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-        }  # fmt: skip
-        choices = [Choice() for _ in range(1 if greedy else sampling.samples)]
+        body = request | {"stream": True, "stream_interval": PIECE_TOKENS}
+        answers = [Choice() for _ in range(choices)]
         for piece in self._pieces("/v1/completions", body, {WEIGHTS: ",".join(weights)} if weights else {}):
             if "choices" not in piece:
                 raise ServerDied(f"{self.url} ended a response with {str(piece)[:300]}")
             for part in piece["choices"]:
-                choices[part["index"]].add(part)
-        for choice in choices:
-            if choice.finish_reason not in ("stop", "length"):
-                raise ServerDied(f"{self.url} ended a response with {choice.finish_reason!r}")
-        return choices * sampling.samples if greedy else choices
+                answers[part["index"]].add(part)
+        for answer in answers:
+            if answer.finish_reason not in ("stop", "length"):
+                raise ServerDied(f"{self.url} ended a response with {answer.finish_reason!r}")
+        return answers
 
     def _pieces(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Iterator[dict[str, Any]]:
         """The messages of a streamed answer (server-sent events)."""

@@ -1,6 +1,6 @@
 """Keeps a stage's vLLM servers running: starts them, starts one again that ends, and ends all with the stage.
 
-`python -m mathrl.rollout.server_keeper` is a process of its own, so that servers outlive no stage, however it ends: it
+`python -m mathrl.servers.server_keeper` is a process of its own, so that servers outlive no stage, however it ends: it
 reads what to start as a line of JSON, and ends the servers when its standard input is closed, which the kernel does for
 a stage that is killed. The servers die with it. Standard library only, so that it starts at once.
 """

@@ -21,12 +21,12 @@ from mathrl.core.environment import Variable, world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.hashing import digest
+from mathrl.models.load import local_folder
 from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.serve import serve_command, serve_environment
-from mathrl.rollout.server_keeper import END_SECONDS, ServerCommand
-from mathrl.rollout.vllm_engine import local_folder
+from mathrl.servers.serve import serve_command, serve_environment
+from mathrl.servers.server_keeper import END_SECONDS, ServerCommand
 
 HOST, TAIL_LINES = "127.0.0.1", 15
 # Of a rank, not of what it starts; and what an engine in this process has set for itself.
@@ -46,7 +46,7 @@ class StartedServers:
         self.urls = [f"http://{HOST}:{command.port}" for command in commands]
         instructions = {"servers": [asdict(command) for command in commands], "file": str(file)}
         self.keeper = subprocess.Popen(
-            [sys.executable, "-m", "mathrl.rollout.server_keeper"], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", "mathrl.servers.server_keeper"], stdin=subprocess.PIPE, start_new_session=True
         )
         assert self.keeper.stdin is not None
         self.keeper.stdin.write(json.dumps(instructions).encode() + b"\n")

@@ -21,14 +21,14 @@ from mathrl.models.weights import full_weights, weight_shapes
 from mathrl.params.lora import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model
-from mathrl.rollout.gpu_handles import handles_as_json, handles_from_json
-from mathrl.rollout.server import SentWeights
 from mathrl.rollout.server_engine import transfer_of
-from mathrl.rollout.servers import ServerPool
-from mathrl.rollout.transfer_client import TransferClient
-from mathrl.rollout.vllm_arguments import transfer_arguments
-from mathrl.rollout.vllm_login import FINISH, INIT, START, UPDATE
-from tests.rollout.test_servers import params, stand, used  # noqa: F401  # a fixture
+from mathrl.servers.gpu_handles import handles_as_json, handles_from_json
+from mathrl.servers.server import SentWeights
+from mathrl.servers.server_pool import ServerPool
+from mathrl.servers.transfer_client import TransferClient
+from mathrl.servers.vllm_arguments import transfer_arguments
+from mathrl.servers.vllm_login import FINISH, INIT, START, UPDATE
+from tests.servers.test_servers import params, stand, used  # noqa: F401  # a fixture
 
 
 @dataclass

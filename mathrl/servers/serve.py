@@ -7,16 +7,23 @@ from typing import Any
 
 from mathrl.core.hardware import Hardware
 from mathrl.models.device import hardware_of
+from mathrl.models.load import local_folder
 from mathrl.params.lora import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
-from mathrl.rollout.vllm_arguments import adapter_arguments, command_line, engine_arguments, transfer_arguments
-from mathrl.rollout.vllm_engine import ENVIRONMENT, check_vllm, local_folder
-from mathrl.rollout.vllm_login import login_headers
+from mathrl.servers.vllm_arguments import (
+    ENVIRONMENT,
+    adapter_arguments,
+    check_vllm,
+    command_line,
+    engine_arguments,
+    transfer_arguments,
+)
+from mathrl.servers.vllm_login import login_headers
 
 # On a CPU the engine runs its worker itself, with this path for an executor: vLLM makes of "uni" one more process.
 ONE_WORKER = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-SERVER = {"worker_extension_cls": "mathrl.rollout.vllm_worker.WeightReader", "disable_uvicorn_access_log": True}
+SERVER = {"worker_extension_cls": "mathrl.servers.vllm_worker.WeightReader", "disable_uvicorn_access_log": True}
 
 
 def serve_command(
@@ -40,10 +47,10 @@ def serve_command(
         "vllm.entrypoints.openai.api_server",
         *("--host", host, "--port", str(port)),
         *command_line(arguments),
-        *("--middleware", "mathrl.rollout.served_weights.ServedWeights"),
+        *("--middleware", "mathrl.servers.served_weights.ServedWeights"),
     ]
     # Around the other one: vLLM itself answers every web page that a browser on this machine shows.
-    guard = "mathrl.rollout.vllm_login.Login" if login_headers() else "mathrl.core.request_origin.OwnRequests"
+    guard = "mathrl.servers.vllm_login.Login" if login_headers() else "mathrl.core.request_origin.OwnRequests"
     return [*command, "--middleware", guard]
 
 

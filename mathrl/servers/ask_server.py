@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from mathrl.core.server_states import ServerState
-from mathrl.rollout.vllm_login import KEY, PATH, login_headers
+from mathrl.servers.server_states import ServerState
+from mathrl.servers.vllm_login import KEY, PATH, login_headers
 
 SECONDS = 5.0
 Get = Callable[[str], httpx.Response]  # the answer to GET of a path

@@ -19,10 +19,10 @@ from mathrl.models.base import character_tokenizer
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.server import SentWeights
 from mathrl.rollout.server_engine import MOST_TRIES, ServerEngine
-from mathrl.rollout.servers import ServerPool
-from mathrl.rollout.vllm_login import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
+from mathrl.servers.server import SentWeights
+from mathrl.servers.server_pool import ServerPool
+from mathrl.servers.vllm_login import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
 from mathrl.trainers.rollout_stream import SamplerThread
 
 TOKENIZER = character_tokenizer(FreshModel())

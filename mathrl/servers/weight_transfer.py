@@ -24,8 +24,8 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransf
 
 from mathrl.models.torch_state import without_expandable_segments
 from mathrl.models.weights import WeightDigest, WeightShape
-from mathrl.rollout.server import Server
-from mathrl.rollout.transfer_client import TransferClient
+from mathrl.servers.server import Server
+from mathrl.servers.transfer_client import TransferClient
 
 
 class SyncedWeights(WeightSource):  # type: ignore[misc]  # untyped

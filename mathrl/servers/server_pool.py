@@ -15,9 +15,9 @@ from dataclasses import asdict
 
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
-from mathrl.core.server_states import ServerState, write_states
 from mathrl.params.rollout import Servers
-from mathrl.rollout.server import SentWeights, Server, ServerDied
+from mathrl.servers.server import SentWeights, Server, ServerDied
+from mathrl.servers.server_states import ServerState, write_states
 
 POLL_SECONDS = 1.0
 WATCH_SECONDS = 15.0  # between two looks at the progress of servers with requests, at most

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.rollout.gpu_handles import handles_as_json
-from mathrl.rollout.server import SentWeights, Server, ServerDied
-from mathrl.rollout.vllm_login import FINISH, INIT, START, UPDATE
+from mathrl.servers.gpu_handles import handles_as_json
+from mathrl.servers.server import SentWeights, Server, ServerDied
+from mathrl.servers.vllm_login import FINISH, INIT, START, UPDATE
 
 
 class TransferClient:
