@@ -1,9 +1,9 @@
 """Does a forecast hold what its interval says, and what does it save in a sweep? `python benchmarks/forecast.py`
 
 Simulated dev curves of 20 evaluations with the binomial noise of 128 problems x 4 responses, 400 of each kind; none has
-a stored run behind it. From the first 40 % of each, mathrl.core.forecast names a 90 % interval for the accuracy that is
-measured at the end; counted are the ends within it. Beside it two peers from the same points: the last value with its
-binomial interval, and a least-squares line through the last half of the points with its prediction interval.
+a stored run behind it. From the first 40 % of each, mathrl.evaluation.forecast names a 90 % interval for the accuracy
+that is measured at the end; counted are the ends within it. Beside it two peers from the same points: the last value
+with its binomial interval, and a least-squares line through the last half of the points with its prediction interval.
 
 Then sweeps of 24 trials over one learning rate, five seeds, by Optuna's TPE sampler with each of mathrl's pruners: what
 the winner would reach without noise, and the evaluations that were made.
@@ -17,7 +17,7 @@ import numpy as np
 import optuna
 from scipy import stats
 
-from mathrl.core.forecast import forecast
+from mathrl.evaluation.forecast import forecast
 from mathrl.sweeps.study import ForecastPruner
 
 RESPONSES, END, EVALUATIONS, SHARE = 512, 100, 20, 0.4

@@ -28,7 +28,7 @@ PROBLEMS = 1000
 
 def write(folder: Path, responses: int, steps: int) -> Path:
     """A run's file of kept rollouts: accuracy rises from 0.1 to 0.9."""
-    from mathrl.core.rollout_files import WHOLE, RolloutFolder
+    from mathrl.rollout.rollout_files import WHOLE, RolloutFolder
 
     drawn, kept = random.Random(0), RolloutFolder(folder, None)
     for step in range(1, steps + 1):

@@ -13,9 +13,9 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
-from mathrl.core.forecast import Forecast, recorded_forecast
 from mathrl.core.progress import pause
 from mathrl.core.records import RunRecord, read_record
+from mathrl.evaluation.forecast import Forecast, recorded_forecast
 from mathrl.servers.server_states import read_states, servers_text
 from mathrl.tasks.mlflow_links import artifact_key, link_rollouts, link_run, records_of
 from mathrl.tasks.report import health_markdown

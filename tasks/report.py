@@ -13,7 +13,6 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
-from mathrl.core.claims import conclusion
 from mathrl.core.markdown import table
 from mathrl.core.metrics import complete_rows
 from mathrl.core.mirroring import TRAINING
@@ -26,6 +25,7 @@ from mathrl.core.results import (
     training_sentence,
     training_table,
 )
+from mathrl.evaluation.conclusion import conclusion
 from mathrl.recipes.recipe import CLAIM
 from mathrl.tasks.graph import Graph
 from mathrl.tasks.mlflow_links import (

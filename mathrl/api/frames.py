@@ -143,8 +143,8 @@ def rollouts(run: str | Path) -> pd.DataFrame:
 
     from mathrl.core.records import ROLLOUTS as FOLDER
     from mathrl.core.records import records_folder
-    from mathrl.core.rollout_files import rollout_files
     from mathrl.reports.find_rollouts import find_rollouts
+    from mathrl.rollout.rollout_files import rollout_files
 
     with in_project(run) as text:
         name, named = find_rollouts(text)

@@ -17,10 +17,10 @@ from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import choice_notes, read_layers
-from mathrl.core.claims import conclusion
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, is_group, main_checkout
 from mathrl.core.results import results_table
+from mathrl.evaluation.conclusion import conclusion
 from mathrl.params.load import FOLDER
 from mathrl.params.recipe_steps import DEFAULT, Recipe
 from mathrl.recipes.controls import CONTROLS, write_control_recipe

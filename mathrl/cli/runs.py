@@ -21,9 +21,9 @@ from mathrl.compose import load_params
 from mathrl.compose.changes import differences
 from mathrl.core.errors import EXIT_NO, EXIT_TERMINATED, UserError
 from mathrl.core.files import write_text
-from mathrl.core.forecast import forecast_of
 from mathrl.core.paths import RECIPES, main_checkout
 from mathrl.evaluation.audit import Label
+from mathrl.evaluation.forecast import forecast_of
 from mathrl.health.watch import examine, judging_rules, sentence
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean

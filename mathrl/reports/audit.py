@@ -16,10 +16,10 @@ from mathrl.core.files import read_json, read_jsonl, read_numbered_jsonl, write_
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import AUDITS, RECIPES
 from mathrl.core.problems import read_problems
-from mathrl.core.rollout_files import WHOLE
-from mathrl.core.rollout_files import read_responses as read_kept
 from mathrl.evaluation.audit import LABELS, ErrorRates, Label, Sampled, draw_sample, error_rates
 from mathrl.reports.lineage_picture import render
+from mathrl.rollout.rollout_files import WHOLE
+from mathrl.rollout.rollout_files import read_responses as read_kept
 
 NAMES = ("responses.jsonl", "samples.jsonl", WHOLE)
 TRUTHS = ("answers", "ground_truth")

@@ -8,8 +8,8 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import PRESET, WORKTREE_NOTE
 from mathrl.core.records import ROLLOUTS, records_folder
-from mathrl.core.rollout_files import WHOLE, rollout_files
 from mathrl.reports.find_run import folders, mlflow_record, near_run
+from mathrl.rollout.rollout_files import WHOLE, rollout_files
 
 
 def kept_files(text: str) -> list[Path]:

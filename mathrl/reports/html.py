@@ -12,12 +12,12 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.figures import colour
 from mathrl.core.files import read_json, read_jsonl, write_text
-from mathrl.core.forecast import forecast_of
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE, is_group
 from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.evaluation.compare import compare_models, leading, pairs, verdict_of
+from mathrl.evaluation.forecast import forecast_of
 from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
 from mathrl.params import Params

@@ -104,7 +104,7 @@ def finish_rollouts(run: StageRun, rl: Rl) -> Path | None:
     """The file of the run's kept rollouts; None if it keeps none, or at another rank."""
     if not rl.kept_size or rank() != 0:
         return None
-    from mathrl.core.rollout_files import WHOLE, RolloutFolder  # pyarrow: only where rollouts are kept
+    from mathrl.rollout.rollout_files import WHOLE, RolloutFolder  # pyarrow: only where rollouts are kept
 
     missing = RolloutFolder(run.rollouts, rl.steps).finish(rl.steps)
     if missing:

@@ -22,7 +22,7 @@ from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.training_run import TrainingRun
 
 if TYPE_CHECKING:
-    from mathrl.core.rollout_files import RolloutFolder
+    from mathrl.rollout.rollout_files import RolloutFolder
 
 REPEATS = 0.2  # share of a response's 16-grams that occurred before in it
 Floats = npt.NDArray[np.float32]
@@ -144,7 +144,9 @@ def open_kept(
     """What keeps the run's rollouts; None if it keeps none."""
     if params.which == "none" or run.rollouts is None:
         return None
-    from mathrl.core.rollout_files import RolloutFolder  # pyarrow, which starts threads: only where rollouts are kept
+    from mathrl.rollout.rollout_files import (
+        RolloutFolder,  # pyarrow, which starts threads: only where rollouts are kept
+    )
 
     folder = RolloutFolder(run.rollouts, resume_after) if run.ranks.rank == 0 else None
     return KeptRollouts(params, problems, tokenizer, run.seed, folder)

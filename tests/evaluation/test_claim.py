@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from mathrl.compose import load_params
-from mathrl.core.claims import conclusion
 from mathrl.core.files import write_jsonl
 from mathrl.core.results import BenchmarkResults, Comparison, Interval, ModelFigures, read_recipe_summary, results_table
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.claim import claim_results
+from mathrl.evaluation.conclusion import conclusion
 from mathrl.params import Params
 from mathrl.params.recipe_steps import Claim
 from mathrl.stages.stage_run import StageRun

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from mathrl.core.files import write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.problems import read_problems, write_problems
-from mathrl.core.rollout_files import rollout_files
+from mathrl.rollout.rollout_files import rollout_files
 from mathrl.stages.launch import GLOO, NCCL
 from mathrl.trainers import rl as trainer
 from tests.stages.rl_runs import CASES, FILE, differences, prepare, record_of, run, written

@@ -16,13 +16,13 @@ from transformers import PreTrainedTokenizerFast
 
 from mathrl.core.hashing import digest_path
 from mathrl.core.out_of_memory import OutOfMemory
-from mathrl.core.rollout_files import WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
 from mathrl.core.types import Completion, Graded, Problem, ToolCall
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.optimizer import AdamW
 from mathrl.params.train import KeepRollouts, Rl
 from mathrl.rewards.compose import build_reward
+from mathrl.rollout.rollout_files import WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
 from mathrl.trainers.batch import Batch
 from mathrl.trainers.kept_rollouts import KeptRollouts, odd_reasons, of_responses
 from mathrl.trainers.rl import train_rl

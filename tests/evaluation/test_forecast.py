@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mathrl.core.files import write_jsonl
-from mathrl.core.forecast import FEWEST, Forecast, forecast, forecast_of, recorded_forecast
 from mathrl.core.records import RunRecord
 from mathrl.core.results import Interval
+from mathrl.evaluation.forecast import FEWEST, Forecast, forecast, forecast_of, recorded_forecast
 
 STEPS = range(5, 101, 5)
 
