@@ -67,8 +67,9 @@ stranger: $(VENV)/.developing  ## The wheel in an empty environment: two project
 	@tools/stranger.sh
 
 smoke: $(VENV)/.developing  ## The quick rooms' tests; VENV=.venv-3.13 PYTHON=python3.13 with another Python.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/params tests/algorithms tests/grading \
-	    tests/rewards tests/data tests/models tests/evaluation tests/rollout tests/servers tests/tracking tests/cli
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/core tests/params tests/recipes tests/algorithms tests/grading \
+	    tests/rewards tests/generators tests/reading tests/data tests/curation tests/corpus tests/models tests/evaluation \
+	    tests/rollout tests/servers tests/tracking tests/cli
 
 lint: $(VENV)/.developing  ## ruff, mypy strict, import floors.
 	$(BIN)/ruff check .

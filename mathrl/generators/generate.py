@@ -27,7 +27,7 @@ GENERATORS: dict[str, Callable[..., Generator]] = {
     "word_problem": WordProblem,
 }
 
-# Raised when a change makes different problems from equal parameters (tests/data/test_generators.py notices).
+# Raised when a change makes different problems from equal parameters (tests/generators/test_generators.py notices).
 VERSIONS = dict.fromkeys(GENERATORS, 1) | {
     "chain": 2, "countdown": 2, "fractions": 3, "linear_equation": 2, "story": 2, "word_problem": 3,
 }  # fmt: skip

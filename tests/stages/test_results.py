@@ -13,7 +13,7 @@ from tests.stages.rl_runs import prepare
 from tests.stages.stage_results import FILE, OPTIONS, changed, numbers, run_stage
 
 GOLDEN: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-# `register` writes names and digests; `pages` reads a corpus (tests/data/test_corpus_*.py).
+# `register` writes names and digests; `pages` reads a corpus (tests/corpus/test_corpus*.py).
 OTHERS = {"resolve", "register", "pages"}
 
 

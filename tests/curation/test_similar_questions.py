@@ -17,7 +17,7 @@ from mathrl.curation.decisions import text_key
 from mathrl.curation.decontaminate import EvaluationIndex, evaluation_index, find_hits
 from mathrl.curation.similar_questions import SimilarQuestions
 from mathrl.params.data import Curate, Decontaminate, Embedding
-from tests.data.test_decisions import invoke
+from tests.curation.test_decisions import invoke
 
 # Two words of each meaning; a text's embedding is the mean of its words', so its cosines follow by hand.
 MEANINGS = [("car", "vehicle"), ("goes", "travels"), ("far", "distant"), ("tea", "infusion"), ("cup", "mug")]
