@@ -34,7 +34,7 @@ import torch
 
 from mathrl.compose import load_params, write_params
 from mathrl.core.files import read_json, read_jsonl, write_json, write_text
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params import Params
 from mathrl.planning.simulate import MODES, ResponseLengths, SamplingEngine, Simulation, Sync, Trainer, simulate

@@ -39,9 +39,9 @@ from mathrl.params.train import DynamicSampling, Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
-from mathrl.trainers.demonstrations import tokenize_demonstrations
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
+from mathrl.trainers.supervised import tokenize_demonstrations
 from mathrl.trainers.training_run import TrainingRun
 
 ROOT = Path(__file__).parents[1]

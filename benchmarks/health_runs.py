@@ -39,9 +39,9 @@ from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult, bu
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
-from mathrl.trainers.demonstrations import tokenize_demonstrations
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
+from mathrl.trainers.supervised import tokenize_demonstrations
 from mathrl.trainers.training_run import TrainingRun
 
 MODEL = Model(base=FreshModel(hidden_size=64, intermediate_size=176, layers=2, heads=2), precision="float32")

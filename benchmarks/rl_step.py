@@ -121,7 +121,7 @@ def training_problems(steps: int) -> list[Any]:
     from mathrl.compose import load_params
     from mathrl.core.hashing import derive_seed
     from mathrl.generators import generate
-    from mathrl.trainers.demonstrations import Stream
+    from mathrl.trainers.supervised import Stream
 
     options = load_params().curate.sources[0].model_dump()["options"]
     problems = list(generate("chain", {"rl": steps * PROMPTS}, options, seed=90210))

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 from mathrl.params.rollout import Bubblewrap, Rollout, Turns
 from mathrl.params.run import Model, Prompt
 from mathrl.rewards.compose import build_reward

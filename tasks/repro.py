@@ -17,7 +17,7 @@ from mathrl.compose.load import write_resolved
 from mathrl.core.code_values import RESOLVE, STAGE, write_code
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.params.load import FOLDER
 from mathrl.tasks.dvc_output import Event, error_message, event, failed_stage, lock_holders, was_stopped

@@ -29,8 +29,7 @@ from mathrl.tasks.repro import environment
 from mathrl.tasks.run_names import name_run
 from mathrl.tasks.runs import run_recipe
 from mathrl.tasks.stage_output import line_handler
-from mathrl.tasks.sweep_workspace import with_study, workspace
-from mathrl.tasks.workspace import Workspace, in_use
+from mathrl.tasks.workspace import Workspace, in_use, with_study, workspace
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
 

@@ -2,6 +2,10 @@
 
 Before DVC looks, it links files that stages read from outside the checkout (mathrl/reading/inputs.py). The worktrees
 of a project that was moved or copied know it by the path that it had; they are mended.
+
+The folder in which a preset's sweep runs, and the name of its study.
+
+Without Prefect: the command line calls this before it imports Prefect, which reads its settings once.
 """
 
 import fcntl
@@ -21,8 +25,8 @@ from filelock import FileLock, Timeout
 
 from mathrl.compose import load_params
 from mathrl.compose.experiment import Composition, compose, named_presets, split_choices
-from mathrl.compose.groups import PRESETS
-from mathrl.compose.load import write_experiment
+from mathrl.compose.load import read_layers, write_experiment
+from mathrl.compose.names import PRESETS
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
@@ -347,3 +351,27 @@ def _reads_files(stage: str, params: Params) -> bool:
     if stage == "evaluate":
         return any(name != "test" for name in params.evaluate.benchmarks)
     return stage == "pages"
+
+
+def workspace(preset: str | None, overrides: Sequence[str] = (), *, allow_dirty: bool = False) -> Path:
+    """The checkout; for a preset or groups such as data=gsm8k among the overrides, the worktree in which `mathrl run
+    mix` with these makes what trials start from."""
+    groups = [override for override in overrides if is_group(override)]
+    return prepare("mix", preset, groups, allow_dirty=allow_dirty).folder
+
+
+def with_study(preset: str | None, overrides: Sequence[str], root: Path) -> list[str]:
+    """The overrides of parameters, with a study of the preset's name unless they or the preset name one.
+
+    >>> with_study(None, ["rl.steps=5"], Path("."))
+    ['rl.steps=5']
+    """
+    groups = [override for override in overrides if is_group(override)]
+    overrides = [override for override in overrides if not is_group(override)]
+    if preset is None and not groups:
+        return overrides
+    named = "-".join([*filter(None, [preset]), *(group.partition("=")[2].rpartition("/")[2] for group in groups)])
+    said = read_layers(root / "params", preset).said_by().get("sweep.study", "")
+    if said.startswith("preset ") or any(text.startswith("sweep.study=") for text in overrides):
+        return list(overrides)
+    return [f"sweep.study={re.sub('[^a-z0-9_-]+', '-', named.lower()).strip('-_')}", *overrides]

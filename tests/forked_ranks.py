@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from mathrl.core.parent import die_with_parent
+from mathrl.core.guard import die_with_parent
 
 
 def in_ranks(world: int, work: Callable[[], None], logs: Path | None = None) -> None:

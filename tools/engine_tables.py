@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mathrl.params.engines import TRL_RL, TRL_SFT, VERL_RL
-from mathrl.params.training_engine import Meaning, yaml_value
+from mathrl.params.training import Meaning, yaml_value
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "engines.md"
 TABLES = {"trl sft": TRL_SFT, "trl rl": TRL_RL, "verl rl": VERL_RL}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mathrl.compose.groups import KINDS, MAY_SET, file_names, help_of
+from mathrl.compose.names import KINDS, MAY_SET, file_names, help_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how_to" / "experiments.md"

@@ -176,7 +176,7 @@ def environment(on_gpu: bool) -> dict[str, str]:
 def run(name: str, out: Path, toy: bool, seconds: float) -> None:
     """The part itself, in its own process, which has so many seconds."""
     from mathrl.core.gpus import gpu_count, use_expandable_segments
-    from mathrl.core.parent import die_with_parent
+    from mathrl.core.guard import die_with_parent
 
     die_with_parent()  # where the command is killed
     if gpu_count():

@@ -16,10 +16,10 @@ from benchmarks.gpu.workload import config, free, random_groups, run_params, wri
 from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models.device import exact_float32
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
-from mathrl.models.torch_state import exact_float32
 from mathrl.models.transformers_import import AutoModelForCausalLM
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine

@@ -17,9 +17,9 @@ from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
 from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
+from mathrl.models.device import torch_settings
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import shape_of
-from mathrl.models.torch_state import torch_settings
 from mathrl.planning.memory import plan_memory
 from mathrl.rewards.compose import RewardFunction, RewardResult
 from mathrl.rollout.open_engine import training_engine

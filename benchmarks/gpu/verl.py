@@ -17,7 +17,7 @@ import torch
 
 from mathrl.compose import load_params, write_params
 from mathrl.core.files import write_json
-from mathrl.core.problems import write_problems
+from mathrl.core.types import write_problems
 from mathrl.generators import generate
 
 ROOT = Path(__file__).parents[2]

@@ -17,9 +17,8 @@ from mathrl.api.frames import in_project
 from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from mathrl.core.hashing import digest
 from mathrl.core.paths import home, main_checkout
-from mathrl.core.problems import write_problems
 from mathrl.core.results import ModelFigures
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.curation.inspection import Inspection
 from mathrl.params import Params
 from mathrl.reports.audit import Audit

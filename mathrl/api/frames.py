@@ -14,7 +14,7 @@ import pandas as pd
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl
 from mathrl.core.paths import main_checkout
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 
 TEXT, TIME = "str", "datetime64[us, UTC]"
 PROBLEMS = {

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mathrl.cli.options import Overrides, Presets, joined
-from mathrl.cli.output import AsJson, print_document
-from mathrl.cli.tables import print_lines, print_table
+from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from mathrl.cli.output import AsJson, print_document
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 from mathrl.curation.decisions import Doubt, Verdict, doubtful, read_decisions
 from mathrl.curation.decontaminate_files import Keys, decontaminate_files
 from mathrl.data import export as rows

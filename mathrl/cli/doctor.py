@@ -20,10 +20,9 @@ import mathrl
 from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
-from mathrl.core.environment import Variable
+from mathrl.core.environment import Variable, install_command
 from mathrl.core.errors import EXIT_NO, UserError
 from mathrl.core.gpus import nvidia_smi, visible_gpus
-from mathrl.core.installation import install_command
 from mathrl.core.paths import home, main_checkout, shown, tracking_uri
 from mathrl.core.records import all_records
 from mathrl.engines.verl_process import attention_of, verl_python

@@ -1,4 +1,7 @@
-"""`mathrl plan --fit`: what follows from data, model, method and hardware, shown with its reasons and written down."""
+"""`mathrl plan --fit`: what follows from data, model, method and hardware, shown with its reasons and written down.
+
+What is known of the lengths of a run's data in this checkout, for a dry run and `mathrl plan`.
+"""
 
 import io
 import os
@@ -11,8 +14,7 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from mathrl.cli.known_lengths import data_tokens
-from mathrl.cli.tables import print_table
+from mathrl.cli.output import print_table
 from mathrl.compose.derived import DataTokens, changes, derive
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import read_layers, write_experiment
@@ -20,12 +22,13 @@ from mathrl.compose.names import hardware_of
 from mathrl.compose.settings import Derived, value_at, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
-from mathrl.core.gpus import gpu_count
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware, gpu_count
+from mathrl.core.paths import main_checkout
 from mathrl.models.shapes import KnownModel, known_model
 from mathrl.params.load import FOLDER
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
+from mathrl.stages import known_lengths
 
 FOR_FRESH = "the model has random weights: its rates and lengths are its own, and it fits anywhere"
 
@@ -177,3 +180,28 @@ def _text(value: Any) -> str:
     ('true', '1e-06', 'fsdp')
     """
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def judge_lengths(params: Params, stages: Sequence[str], typed: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What the stages would say of their lengths and benchmarks: a sentence per refused one and per typed one.
+
+    Nothing where it cannot be known (mathrl/stages/known_lengths.py).
+    """
+    from mathrl.tasks.lengths import is_judged  # as the next, for these commands alone
+
+    if not is_judged(params):
+        return [], []
+    judged = known_lengths.judge_lengths(params, stages, typed, _curated(params))
+    return judged.refused, judged.warned
+
+
+def data_tokens(params: Params) -> DataTokens | None:
+    """Tokens of the prompts and solutions that rl would have; None where they cannot be known."""
+    return known_lengths.data_tokens(params, _curated(params)) if params.model.base.type == "pretrained" else None
+
+
+def _curated(params: Params) -> Path | None:
+    """The curated splits of the checkout, if `curate` with these parameters would have nothing to do."""
+    from mathrl.tasks.lengths import curated_splits
+
+    return curated_splits(main_checkout(), params)

@@ -19,8 +19,7 @@ from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text, written_aside
-from mathrl.core.gpus import gpu_count
-from mathrl.core.hardware import CPU, Hardware
+from mathrl.core.gpus import CPU, Hardware, gpu_count
 from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml
 from mathrl.params.messages import near_path

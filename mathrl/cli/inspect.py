@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from mathrl.cli.output import AsJson, print_document
-from mathrl.cli.tables import print_table
+from mathrl.cli.output import AsJson, print_document, print_table
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable, write_text

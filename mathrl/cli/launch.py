@@ -26,7 +26,7 @@ from mathrl.core.hashing import digest
 from mathrl.core.paths import home, main_checkout, state_root
 from mathrl.params import Params
 from mathrl.params.schema import STAGES, TARGETS, hands_over, stages_until, trains
-from mathrl.params.training_engine import Verl
+from mathrl.params.training import Verl
 
 SAMPLED = "sft"  # the stage whose model the servers load; what samples comes after it
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d\d){1,2}|\d+|\d+-\d{1,2}")

@@ -17,8 +17,7 @@ import psutil
 import typer
 from typer.core import TyperGroup
 
-from mathrl.cli.fit import fit_params, hardware_chosen, named_hardware
-from mathrl.cli.known_lengths import judge_lengths
+from mathrl.cli.fit import fit_params, hardware_chosen, judge_lengths, named_hardware
 from mathrl.cli.options import Overrides, Presets, as_words, joined
 from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.plan_evaluation import evaluate
@@ -27,7 +26,7 @@ from mathrl.compose.load import choice_notes
 from mathrl.core.errors import EXIT_NO, UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import is_group, main_checkout
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 from mathrl.params.final_values import judge
 from mathrl.params.load import FOLDER
 from mathrl.params.schema import STAGES, Params
@@ -163,8 +162,7 @@ def _plan_memory(
         memory: Of one GPU, in bytes; None: the run is on the CPU. `gpu_memory` is what the person typed.
         lengths: Typical lengths of a prompt and a response, None: the limits.
     """
-    from mathrl.planning.memory import plan_memory
-    from mathrl.planning.memory_advice import MARGIN, RESERVE, advise
+    from mathrl.planning.memory import MARGIN, RESERVE, advise, plan_memory
     from mathrl.planning.rollout_memory import check_vllm_share
 
     processes = params.run.processes

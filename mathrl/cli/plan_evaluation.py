@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
-from mathrl.cli.output import AsJson, print_document
-from mathrl.cli.tables import print_lines, print_table
+from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout

@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, joined, with_choices
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.cli.run import call_flow, run
-from mathrl.cli.tables import print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import choice_notes, read_layers

@@ -15,18 +15,16 @@ from typing import Annotated, Any
 import typer
 
 from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, joined, with_choices
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.cli.own_server import own_server
-from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.code_values import OWN, changed_code, keep_results
-from mathrl.core.environment import Variable, without_collections
+from mathrl.core.environment import UI, Variable, without_collections
 from mathrl.core.errors import EXIT_TERMINATED, UserError
 from mathrl.core.files import read_json
-from mathrl.core.installation import UI
 from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params
@@ -78,7 +76,7 @@ def run(
     layers.derived(settings, stages)  # refuses what does not fit the hardware
     _report_code(stages, keep, dry_run)
     if dry_run:
-        from mathrl.cli.known_lengths import judge_lengths  # the formats of rows, for a dry run alone
+        from mathrl.cli.fit import judge_lengths  # the formats of rows, for a dry run alone
 
         refused, cut = judge_lengths(params, stages, overrides or ())
         if refused:

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.cli.recipe import controls
-from mathrl.cli.tables import print_lines, print_table
 from mathrl.cli.ui import answering
 from mathrl.compose import load_params
 from mathrl.compose.changes import differences

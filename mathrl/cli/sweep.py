@@ -9,10 +9,9 @@ from wsgiref.simple_server import make_server
 import typer
 
 from mathrl.cli.options import Choices, joined, with_choices
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_document, print_table
 from mathrl.cli.recipe import print_recipe
 from mathrl.cli.run import call_flow
-from mathrl.cli.tables import print_table
 from mathrl.cli.ui import HOST, listens
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
@@ -24,7 +23,7 @@ from mathrl.sweeps.report import best_first, cells, row
 from mathrl.sweeps.storage import study_folder
 from mathrl.sweeps.study import best, open_study, read_study
 from mathrl.sweeps.worker import sweep_section
-from mathrl.tasks.sweep_workspace import with_study, workspace
+from mathrl.tasks.workspace import with_study, workspace
 
 sweep = typer.Typer(name="sweep", add_completion=False, no_args_is_help=True, help=__doc__)
 

@@ -32,12 +32,11 @@ from mathrl.compose.settings import (
     with_values,
 )
 from mathrl.core.errors import UserError
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import KnownModel, ModelShape, known_shape
 from mathrl.params.advantage import Gae
 from mathrl.params.final_values import SHORTEST, billions, usual_rate
-from mathrl.params.lora import Adapters, Lora
-from mathrl.params.optimizer import MUON_TIMES
+from mathrl.params.optimizer import MUON_TIMES, Adapters, Lora
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.planning.memory_states import Stage

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mathrl.compose.groups import KINDS, PRESETS, Layer, file_names, preset_layer
-from mathrl.compose.names import layer_of
+from mathrl.compose.names import KINDS, PRESETS, Layer, file_names, layer_of, preset_layer
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_group
 from mathrl.params.load import read_yaml

@@ -24,12 +24,11 @@ from mathrl.compose.settings import (
     value_at,
     with_values,
 )
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import ModelShape
 from mathrl.params.schema import Params
-from mathrl.params.training_engine import MathRl
-from mathrl.planning.memory import plan_memory
-from mathrl.planning.memory_advice import MARGIN, RESERVE
+from mathrl.params.training import MathRl
+from mathrl.planning.memory import MARGIN, RESERVE, plan_memory
 from mathrl.planning.memory_states import MemoryPlan, Stage
 from mathrl.planning.rollout_memory import LEAST_CACHED, longest_request, vllm_parts
 from mathrl.rollout.choices import stage_longest

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
-from mathrl.compose.groups import Layer
-from mathrl.compose.names import hardware_of
+from mathrl.compose.names import Layer, hardware_of
 from mathrl.compose.settings import Derived, fresh_rates, lengths_as_rl, registered_name, with_values, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text

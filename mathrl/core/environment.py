@@ -3,6 +3,8 @@
     Variable.HOME.value_or(".mathrl"); os.environ[Variable.RECORD] = "…"; {Variable.STATE: "…"}
 
 A member is its name as a string, so that it stands wherever a variable's name does.
+
+The commands that install what is missing or start the servers: make's in a checkout of mathrl, else pip's.
 """
 
 import gc
@@ -11,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Self
 
 
@@ -105,3 +108,18 @@ def without_collections() -> Iterator[None]:
             gc.freeze()
         if collects:
             gc.enable()
+
+
+PACKAGE = Path(__file__).parents[1]
+IN_CHECKOUT = (PACKAGE.parent / "pyproject.toml").is_file()
+UI = "make ui" if IN_CHECKOUT else "mathrl ui"
+MADE = {"platform": "make install", "vllm": "make engines", "deepspeed": "make engines"}
+
+
+def install_command(extra: str = "platform", *, gpu: bool = False) -> str:
+    """The command that installs an extra of mathrl at its tested versions; with `gpu` in the builds for NVIDIA's."""
+    if IN_CHECKOUT and extra in MADE:
+        return f"{MADE[extra]}{' GPU=1' if gpu else ''}"
+    # A project has a copy of the versions for the machine on which it was made.
+    versions = PACKAGE / "template" / "constraints-gpu.txt" if gpu else "constraints.txt"
+    return f"pip install -c {versions} 'mathrl[{extra}]'"

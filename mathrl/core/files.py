@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mathrl.core.errors import UserError
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 
 Made = TypeVar("Made")
 

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, counted without importing torch.
+"""The hardware of a process as a value, and the GPUs of this machine, counted without importing torch.
 
 NVIDIA's /proc/driver/nvidia/gpus is not asked: it is missing under WSL2, in some containers and on ROCm.
 """
@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 WSL_NVIDIA_SMI = "/usr/lib/wsl/lib/nvidia-smi"  # not on the path of every shell
 # A GPU may be there without nvidia-smi: NVIDIA in a container with compute capability alone, WSL2, ROCm.
@@ -77,3 +79,24 @@ def use_expandable_segments() -> None:
     """
     if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The device of a process: `memory` is that of one GPU in bytes, `count` the GPUs of the machine.
+
+    Example:
+        Hardware("cuda", "NVIDIA H100 80GB HBM3", memory=85_028_765_696, count=8)
+    """
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+    name: str = ""
+    memory: int = 0
+    count: int = 0
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind == "cuda"
+
+
+CPU = Hardware()

@@ -24,11 +24,9 @@ from scipy.sparse import csr_matrix, vstack
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.corpus.calibration import Floats, Models
-from mathrl.corpus.classifier import Inputs, inputs_of, read_models
-from mathrl.corpus.fasttext_classifier import FastTextModel
-from mathrl.corpus.page_features import BUCKETS, vectorizer
+from mathrl.corpus.classifier import FastTextModel, Inputs, inputs_of, read_models
 from mathrl.corpus.page_files import Page, is_archive, page_of, page_of_line, rows_of
-from mathrl.corpus.page_shards import PageShard
+from mathrl.corpus.page_shards import BUCKETS, PageShard, vectorizer
 from mathrl.corpus.run_tasks import run_tasks
 from mathrl.data.grams import exact_key, grams
 from mathrl.params.pages import NearPages, Pages

@@ -1,4 +1,7 @@
-"""Shards of a corpus on disk, one per file of pages: lines, features and the numbers that the rounds ask for."""
+"""Shards of a corpus on disk, one per file of pages: lines, features and the numbers that the rounds ask for.
+
+What the classifier of pages sees of a text: hashed runs of grams.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_matrix
+from sklearn.feature_extraction.text import HashingVectorizer
 
 from mathrl.core.files import read_json
-from mathrl.corpus.page_features import BUCKETS
 from mathrl.corpus.page_files import Page, page_of_line
+from mathrl.data.grams import grams
 
 NUMBERS = np.dtype(
     [("key_high", "u8"), ("key_low", "u8"), ("host", "i4"), ("label", "i1"), ("inside", "?"), ("at", "i8")]
@@ -66,3 +70,21 @@ class PageShard:
         with self.lines.open("rb") as stream:
             stream.seek(at)
             return page_of_line(stream.readline())
+
+
+BUCKETS = 2**20
+
+
+def features(text: str, longest: int) -> list[str]:
+    """The runs of 1 to `longest` grams of the text.
+
+    >>> features("Let $x = 2$", 2)
+    ['let', 'x', '2', 'let x', 'x 2']
+    """
+    words = grams(text)
+    return [" ".join(words[i : i + size]) for size in range(1, longest + 1) for i in range(len(words) - size + 1)]
+
+
+def vectorizer(longest: int) -> HashingVectorizer:
+    """Texts to rows of `BUCKETS` hashed features, scaled to length 1."""
+    return HashingVectorizer(analyzer=lambda text: features(text, longest), n_features=BUCKETS, alternate_sign=False)

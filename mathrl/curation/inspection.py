@@ -23,10 +23,9 @@ from mathrl.data.grams import exact_key
 from mathrl.grading import reading
 from mathrl.params.data import Decontaminate, FileSource, Quality, Rule
 from mathrl.params.load import dump_yaml, validated
-from mathrl.reading.draw import Draw
 from mathrl.reading.reading import Read, Rejected, read_source
 from mathrl.reading.registry import REGISTRY
-from mathrl.reading.row_files import list_files, read_rows
+from mathrl.reading.row_files import Draw, list_files, read_rows
 from mathrl.reading.row_formats import RowShape
 from mathrl.reading.sniff import SAMPLE, Sniffed, sniff, source_fields
 from mathrl.reading.sources import ResolvedSource, resolve_benchmark

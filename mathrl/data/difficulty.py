@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from mathrl.core.control import NO_CONTROL
 from mathrl.core.hashing import derive_seed, digest
 from mathrl.core.statistics import sum_in_order, wilson
-from mathrl.core.types import Problem
+from mathrl.core.types import NO_CONTROL, Problem
 
 
 def pass_rate_row(problem: Problem, correct: int, samples: int) -> dict[str, Any]:

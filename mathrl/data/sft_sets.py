@@ -5,8 +5,7 @@ from pathlib import Path
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable
-from mathrl.core.problems import read_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, read_problems
 from mathrl.params.run import Prompt
 from mathrl.reading.answers import last_boxed
 

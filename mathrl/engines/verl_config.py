@@ -10,7 +10,7 @@ from mathrl.params import Params
 from mathrl.params.advantage import Grpo
 from mathrl.params.loss import DppoKl, DppoTv, Gspo, Loss, LossKl, PpoClip, ReinforceLoss, RewardKl, Sapo, Truncated
 from mathrl.params.train import Rl
-from mathrl.params.training_engine import Verl
+from mathrl.params.training import Verl
 
 AGGREGATION = {
     "token_mean": "token-mean",

@@ -19,7 +19,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from mathrl.core.errors import EXIT_USER_ERROR
-from mathrl.core.parent import die_with_parent
+from mathrl.core.guard import die_with_parent
 
 ERROR = "error: verl refuses its configuration: "
 # Sections that verl reads as its own data classes, which know their keys and types.

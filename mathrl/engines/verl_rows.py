@@ -20,7 +20,7 @@ from mathrl.engines.verl_reward import DEV, input_text
 from mathrl.params import Params
 from mathrl.params.engines import VERL_METRICS
 from mathrl.params.train import Rl
-from mathrl.rewards.counters import merged_counters
+from mathrl.rewards.cascade import merged_counters
 from mathrl.rollout.sampler import PromptRenderer
 from mathrl.trainers.rollouts import metrics_by_source, rollout_groups, rollout_metrics
 

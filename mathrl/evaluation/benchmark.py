@@ -8,8 +8,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
 from mathrl.core.paths import CURATED_TEST
-from mathrl.core.problems import read_problems
-from mathrl.core.types import EvalRow, Problem
+from mathrl.core.types import EvalRow, Problem, read_problems
 from mathrl.params.evaluate import TEST
 from mathrl.params.schema import Params
 from mathrl.reading.reading import read_source, taken

@@ -10,8 +10,8 @@ from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.evaluation.responses import eval_row
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
+from mathrl.rewards.cascade import merged_counters
 from mathrl.rewards.compose import build_reward
-from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.ranks import gather
 from mathrl.rollout.sample_problems import sample_problems, usable

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from mathrl.core.control import Control
+from mathrl.core.types import Control
 from mathrl.generators.draft import Draft
 from mathrl.params.generators import CountdownGameOptions
 

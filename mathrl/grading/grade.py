@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mathrl.core.errors import UserError
-from mathrl.core.parent import die_with_parent
+from mathrl.core.guard import die_with_parent
 from mathrl.grading.compare import Match, compare
 from mathrl.grading.countdown import countdown_correct, read_truth
 from mathrl.grading.engine import SymbolicEngine, default_engine, refusal

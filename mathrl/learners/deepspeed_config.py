@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mathrl.core.hardware import Hardware
-from mathrl.models.limits import BUCKET, LIVE
+from mathrl.core.gpus import Hardware
+from mathrl.models.shapes import BUCKET, LIVE
 from mathrl.params.optimizer import Optimizer
 from mathrl.params.training import DeepSpeed
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mathrl.core.environment import install_command
 from mathrl.core.errors import UserError
-from mathrl.core.installation import install_command
 from mathrl.core.out_of_memory import memory_part
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.deepspeed_config import deepspeed_config

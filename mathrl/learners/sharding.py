@@ -13,9 +13,9 @@ from mathrl.learners.distributed import Ranks
 from mathrl.models.context_parallel import heads_of
 from mathrl.models.device import hardware_of
 from mathrl.models.fsdp import is_divided, layer_by_layer, rank_mesh, start
-from mathrl.models.limits import check_heads
 from mathrl.models.load import plain_dtype
 from mathrl.models.scores import prepare
+from mathrl.models.shapes import check_heads
 from mathrl.models.sharding import is_sharded, sharded_loads
 from mathrl.params.optimizer import AdamW
 from mathrl.params.run import Model

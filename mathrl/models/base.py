@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable, write_json, written_aside
 from mathrl.core.hashing import derive_seed
-from mathrl.core.problems import read_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, read_problems
 from mathrl.models.export import export_model
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from mathrl.params.run import FreshModel, Model, PretrainedModel

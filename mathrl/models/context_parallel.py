@@ -19,8 +19,8 @@ from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.models.attention import RowLayout
-from mathrl.models.limits import check_heads
 from mathrl.models.packing import PackedBatch
+from mathrl.models.shapes import check_heads
 from mathrl.models.trial import one_batch_limit
 
 MARK = "_context"  # in the model's __dict__

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mathrl.models.limits import MOST_LOGITS
+from mathrl.models.shapes import MOST_LOGITS
 
 
 def most_logits(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from mathrl.core.files import read_json
 from mathrl.core.hub import ask_hub_once
 from mathrl.core.out_of_memory import memory_part
 from mathrl.models.base import REFERENCE, make_base
-from mathrl.models.device import keep_freed_memory
+from mathrl.models.device import keep_freed_memory, use_tf32
 from mathrl.models.export import export_model
 from mathrl.models.fsdp import divided_loads, is_divided
 from mathrl.models.fused import use_fused_elementwise
@@ -23,7 +23,6 @@ from mathrl.models.logprobs import architecture_trial, prepare_language_model
 from mathrl.models.norm import use_fast_norms, use_fused_norms
 from mathrl.models.sharding import is_sharded
 from mathrl.models.small_copy import small_config
-from mathrl.models.torch_state import use_tf32
 from mathrl.models.transformers_import import (
     AutoConfig,
     AutoModelForCausalLM,

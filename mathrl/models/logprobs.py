@@ -17,6 +17,7 @@ from mathrl.core.out_of_memory import memory_part
 from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.context_parallel import own_share
 from mathrl.models.decode import Decoder
+from mathrl.models.device import exact_float32
 from mathrl.models.head import LogprobHead, most_logits
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group, PackedBatch, pack

@@ -18,7 +18,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
 from mathrl.models.kernels import compute_dtype
 from mathrl.models.sharding import whole
-from mathrl.params.lora import Adapters
+from mathrl.params.optimizer import Adapters
 
 ADAPTER = "adapter"
 _NAME = "default"  # peft's name of a model's only adapter

@@ -15,8 +15,8 @@ from torch import Tensor
 from mathrl.core.types import Sampled, TokenIds
 from mathrl.models.attention import Block, CausalLayout, Layout, RowLayout, VarlenLayout
 from mathrl.models.device import Device, to_device
-from mathrl.models.limits import LONG, rounded_up
 from mathrl.models.prepared import Kernel
+from mathrl.models.shapes import LONG, rounded_up
 
 # Sequences share a block as long as at least this share of the block's queries are real tokens.
 FULL_ENOUGH = 0.7

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from mathrl.models.fsdp import is_divided, made_divided
 from mathrl.models.kernels import compute_dtype
-from mathrl.models.limits import BUCKET
+from mathrl.models.shapes import BUCKET
 from mathrl.models.transformers_import import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 Part = tuple[str, list[Tensor], Callable[[], Tensor]]  # see `mathrl.models.lora.weight_parts`

@@ -25,11 +25,11 @@ from torch import Tensor
 from mathrl.core.files import write_json
 from mathrl.models.attention import NAME
 from mathrl.models.decode import CachedDecoder, Decoder, PackedDecoder, RecomputingDecoder
+from mathrl.models.device import exact_float32
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.packing import Group
 from mathrl.models.prepared import Sampling
 from mathrl.models.small_copy import VOCABULARY, small_config, small_copy, two_layers
-from mathrl.models.torch_state import exact_float32
 
 Outputs = Callable[[Any, Sequence[Group]], Tensor]
 # Of log-probs in float32; a wrong mask differs by more than 0.1.

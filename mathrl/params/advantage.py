@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mathrl.params.lora import Adapters
-from mathrl.params.optimizer import OPTIMIZER, AdamW, Optimizer
+from mathrl.params.optimizer import OPTIMIZER, AdamW, Adapters, Optimizer
 from mathrl.params.section import Section
 
 

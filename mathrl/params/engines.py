@@ -11,7 +11,7 @@ from typing import Any
 from mathrl.params.loss import Cispo, DppoKl, DppoTv, Gspo
 from mathrl.params.reward_parts import MajorityPart
 from mathrl.params.schema import Params
-from mathrl.params.training_engine import MATHRL, UNUSED, Meaning, Trl, Verl
+from mathrl.params.training import MATHRL, UNUSED, Meaning, Trl, Verl
 
 
 def _adamw_meanings(stage: str) -> tuple[Meaning, ...]:

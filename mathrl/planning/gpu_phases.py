@@ -3,9 +3,8 @@
 vLLM takes its share of the memory when it opens, and frees most of it when it sleeps, so the phases differ by much.
 """
 
-from mathrl.models.limits import BUCKET, MOST_LOGITS, rounded_up
-from mathrl.models.shapes import ModelShape
-from mathrl.params.lora import Adapters
+from mathrl.models.shapes import BUCKET, MOST_LOGITS, ModelShape, rounded_up
+from mathrl.params.optimizer import Adapters
 from mathrl.params.schema import Params
 from mathrl.planning.memory_states import MemoryPlan, Parts, bytes_of, fetched, gathered_in_a_pass, trainable
 from mathrl.planning.rollout_memory import KEPT_ASLEEP, on_ranks_gpus, torch_engine_memory, transfer_buffers, vllm_parts

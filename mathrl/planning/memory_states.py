@@ -6,11 +6,9 @@ Also the weights that DeepSpeed's ZeRO 3 and FSDP gather for a time. P parameter
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mathrl.models.limits import LIVE
-from mathrl.models.shapes import ModelShape
+from mathrl.models.shapes import LIVE, ModelShape
 from mathrl.params.advantage import Critic
-from mathrl.params.lora import Adapters
-from mathrl.params.optimizer import Optimizer
+from mathrl.params.optimizer import Adapters, Optimizer
 from mathrl.params.schema import Params
 from mathrl.params.train import Rl, Sft
 

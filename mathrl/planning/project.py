@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.core.types import Problem
 from mathrl.curation.inspection import Inspection
 from mathrl.data.templates import BOXED_INSTRUCTION

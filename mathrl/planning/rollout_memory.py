@@ -1,6 +1,6 @@
 """Memory of sampling: the torch engine's cache and logits, or vLLM's parts."""
 
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import ModelShape
 from mathrl.params.rollout import Rollout
 from mathrl.params.schema import Params

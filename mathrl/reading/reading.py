@@ -15,8 +15,7 @@ from mathrl.core.hashing import derive_seed, sha256_file
 from mathrl.core.hub import NO_HUB, ask_hub_once
 from mathrl.core.types import Problem
 from mathrl.generators import VERSIONS, generate
-from mathrl.reading.draw import Draw
-from mathrl.reading.row_files import Row, read_rows
+from mathrl.reading.row_files import Draw, Row, read_rows
 from mathrl.reading.row_formats import RowShape, to_problem
 from mathrl.reading.row_values import BadRow, look_up
 from mathrl.reading.sources import ResolvedSource

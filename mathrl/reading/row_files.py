@@ -1,9 +1,15 @@
-"""Rows of local files: which files a path names, and their rows with their locations."""
+"""Rows of local files: which files a path names, and their rows with their locations.
+
+A seeded choice of rows out of a stream, which decodes few of the others and holds none of them.
+"""
 
 import glob
+import heapq
 import os
+import random
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +96,43 @@ def read_rows(file: Path, label: str | None = None, wanted: Wanted | None = None
             yield Row(f"{file}, {at}", row_name, values, shown=f"{label}, {at}")
         else:
             yield Row(f"{file}, {at}", row_name, {}, str(values), shown=f"{label}, {at}")
+
+
+@dataclass
+class Draw:
+    """A seeded choice of `limit` rows out of a stream of unknown length, in memory for `limit` rows.
+
+    Each row gets a random number when `wanted` is called for it, and the rows with the `limit` smallest numbers stay.
+    A row whose number is too large is not wanted, so that it is never decoded: of a million rows about 8,000 are
+    decoded for a limit of 1,000.
+    """
+
+    limit: int
+    random: random.Random
+    rows: int = 0
+    _pending: deque[tuple[float, int]] = field(default_factory=deque)  # of rows that were wanted and not yet added
+    _kept: list[tuple[float, int, Any]] = field(default_factory=list)  # a heap, the largest number first
+
+    def wanted(self) -> bool:
+        self.rows += 1
+        number = self.random.random()
+        if len(self._kept) == self.limit and number >= -self._kept[0][0]:
+            return False
+        self._pending.append((number, self.rows))
+        return True
+
+    def skip(self) -> None:
+        """The next wanted row is none of those to choose from."""
+        self._pending.popleft()
+
+    def add(self, item: Any) -> None:
+        """The next wanted row is `item`."""
+        number, row = self._pending.popleft()
+        if len(self._kept) < self.limit:
+            heapq.heappush(self._kept, (-number, row, item))
+        elif number < -self._kept[0][0]:
+            heapq.heapreplace(self._kept, (-number, row, item))
+
+    def chosen(self) -> Iterator[Any]:
+        """The rows that stay, in the order of the stream."""
+        return (item for _, _, item in sorted(self._kept, key=lambda kept: kept[1]))

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mathrl.core.control import NO_CONTROL, Control
 from mathrl.core.hashing import derive_seed
-from mathrl.core.types import Problem
+from mathrl.core.types import NO_CONTROL, Control, Problem
 from mathrl.generators.countdown import problem_parts
 from mathrl.reading.answers import after_hashes, answer_sentence, answer_tag, last_boxed
 from mathrl.reading.row_values import (

@@ -18,9 +18,8 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import AUDITS, CURATED_SFT, CURATED_TEST, home, main_checkout
-from mathrl.core.problems import read_problems
 from mathrl.core.results import Comparison, Interval
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, read_problems
 from mathrl.curation.decisions import decisions_of
 from mathrl.curation.decontaminate import EvaluationIndex, find_hits
 from mathrl.evaluation.benchmark import benchmark_problems
@@ -30,8 +29,7 @@ from mathrl.health.mismatch import ALIGNMENT, CANARY, LAG
 from mathrl.params import Params
 from mathrl.params.data import Curate, Decontaminate
 from mathrl.params.evaluate import TEST
-from mathrl.registry.flavour import weights_of
-from mathrl.registry.versions import champions, describe, set_champions
+from mathrl.registry.versions import champions, describe, set_champions, weights_of
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.tracking.lineage import REMEDY, Back, Step, find_registered, way_back
 from mathrl.tracking.upload import flatten

@@ -15,7 +15,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl, read_numbered_jsonl, write_json, write_jsonl, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import AUDITS, RECIPES
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 from mathrl.evaluation.audit import LABELS, ErrorRates, Label, Sampled, draw_sample, error_rates
 from mathrl.reports.lineage_picture import render
 from mathrl.rollout.rollout_files import WHOLE

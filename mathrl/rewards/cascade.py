@@ -6,16 +6,19 @@ The exact grader of numbers looks at a sample of the responses (health rule rewa
 mathrl.grading, so a hole there is none here: the last number of the last marked answer (`<answer>`, `\boxed{}`,
 `####`), else of the text outside the thinking, must be the accepted one. It is coarse on purpose, and abstains where no
 accepted answer is a number.
+
+The verifier's counters over the ranks of a stage.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import hash_text
+from mathrl.core.statistics import sum_in_order
 from mathrl.grading import Verdict, equal_answers, equal_classes
 from mathrl.params.reward_parts import NoisyAccuracyOptions
 from mathrl.params.run import ModelVerifier
@@ -217,3 +220,38 @@ def noisy_verdict(
 def _same_last_digit(answer: str, truth: str) -> bool:
     first, second = INTEGER.fullmatch(answer.strip()), INTEGER.fullmatch(truth.strip())
     return first is not None and second is not None and first[1] == second[1]
+
+
+# Shares of another count than what was graded.
+SHARES_OF = {
+    "verifier/disagreement": "verifier/second_graded",
+    "verifier/second_accuracy": "verifier/second_graded",
+    "verifier/second_passed": "verifier/second_graded",
+    "verifier/exact_accuracy": "verifier/exact_graded",
+    "verifier/exact_passed": "verifier/exact_graded",
+    "verifier/exact_agreement": "verifier/exact_graded",
+    "verifier/model_disagreement": "verifier/model_judged",
+}
+
+
+def merged_counters(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The verifier's counters of all ranks: counts summed, shares and means weighted by what they are of.
+
+    What the second grader, the exact one or the judge model says is a share of what it judged, the other shares are of
+    what was graded. Seconds go under time/, since they differ from run to run.
+
+    >>> ranks = [{"verifier/second_graded": 1.0, "verifier/disagreement": 1.0}, {"verifier/second_graded": 0.0}]
+    >>> merged_counters(ranks)["verifier/disagreement"]
+    1.0
+    """
+    merged: dict[str, float] = {}
+    for name in sorted({name for share in shares for name in share}):
+        values = [share.get(name, 0.0) for share in shares]
+        if name not in SHARES_OF and not name.startswith(("verifier/rule/", "verifier/tier/", "verifier/mean_")):
+            merged[name] = sum_in_order(values)
+            continue
+        counts = [share.get(SHARES_OF.get(name, "verifier/graded"), 0.0) for share in shares]
+        weighted = sum_in_order(n * value for n, value in zip(counts, values, strict=True))
+        mean = weighted / max(1.0, sum_in_order(counts))
+        merged[f"time/{name}" if name.endswith("seconds") else name] = mean
+    return merged

@@ -1,6 +1,6 @@
 """What the section rollout leaves open, as far as parameters and hardware decide it: engine, precision, lengths."""
 
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel, Prompt
 from mathrl.params.schema import Params

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, FinishReason
-from mathrl.models.continuation import KeptKeys
+from mathrl.models.decode import KeptKeys
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 

@@ -12,7 +12,7 @@ from mathrl.models.load import load_model, load_tokenizer, local_folder
 from mathrl.models.prepared import copy_model
 from mathrl.models.sharding import is_sharded
 from mathrl.models.tool_messages import end_tokens
-from mathrl.params.lora import Adapters
+from mathrl.params.optimizer import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.rollout.engine import RolloutEngine, canary_tolerance

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.models.load import reason, resolve_folder
 from mathrl.models.model_shape import shape_of
 from mathrl.models.transformers_import import AutoConfig

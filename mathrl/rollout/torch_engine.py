@@ -14,8 +14,8 @@ from torch import Tensor
 from mathrl.core.hashing import derive_seed
 from mathrl.core.out_of_memory import memory_part
 from mathrl.core.types import Completion, FinishReason
-from mathrl.models.limits import rounded_up
 from mathrl.models.logprobs import make_decoder
+from mathrl.models.shapes import rounded_up
 from mathrl.models.tool_messages import end_tokens
 from mathrl.models.weights import copy_weights
 from mathrl.params.rollout import Rollout

@@ -18,7 +18,7 @@ import numpy as np
 
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import CallStatus, Completion, FinishReason, ToolCall
-from mathrl.models.continuation import KeptKeys
+from mathrl.models.decode import KeptKeys
 from mathrl.params.rollout import Turns
 from mathrl.rollout.call_formats import Asked, make_format, shown
 from mathrl.rollout.engine import Groups, Keep, Progress, Prompts, RolloutEngine, Sampling

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from mathrl.core.errors import UserError
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import ModelShape
 from mathrl.params.rollout import Rollout
 

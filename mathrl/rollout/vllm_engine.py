@@ -21,10 +21,9 @@ from torch import Tensor
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion, FinishReason
-from mathrl.models.device import hardware_of, rank_gpu
+from mathrl.models.device import hardware_of, rank_gpu, state_kept
 from mathrl.models.load import local_folder
 from mathrl.models.tool_messages import end_tokens
-from mathrl.models.torch_state import state_kept
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.models.weights import folder_weights, with_head
 from mathrl.params.rollout import Rollout

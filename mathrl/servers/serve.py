@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.models.device import hardware_of
 from mathrl.models.load import local_folder
-from mathrl.params.lora import Adapters
+from mathrl.params.optimizer import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.servers.vllm_arguments import (

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.parent import at_end_of_input, die_with_parent
+from mathrl.core.guard import at_end_of_input, die_with_parent
 
 LOOK_SECONDS = 0.5
 END_SECONDS = 3.0  # for servers to end after SIGTERM, before they are killed

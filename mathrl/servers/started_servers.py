@@ -22,7 +22,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.hashing import digest
 from mathrl.models.load import local_folder
-from mathrl.params.lora import Adapters
+from mathrl.params.optimizer import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.servers.serve import serve_command, serve_environment

@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mathrl.core.environment import install_command
 from mathrl.core.errors import UserError
-from mathrl.core.hardware import Hardware
-from mathrl.core.installation import install_command
-from mathrl.params.lora import Adapters
+from mathrl.core.gpus import Hardware
+from mathrl.params.optimizer import Adapters
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, PretrainedModel
 

@@ -14,7 +14,7 @@ from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitI
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 import mathrl.servers.vllm_worker  # noqa: F401  # registers its engines with vLLM
-from mathrl.core.parent import die_with_parent
+from mathrl.core.guard import die_with_parent
 from mathrl.models.weights import WeightDigest, folder_weights, with_head
 from mathrl.servers.gpu_handles import handles_from_json
 from mathrl.servers.vllm_arguments import TRANSFER_BACKENDS

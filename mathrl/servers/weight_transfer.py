@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.nccl_common import (
 )
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
-from mathrl.models.torch_state import without_expandable_segments
+from mathrl.models.device import without_expandable_segments
 from mathrl.models.weights import WeightDigest, WeightShape
 from mathrl.servers.server import Server
 from mathrl.servers.transfer_client import TransferClient

@@ -14,9 +14,8 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
 from mathrl.core.hashing import derive_seed, digest_path
 from mathrl.core.paths import state_root
-from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, read_problems
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.difficulty import (
     add_cached_counts,

@@ -19,8 +19,7 @@ from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.core.paths import typed_overrides
-from mathrl.core.problems import read_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, read_problems
 from mathrl.data.difficulty import seeded_subset
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params import Params

@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import EXIT_STOPPED, UserError
 from mathrl.core.gpus import gpu_count
-from mathrl.core.parent import die_with_parent
+from mathrl.core.guard import die_with_parent
 from mathrl.core.paths import is_loopback
 from mathrl.params import Params
 from mathrl.params.run import Run
 from mathrl.params.schema import READS, hands_over
-from mathrl.params.training_engine import Verl
+from mathrl.params.training import Verl
 
 SLOTS_PER_CORE = 4
 ONE_MACHINE = 8  # more processes are meant for several machines

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mathrl.core.files import read_jsonl, write_json, written_aside
 from mathrl.core.hashing import sha256_jsonl
-from mathrl.core.problems import read_problems, write_problems
+from mathrl.core.types import read_problems, write_problems
 from mathrl.data.mixture import mix
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun

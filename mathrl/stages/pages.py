@@ -10,8 +10,8 @@ from pathlib import Path
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import sha256_file, sha256_jsonl
 from mathrl.corpus import account as pages_report
+from mathrl.corpus.classifier import check_model
 from mathrl.corpus.corpus import Corpus
-from mathrl.corpus.fasttext_classifier import check_model
 from mathrl.corpus.page_files import check_readers, page_files, read_evaluation, read_seeds
 from mathrl.corpus.rounds import clean, collect, domains
 from mathrl.params import Params

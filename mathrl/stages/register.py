@@ -16,8 +16,7 @@ from mathrl.core.results import EvaluationSummary
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params.load import parse_yaml
 from mathrl.params.run import Prompt
-from mathrl.registry.flavour import Usage
-from mathrl.registry.versions import describe, find_version, register_version
+from mathrl.registry.versions import Usage, describe, find_version, register_version
 from mathrl.reports.html import pipeline_material, write_report
 from mathrl.reports.model_card import model_card
 from mathrl.stages.command import main

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mathrl.core.environment import rank
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.engines.engine import ENGINES
 from mathrl.health.watch import HealthMonitor

@@ -15,9 +15,8 @@ from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import derive_seed
-from mathrl.core.problems import read_problems
 from mathrl.core.progress import progress
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, read_problems
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.difficulty import seeded_subset
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
@@ -25,7 +24,7 @@ from mathrl.data.sft_sets import few_shot_examples
 from mathrl.data.templates import response_end
 from mathrl.params import Params
 from mathrl.rewards.compose import build_reward
-from mathrl.rewards.steps import step_ends
+from mathrl.rewards.format import step_ends
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mathrl.core.environment import rank
 from mathrl.core.files import written_aside
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 from mathrl.engines.engine import check_installed
 from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
@@ -59,7 +59,7 @@ def work(
     training = open_training(run, health)
     # torch: not before the inputs have been checked.
     from mathrl.models.load import load_tokenizer, make_base
-    from mathrl.trainers.demonstrations import tokenize_demonstrations
+    from mathrl.trainers.supervised import tokenize_demonstrations
 
     if base and rank() == 0:
         make_base(params.model, start, seed, data)

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from mathrl.compose import load_params
-from mathrl.compose.groups import PRESETS
+from mathrl.compose.names import PRESETS
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.load import FOLDER

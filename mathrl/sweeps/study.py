@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import workspace_preset
-from mathrl.core.problems import read_problems
+from mathrl.core.types import read_problems
 from mathrl.evaluation.forecast import forecast
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Sweep

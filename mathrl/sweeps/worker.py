@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError, exit_on_user_error
-from mathrl.core.parent import at_end_of_input
+from mathrl.core.guard import at_end_of_input
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.study import open_study
 from mathrl.sweeps.trial import Interrupted, run_trial

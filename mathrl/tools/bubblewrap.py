@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from mathrl.core.environment import install_command
 from mathrl.core.errors import UserError
-from mathrl.core.installation import install_command
 from mathrl.params.rollout import Bubblewrap
 
 INSTALL = "apt-get install bubblewrap libseccomp2"

@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from mathrl.core.errors import UserError, without_logins
-from mathrl.core.parent import at_end_of_input, is_alive
+from mathrl.core.guard import at_end_of_input, is_alive
 from mathrl.core.progress import pause
 from mathrl.core.records import MirrorState, RunRecord, read_record, written_times
 from mathrl.tracking.client import connect, experiment

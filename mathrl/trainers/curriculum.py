@@ -20,8 +20,8 @@ from mathrl.params.curriculum import (
     UserCurriculum,
 )
 from mathrl.params.section import DottedOptions
-from mathrl.trainers.demonstrations import Stream
 from mathrl.trainers.pools import PoolOrder
+from mathrl.trainers.supervised import Stream
 
 UNKNOWN_PASS_RATE = 0.5
 

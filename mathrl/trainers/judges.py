@@ -22,7 +22,7 @@ from mathrl.params import Params
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction, build_reward
-from mathrl.rewards.steps import step_ends
+from mathrl.rewards.format import step_ends
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.reward_model import scores_after

@@ -13,7 +13,7 @@ import numpy as np
 
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, FinishReason, Graded, ToolCall
-from mathrl.models.continuation import KeptKeys
+from mathrl.models.decode import KeptKeys
 from mathrl.rollout.engine import Ended, Groups, Keep, Prompts, Sampling
 from mathrl.trainers.collect import Collector
 

@@ -26,8 +26,8 @@ from mathrl.models.dropout import disable_dropout
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
-from mathrl.params.preference import Dpo
 from mathrl.params.run import Prompt
+from mathrl.params.train import Dpo
 from mathrl.trainers.supervised import Item, Objective, largest_first, train_supervised
 from mathrl.trainers.training_run import TrainingRun
 

@@ -26,9 +26,9 @@ from mathrl.learners.sharding import scored
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
-from mathrl.params.preference import RewardModel
 from mathrl.params.run import Prompt
-from mathrl.rewards.steps import step_ends
+from mathrl.params.train import RewardModel
+from mathrl.rewards.format import step_ends
 from mathrl.trainers.preference import tokenize_response
 from mathrl.trainers.supervised import Item, Objective, largest_first, train_supervised
 from mathrl.trainers.training_run import TrainingRun

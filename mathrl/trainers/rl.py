@@ -26,8 +26,8 @@ from mathrl.learners.sharding import load_to_train
 from mathrl.models.device import halve_threads, hardware_of
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params.train import Asynchronous, Rl
+from mathrl.rewards.cascade import merged_counters
 from mathrl.rewards.compose import RewardFunction, build_reward
-from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.resolve import resolve_importance, resolve_rollout

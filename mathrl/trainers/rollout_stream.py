@@ -19,10 +19,9 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink, complete_rows
-from mathrl.models.device import use_device
-from mathrl.models.torch_state import state_kept
+from mathrl.models.device import state_kept, use_device
 from mathrl.params.train import Asynchronous
-from mathrl.rewards.counters import merged_counters
+from mathrl.rewards.cascade import merged_counters
 from mathrl.trainers.collect import Collector, RolloutShare
 from mathrl.trainers.pooled_group import GroupPool, PooledGroup, groups_digest
 from mathrl.trainers.training_run import TrainingRun

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.files import read_jsonl, write_jsonl
-from mathrl.core.problems import write_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation import paired
 from mathrl.evaluation.compare import look_levels
 from mathrl.evaluation.responses import read_run

@@ -18,8 +18,7 @@ from mathrl.cli.run import run
 from mathrl.compose import load_params, write_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import WORKTREE_NOTE
-from mathrl.core.problems import write_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.models.base import make_base
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml, read_yaml

@@ -21,9 +21,8 @@ from mathrl.cli.inspect import given_keys, inspect
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
-from mathrl.core.problems import write_problems
 from mathrl.core.records import open_record
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.curation import curation
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import config_of, shape_of

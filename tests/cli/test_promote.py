@@ -16,9 +16,8 @@ from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
-from mathrl.core.problems import write_problems
 from mathrl.core.records import RunRecord
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation.paired import Comparison
 from mathrl.health.watch import examine
 from mathrl.models.base import make_base

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mathrl.cli.vary import combinations
+from mathrl.cli.evaluate import combinations
 from mathrl.core.errors import UserError
-from mathrl.core.problems import write_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation.paired import compare
 from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.summary import accuracies

@@ -6,8 +6,8 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.compose.experiment import Composition, read_composition, split_choices
-from mathrl.compose.groups import KINDS, MAY_SET, PRESETS, file_names, help_of
 from mathrl.compose.load import Layers, read_layers, write_experiment
+from mathrl.compose.names import KINDS, MAY_SET, PRESETS, file_names, help_of
 from mathrl.core.errors import UserError
 from mathrl.params.load import read_yaml
 

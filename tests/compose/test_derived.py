@@ -28,7 +28,7 @@ from mathrl.compose.settings import (
     written_keys,
 )
 from mathrl.core.errors import UserError
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import KNOWN, known_model, known_shape
 from mathrl.params.final_values import RATES, judge
 from mathrl.params.load import validate

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mathrl.compose.experiment import Composition
-from mathrl.compose.groups import file_names
 from mathrl.compose.load import Layers, read_layers
+from mathrl.compose.names import file_names
 from mathrl.core.errors import UserError
 from mathrl.params.final_values import SAMPLING, TIMES, TRAINED, judge, usual_rate
 from mathrl.params.recipe_steps import POLICIES, Recipe, is_path, references

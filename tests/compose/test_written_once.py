@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mathrl.compose.experiment import Composition, read_composition, split_choices
-from mathrl.compose.groups import KINDS, PRESETS, file_names
 from mathrl.compose.load import Layers, read_layers
+from mathrl.compose.names import KINDS, PRESETS, file_names
 from mathrl.core.errors import UserError
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.recipe_steps import Recipe

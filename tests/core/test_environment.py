@@ -60,7 +60,7 @@ def test_a_process_alone_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_end_of_input_is_noticed_and_input_before_it_is_not() -> None:
     code = (
         "import os, time\n"
-        "from mathrl.core.parent import at_end_of_input\n"
+        "from mathrl.core.guard import at_end_of_input\n"
         "at_end_of_input(lambda: os._exit(7))\n"
         "print('ready', flush=True)\n"
         "time.sleep(600)\n"

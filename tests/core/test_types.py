@@ -4,8 +4,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed, digest, digest_path
-from mathrl.core.problems import read_problems, write_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, read_problems, write_problems
 
 PROBLEM = Problem(id="chain/rl/1", question="7+5=", answers=("12",), source="chain", split="rl", level=1)
 

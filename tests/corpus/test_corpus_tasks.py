@@ -15,7 +15,7 @@ from mathrl.core.files import write_jsonl
 from mathrl.corpus import page_files
 from mathrl.corpus.calibration import Models
 from mathrl.corpus.corpus import Corpus
-from mathrl.corpus.page_features import BUCKETS
+from mathrl.corpus.page_shards import BUCKETS
 from mathrl.params.pages import Pages
 
 NEAR = {"ngram": 3, "buckets": 2, "hashes_per_bucket": 2}

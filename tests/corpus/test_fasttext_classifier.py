@@ -11,8 +11,8 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
 from mathrl.corpus import rounds
+from mathrl.corpus.classifier import FastTextModel, check_model, lines
 from mathrl.corpus.corpus import Corpus
-from mathrl.corpus.fasttext_classifier import FastTextModel, check_model, lines
 from mathrl.corpus.rounds import CollectedPages
 from mathrl.params.pages import FastTextClassifier, Pages
 

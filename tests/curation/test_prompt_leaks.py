@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mathrl.core.control import Control
 from mathrl.core.errors import UserError
-from mathrl.core.types import Problem
+from mathrl.core.types import Control, Problem
 from mathrl.curation import curation
 from mathrl.curation.prompt_leaks import check_prompts, copied_share, leak
 from mathrl.data.export import to_verl

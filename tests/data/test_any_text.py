@@ -13,10 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mathrl.core.control import Control
 from mathrl.core.hashing import digest
-from mathrl.core.problems import read_problems, write_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Control, Problem, read_problems, write_problems
 from mathrl.corpus.page_files import host_and_path
 from mathrl.curation.curation import plan, run
 from mathrl.curation.curation_account import write_report

@@ -9,18 +9,17 @@ import pytest
 from tokenizers import Tokenizer
 
 from mathrl.compose import load_params
-from mathrl.core.control import Control
 from mathrl.core.errors import UserError
-from mathrl.core.types import Completion, Problem
+from mathrl.core.types import Completion, Control, Problem
 from mathrl.data.templates import TODAY, render, response_end
 from mathrl.models.load import load_tokenizer
 from mathrl.models.tool_messages import end_tokens, turn_end
 from mathrl.params.final_values import ignored_settings
 from mathrl.params.run import Prompt
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.demonstrations import tokenize_demonstrations
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import tokenize_steps
+from mathrl.trainers.supervised import tokenize_demonstrations
 from tests.models.families import FAMILIES, make_family
 from tests.rollout.no_engine import NO_ENGINE
 

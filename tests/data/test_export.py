@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mathrl.cli.main import app
-from mathrl.core.control import Control
 from mathrl.core.errors import UserError
-from mathrl.core.types import Problem
+from mathrl.core.types import Control, Problem
 from mathrl.curation.decontaminate_files import Keys, decontaminate_files
 from mathrl.data.export import Format, export
 from mathrl.params.data import Decontaminate

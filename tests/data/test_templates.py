@@ -2,9 +2,8 @@ from typing import ClassVar
 
 import pytest
 
-from mathrl.core.control import Control
 from mathrl.core.errors import UserError
-from mathrl.core.types import Problem
+from mathrl.core.types import Control, Problem
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import BOXED_INSTRUCTION, prompt_text, render
 from mathrl.params.run import Prompt

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.deepspeed_internals import make_engine
 from mathrl.learners.distributed import Ranks

@@ -24,10 +24,8 @@ from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
 from mathrl.models.sharding import gathered
 from mathrl.params.advantage import Critic, Gae
-from mathrl.params.lora import Lora
-from mathrl.params.optimizer import AdamW
-from mathrl.params.preference import Dpo, RewardModel
-from mathrl.params.train import Rl, Sft
+from mathrl.params.optimizer import AdamW, Lora
+from mathrl.params.train import Dpo, RewardModel, Rl, Sft
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model

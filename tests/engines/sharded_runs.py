@@ -28,9 +28,8 @@ from mathrl.models.lora import add_lora
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.models.sharding import gathered, own_part, sharded_copy
 from mathrl.params.advantage import Critic, Gae
-from mathrl.params.lora import Lora
 from mathrl.params.loss import Truncated
-from mathrl.params.optimizer import AdamW
+from mathrl.params.optimizer import AdamW, Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Model, Prompt
 from mathrl.params.train import Asynchronous, Rl

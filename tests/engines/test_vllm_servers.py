@@ -18,7 +18,7 @@ from mathrl.core.errors import UserError
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.lora import adapter_weights, add_lora
 from mathrl.models.weights import full_weights, write_buckets
-from mathrl.params.lora import Lora
+from mathrl.params.optimizer import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.train import Asynchronous
 from mathrl.rollout import server_engine

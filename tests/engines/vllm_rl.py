@@ -23,12 +23,11 @@ from mathrl.learners.deepspeed_learner import DeepSpeedLearner
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.sharding import load_to_train
 from mathrl.models import sharding
+from mathrl.models.device import torch_settings
 from mathrl.models.load import load_model, load_tokenizer, make_base
-from mathrl.models.torch_state import torch_settings
 from mathrl.models.weights import full_weights, with_head
-from mathrl.params.lora import Lora
 from mathrl.params.loss import LossKl, Truncated
-from mathrl.params.optimizer import AdamW
+from mathrl.params.optimizer import AdamW, Lora
 from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import Model, Prompt
 from mathrl.params.train import Asynchronous, Rl

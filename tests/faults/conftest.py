@@ -17,7 +17,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.files import write_jsonl
-from mathrl.core.problems import read_problems, write_problems
+from mathrl.core.types import read_problems, write_problems
 from mathrl.models.base import make_base
 from tests.trainers.conftest import make_workspace  # noqa: F401
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import EXIT_KILLED
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 
 Make = Callable[..., Any]
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from mathrl.core.parent import die_with_parent
+from mathrl.core.guard import die_with_parent
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.weights import copy_weights, folder_digest, folder_weights
 from mathrl.params.rollout import Rollout

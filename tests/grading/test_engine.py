@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 from mathrl.grading import SymbolicEngine, grade
 from mathrl.grading.engine_process import keep
 

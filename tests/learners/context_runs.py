@@ -23,8 +23,8 @@ from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.prepared import Kernel, compute_as
-from mathrl.params.lora import Lora
 from mathrl.params.loss import Truncated
+from mathrl.params.optimizer import Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.params.train import Rl, Sft

@@ -30,9 +30,8 @@ from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.models.sharding import own_part, sharded_copy, whole
 from mathrl.params.advantage import Critic, Gae
-from mathrl.params.lora import Lora
 from mathrl.params.loss import Truncated
-from mathrl.params.optimizer import AdamW, Muon
+from mathrl.params.optimizer import AdamW, Lora, Muon
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Model, Prompt
 from mathrl.params.train import Asynchronous, Rl, Sft

@@ -18,8 +18,7 @@ from mathrl.learners.preemption import GRACE_SECONDS, SAVE_SECONDS, Stopped, Sto
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.packing import Group
 from mathrl.params.optimizer import AdamW
-from mathrl.params.preference import Dpo
-from mathrl.params.train import Rl, Sft
+from mathrl.params.train import Dpo, Rl, Sft
 from mathrl.params.training import Training
 from mathrl.trainers import rl as rl_module
 from mathrl.trainers import supervised as supervised_module

@@ -29,12 +29,10 @@ from mathrl.models.scores import load_scorer, make_scorer, token_scores
 from mathrl.models.tool_messages import turn_end
 from mathrl.models.transformers_import import GenerationConfig
 from mathrl.params.advantage import Critic, Gae
-from mathrl.params.lora import Lora
-from mathrl.params.optimizer import AdamW
-from mathrl.params.preference import RewardModel
+from mathrl.params.optimizer import AdamW, Lora
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, Prompt, Reward
-from mathrl.params.train import Rl
+from mathrl.params.train import RewardModel, Rl
 from mathrl.params.training import DeepSpeed, Training
 from mathrl.reports.alignment import load_plain, plain_logprobs
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult

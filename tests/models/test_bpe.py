@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
-from mathrl.core.problems import read_problems, write_problems
+from mathrl.core.types import read_problems, write_problems
 from mathrl.generators import generate
 from mathrl.models.base import END, PAD, UNKNOWN, bpe_tokenizer, fresh_tokenizer, make_base, texts_of
 from mathrl.models.load import load_model, load_tokenizer

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mathrl.models import decode, trial
-from mathrl.models.continuation import ContinuedLayout, KeptKeys
-from mathrl.models.decode import CachedDecoder, PackedDecoder, RecomputingDecoder
+from mathrl.models.decode import CachedDecoder, ContinuedLayout, KeptKeys, PackedDecoder, RecomputingDecoder
 from mathrl.models.logprobs import prepare_language_model
 
 PROMPTS = [[5, 6, 7], [8], list(range(3, 24)), [9, 10]]

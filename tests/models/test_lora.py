@@ -18,8 +18,7 @@ from mathrl.models.lora import ADAPTER, adapters_off, add_lora, merged_state
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
-from mathrl.params.lora import Lora
-from mathrl.params.optimizer import Muon
+from mathrl.params.optimizer import Lora, Muon
 from mathrl.params.run import FreshModel, Model
 
 GROUPS = [Group((7, 8, 9), ((10, 11, 12, 2), (20, 2), (5, 6, 7))), Group((30, 31), ((9, 2), (14, 15, 2)))]

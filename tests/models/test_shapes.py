@@ -57,7 +57,7 @@ def test_a_shape_is_that_of_the_model_that_transformers_makes(name: str) -> None
 
 
 def test_the_plan_needs_no_torch() -> None:
-    script = "import sys, mathrl.planning.memory_advice, mathrl.planning.memory; print('torch' in sys.modules)"
+    script = "import sys, mathrl.planning.memory, mathrl.planning.memory; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
 

@@ -11,8 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mathrl.core.errors import UserError
-from mathrl.models.device import rank_gpu, use_device
-from mathrl.models.torch_state import state_kept, torch_settings
+from mathrl.models.device import rank_gpu, state_kept, torch_settings, use_device
 from mathrl.trainers.rollout_stream import SamplerThread
 
 

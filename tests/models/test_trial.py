@@ -14,13 +14,13 @@ from mathrl.cli.doctor import model_findings
 from mathrl.core.errors import UserError
 from mathrl.models import trial
 from mathrl.models.base import character_tokenizer
+from mathrl.models.device import state_kept
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.load import load_model
 from mathrl.models.logprobs import architecture_trial, prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.prepared import compute_as
 from mathrl.models.small_copy import small_config, small_copy
-from mathrl.models.torch_state import state_kept
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Model

@@ -10,7 +10,7 @@ from mathrl.params.engines import TRL_RL, TRL_SFT, VERL_RL, engine_problem
 from mathrl.params.messages import parameters
 from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.params.section import Section, annotation, tags_of
-from mathrl.params.training_engine import Meaning, yaml_value
+from mathrl.params.training import Meaning, yaml_value
 from tests.test_house import load_tool
 
 ROOT = Path(__file__).parents[2]

@@ -21,12 +21,10 @@ from mathrl.models.model_shape import config_of, shape_of
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.shapes import ModelShape
-from mathrl.params.lora import Lora
-from mathrl.params.optimizer import AdamW, Muon
+from mathrl.params.optimizer import AdamW, Lora, Muon
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
-from mathrl.planning.memory import RUNTIME, kept_activations, plan_memory
-from mathrl.planning.memory_advice import advise
+from mathrl.planning.memory import RUNTIME, advise, kept_activations, plan_memory
 from mathrl.planning.memory_states import GIB, divided, fetched, trainable, trained
 from mathrl.planning.rollout_memory import check_vllm_share
 from tests.learners.kept_bytes import kept_bytes

@@ -13,7 +13,7 @@ import pytest
 
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 from mathrl.params.load import dump_yaml
 from mathrl.tasks.dvc_output import was_stopped
 from mathrl.tasks.graph import last_maker, needed_steps

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"

@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 
 from mathrl.cli import ui
 from mathrl.compose import load_params
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 from mathrl.params.train import Rl
 from tests.foreign_requests import FOREIGN, ask, check_refused
 from tests.platform.ui_servers import Servers

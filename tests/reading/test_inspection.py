@@ -14,8 +14,8 @@ from mathrl.curation.inspection import Inspection, Prompting, inspect_rows, lang
 from mathrl.grading import reading
 from mathrl.params.data import Curate
 from mathrl.params.load import parse_yaml
-from mathrl.reading.draw import Draw
 from mathrl.reading.reading import Read, read_source
+from mathrl.reading.row_files import Draw
 from mathrl.reading.row_formats import RowShape
 from mathrl.reading.sources import ResolvedSource
 

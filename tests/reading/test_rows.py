@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.core.control import Control
-from mathrl.core.types import Problem
+from mathrl.core.types import Control, Problem
 from mathrl.reading.answers import after_hashes, answer_tag, last_boxed
 from mathrl.reading.row_formats import BadRow, RowShape, to_problem
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from mathrl.rewards.cascade import ExactAudit, exact_verdict
+from mathrl.rewards.cascade import ExactAudit, exact_verdict, merged_counters
 from mathrl.rewards.compose import RewardInput, build_reward
-from mathrl.rewards.counters import merged_counters
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from mathrl.models.base import character_tokenizer
 from mathrl.models.lora import add_lora
 from mathrl.models.tool_messages import end_tokens
 from mathrl.models.weights import folder_weights, full_weights, with_head, write_buckets
-from mathrl.params.lora import Lora
+from mathrl.params.optimizer import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model
 from mathrl.rollout import vllm_engine

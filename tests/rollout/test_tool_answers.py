@@ -21,8 +21,8 @@ from mathrl.rollout.call_formats import shown
 from mathrl.rollout.engine import Groups, Sampling
 from mathrl.rollout.sample_problems import sample_problems
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.demonstrations import tokenize_demonstrations
 from mathrl.trainers.preference import tokenize_response
+from mathrl.trainers.supervised import tokenize_demonstrations
 from tests.rollout.calculator import Calculator
 
 TOKENIZER = character_tokenizer(FreshModel())

@@ -10,11 +10,11 @@ import torch
 
 from mathrl.models import decode
 from mathrl.models.base import character_tokenizer
-from mathrl.models.limits import rounded_up
 from mathrl.models.linear import use_bfloat16_products
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.prepared import compute_as
+from mathrl.models.shapes import rounded_up
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling

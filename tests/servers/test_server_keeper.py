@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.servers import server_keeper
 from mathrl.servers.server_keeper import Keeper, ServerCommand

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.core.hardware import CPU, Hardware
+from mathrl.core.gpus import CPU, Hardware
+from mathrl.models.device import without_expandable_segments
 from mathrl.models.load import load_model, make_base
 from mathrl.models.lora import add_lora
-from mathrl.models.torch_state import without_expandable_segments
 from mathrl.models.weights import full_weights, weight_shapes
-from mathrl.params.lora import Lora
+from mathrl.params.optimizer import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model
 from mathrl.rollout.server_engine import transfer_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
-from mathrl.core.hardware import Hardware
+from mathrl.core.gpus import Hardware
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.optimizer import optimizer_arguments
 from mathrl.models.model_shape import config_of, shape_of

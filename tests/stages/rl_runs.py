@@ -18,8 +18,7 @@ import torch
 
 from mathrl.core.files import write_json
 from mathrl.core.metrics import without_timings
-from mathrl.core.problems import write_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.load import export_model
 from mathrl.models.scores import make_scorer

@@ -11,10 +11,10 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl
-from mathrl.core.hardware import CPU
-from mathrl.core.problems import read_problems
+from mathrl.core.gpus import CPU
 from mathrl.core.records import RunRecord
 from mathrl.core.results import EvaluationSummary
+from mathrl.core.types import read_problems
 from mathrl.generators import VERSIONS
 from mathrl.models.base import make_base
 from mathrl.params import Params

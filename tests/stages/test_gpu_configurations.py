@@ -11,7 +11,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.core.hardware import CPU, Hardware
+from mathrl.core.gpus import CPU, Hardware
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params.final_values import check_final_values

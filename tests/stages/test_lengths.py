@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mathrl.core.problems import write_problems
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.models.base import make_base
 from mathrl.params.load import dump_yaml
 from mathrl.params.run import FreshModel, Model

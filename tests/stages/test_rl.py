@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from mathrl.core.files import write_json
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.problems import read_problems, write_problems
+from mathrl.core.types import read_problems, write_problems
 from mathrl.rollout.rollout_files import rollout_files
 from mathrl.stages.launch import GLOO, NCCL
 from mathrl.trainers import rl as trainer

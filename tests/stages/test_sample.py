@@ -11,9 +11,8 @@ import torch
 
 from mathrl.compose import load_params
 from mathrl.core.files import read_json, read_jsonl
-from mathrl.core.problems import read_problems, write_problems
 from mathrl.core.records import RunRecord
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, read_problems, write_problems
 from mathrl.data.rejection import Filters, rejection_sample
 from mathrl.models.base import character_tokenizer, fresh_config
 from mathrl.models.export import export_model

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from mathrl.compose import load_params
-from mathrl.core.problems import write_problems
 from mathrl.core.records import RunRecord
-from mathrl.core.types import Problem
+from mathrl.core.types import Problem, write_problems
 from mathrl.generators import generate
 from mathrl.models import load
 from mathrl.stages import sft, stage_run

@@ -24,7 +24,7 @@ from mathrl.cli.main import app
 from mathrl.cli.sweep import _print_study
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.core.parent import is_alive
+from mathrl.core.guard import is_alive
 from mathrl.params.load import parse_yaml
 from mathrl.recipes.graph import graph_file, write_recipe_graph
 from mathrl.sweeps.compare import comparison_recipe, write_comparison_recipe, write_verdict

@@ -17,7 +17,7 @@ from mathrl.core.errors import UserError
 from mathrl.params.form import form_overrides, section_form
 from mathrl.params.sweep import Categorical, Integer, LogUniform, Sweep, Uniform, ZeroOrLog
 from mathrl.sweeps.space import check_space, decode, distribution, encode, floor, override, values_of
-from mathrl.tasks.sweep_workspace import with_study
+from mathrl.tasks.workspace import with_study
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params"

@@ -9,8 +9,7 @@ import pytest
 from mathrl.core.hashing import digest_path
 from mathrl.models.load import make_base
 from mathrl.params.run import FreshModel, Model, Prompt
-from mathrl.registry.flavour import Usage, prompt_template, weights_of
-from mathrl.registry.versions import register_version
+from mathrl.registry.versions import Usage, prompt_template, register_version, weights_of
 from mathrl.tracking.client import connect, experiment
 
 TINY = FreshModel(hidden_size=32, intermediate_size=48, layers=1, heads=2)

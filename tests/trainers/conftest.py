@@ -14,7 +14,7 @@ import pytest
 
 from mathrl.compose import load_params, write_params
 from mathrl.core.files import write_json, write_text
-from mathrl.core.problems import write_problems
+from mathrl.core.types import write_problems
 from mathrl.generators import generate
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,9 @@ import torch
 from mathrl.core.metrics import without_timings
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
-from mathrl.params.lora import Lora
-from mathrl.params.optimizer import AdamW
-from mathrl.params.preference import Dpo, RewardModel
+from mathrl.params.optimizer import AdamW, Lora
 from mathrl.params.run import Prompt
-from mathrl.params.train import Sft
+from mathrl.params.train import Dpo, RewardModel, Sft
 from mathrl.trainers.preference import tokenize_pairs, train_dpo
 from mathrl.trainers.reward_model import tokenize_steps, train_reward_model
 from mathrl.trainers.sft import train_sft

@@ -16,7 +16,7 @@ from mathrl.models.export import export_model
 from mathrl.models.prepared import compute_as
 from mathrl.models.scores import make_scorer, prepare_scorer, token_scores
 from mathrl.params.advantage import Critic, Gae
-from mathrl.params.lora import Lora
+from mathrl.params.optimizer import Lora
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardResult
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic

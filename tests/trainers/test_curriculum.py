@@ -13,8 +13,8 @@ from mathrl.core.types import Problem
 from mathrl.params.curriculum import EasyToHard, PassRate, PoolWeights, Retire
 from mathrl.params.train import Rl
 from mathrl.trainers.curriculum import ProblemOrder
-from mathrl.trainers.demonstrations import Stream
 from mathrl.trainers.pools import features
+from mathrl.trainers.supervised import Stream
 from tests.trainers.test_pools import mixture, pools
 
 

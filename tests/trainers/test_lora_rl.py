@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from mathrl.core.metrics import without_timings
-from mathrl.params.lora import Lora
-from mathrl.params.optimizer import Muon
+from mathrl.params.optimizer import Lora, Muon
 from mathrl.params.train import Rl
 from mathrl.trainers.rl import train_rl
 from tests.trainers.small import SIZES

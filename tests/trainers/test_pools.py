@@ -439,10 +439,7 @@ def test_what_a_users_class_answers_is_checked(monkeypatch: pytest.MonkeyPatch) 
         (["rl.curriculum={type: user, sampler: {path: a.b.C}}"], "curriculum.sampler.path: no module 'a.b'"),
         (["rl.curriculum={type: user, sampler: {path: mathrl.trainers.pools.PoolOrdr}}"], "did you mean PoolOrder"),
         (["rl.curriculum={type: user, sampler: {path: mathrl.core.types.Problem}}"], None),
-        (
-            ["rl.curriculum={type: user, sampler: {path: mathrl.trainers.demonstrations.Stream}}"],
-            "Stream lacks observe",
-        ),
+        (["rl.curriculum={type: user, sampler: {path: mathrl.trainers.supervised.Stream}}"], "Stream lacks observe"),
         (["rl.curriculum={adaptive: {}}"], "only type pools has it"),
         (["rl.curriculum={type: pools, adaptive: {least: 3}}"], "must be a multiple of adaptive.least"),
         (["rl.curriculum={type: pools, pools: {hard_below: 0.95}}"], "must be below pools.easy_above"),

@@ -13,9 +13,9 @@ from mathrl.core.metrics import without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import TokenBudget
 from mathrl.models.lora import adapters_off
-from mathrl.params.lora import Lora
-from mathrl.params.preference import Dpo
+from mathrl.params.optimizer import Lora
 from mathrl.params.run import Prompt
+from mathrl.params.train import Dpo
 from mathrl.trainers.preference import pair_loss, response_logprob_sums, tokenize_pairs, train_dpo, with_reference
 from mathrl.trainers.reward_model import tokenize_steps
 from mathrl.trainers.supervised import Item, hold_out

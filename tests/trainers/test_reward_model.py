@@ -16,9 +16,9 @@ from mathrl.models.export import export_model
 from mathrl.models.packing import Group
 from mathrl.models.prepared import Prepared, compute_as
 from mathrl.models.scores import load_scorer, make_scorer
-from mathrl.params.lora import Lora
-from mathrl.params.preference import RewardModel
+from mathrl.params.optimizer import Lora
 from mathrl.params.run import Model, Prompt
+from mathrl.params.train import RewardModel
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import items_loss, scores_after, tokenize_steps, train_reward_model, with_replay
 from mathrl.trainers.supervised import Item

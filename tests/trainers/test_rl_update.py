@@ -23,8 +23,8 @@ from mathrl.params.optimizer import Muon
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
+from mathrl.rewards.cascade import merged_counters
 from mathrl.rewards.compose import RewardInput, RewardResult
-from mathrl.rewards.counters import merged_counters
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.stages.rl import summary_of

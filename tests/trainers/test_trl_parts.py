@@ -8,22 +8,21 @@ import torch
 from tokenizers import Tokenizer, models, processors
 
 from mathrl.compose import load_params
-from mathrl.core.control import Control
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
-from mathrl.core.types import Completion, Graded, Problem
+from mathrl.core.types import Completion, Control, Graded, Problem
 from mathrl.engines.prompt_texts import PromptTexts
 from mathrl.engines.trl_arguments import grpo_arguments
-from mathrl.engines.trl_batches import BatchPlan, Collator, plan_batches
 from mathrl.engines.trl_checkpoints import latest_checkpoint, seal
+from mathrl.engines.trl_sft import BatchPlan, Collator, plan_batches
 from mathrl.learners.distributed import Ranks
 from mathrl.models.packing import Group
 from mathrl.models.transformers_import import PreTrainedTokenizerFast
 from mathrl.params.run import Prompt
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.demonstrations import Stream
 from mathrl.trainers.rollouts import rollout_groups, rollout_metrics
 from mathrl.trainers.sft import sft_objective
+from mathrl.trainers.supervised import Stream
 from tests.rollout.no_engine import NO_ENGINE
 
 PARAMS = Path(__file__).parents[2] / "params"

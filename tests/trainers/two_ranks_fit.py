@@ -9,9 +9,8 @@ from mathrl.core.metrics import without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
-from mathrl.params.lora import Lora
-from mathrl.params.optimizer import AdamW
-from mathrl.params.preference import Dpo, RewardModel
+from mathrl.params.optimizer import AdamW, Lora
+from mathrl.params.train import Dpo, RewardModel
 from mathrl.trainers.preference import train_dpo
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.supervised import Item
