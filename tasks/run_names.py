@@ -24,7 +24,7 @@ from mathrl.compose.changes import changed_since_commit
 from mathrl.compose.load import NO_PRESET
 from mathrl.core.environment import Variable
 from mathrl.core.paths import is_group
-from mathrl.core.run_name import run_name as changed_run_name
+from mathrl.core.records import run_name as changed_run_name
 from mathrl.params.schema import READS, STAGES
 from mathrl.tasks.workspace import Workspace, commit_of
 

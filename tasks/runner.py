@@ -22,10 +22,9 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.gpus import gpu_count
 from mathrl.tasks.concurrency import slot
-from mathrl.tasks.dvc_output import ADVICE
 from mathrl.tasks.graph import Graph, Show, follow_each, needed_steps
 from mathrl.tasks.live_progress import LiveProgress
-from mathrl.tasks.repro import Preempted, Repro, remove_if_half_written, running
+from mathrl.tasks.repro import ADVICE, Preempted, Repro, remove_if_half_written, running
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 # The number of restarts of a step that was stopped from outside, and the seconds before each.

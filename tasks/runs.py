@@ -20,11 +20,11 @@ from mathrl.recipes.graph import LINKED, graph_file, write_recipe_graph
 from mathrl.recipes.recipe import recipe_is_judged, recipe_warnings, step_overrides
 from mathrl.tasks.graph import PIPELINE, Graph
 from mathrl.tasks.lengths import check_lengths, is_judged
+from mathrl.tasks.live_progress import line_handler
 from mathrl.tasks.report import report_recipe, report_stages, report_step
 from mathrl.tasks.repro import environment
 from mathrl.tasks.run_names import announce_model, name_run
 from mathrl.tasks.runner import announce, run_graph
-from mathrl.tasks.stage_output import line_handler
 from mathrl.tasks.workspace import Workspace, link_inputs, prepare, prepare_recipe, working
 
 Sections = Mapping[str, BaseModel | None]

@@ -24,11 +24,10 @@ from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import home, main_checkout
 from mathrl.params.form import form_overrides
 from mathrl.tasks.concurrency import slot
-from mathrl.tasks.live_progress import LiveProgress
+from mathrl.tasks.live_progress import LiveProgress, line_handler
 from mathrl.tasks.repro import environment
 from mathrl.tasks.run_names import name_run
 from mathrl.tasks.runs import run_recipe
-from mathrl.tasks.stage_output import line_handler
 from mathrl.tasks.workspace import Workspace, in_use, with_study, workspace
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0

@@ -31,7 +31,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest
 from mathrl.core.paths import PRESET, WORKTREE_NOTE, home, is_code, is_group, main_checkout
-from mathrl.core.run_name import chosen_words
+from mathrl.core.records import chosen_words
 from mathrl.params import Params
 from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml, read_yaml

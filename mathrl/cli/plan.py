@@ -162,8 +162,8 @@ def _plan_memory(
         memory: Of one GPU, in bytes; None: the run is on the CPU. `gpu_memory` is what the person typed.
         lengths: Typical lengths of a prompt and a response, None: the limits.
     """
+    from mathrl.planning.gpu_phases import check_vllm_share
     from mathrl.planning.memory import MARGIN, RESERVE, advise, plan_memory
-    from mathrl.planning.rollout_memory import check_vllm_share
 
     processes = params.run.processes
     together = f", groups of {shared} share each micro-batch" if (shared := params.training.context_ranks) > 1 else ""
@@ -332,13 +332,7 @@ def show(title: str, plan: "MemoryPlan", processes: int, memory: float | None) -
 
 def show_servers(shape: "ModelShape", params: Params, memory: float) -> bool:
     """Print what the servers that the stage starts hold on GPUs of their own; whether it fits."""
-    from mathrl.planning.rollout_memory import (
-        check_vllm_share,
-        longest_request,
-        on_ranks_gpus,
-        starts_servers,
-        vllm_parts,
-    )
+    from mathrl.planning.gpu_phases import check_vllm_share, longest_request, on_ranks_gpus, starts_servers, vllm_parts
 
     if not starts_servers(params) or on_ranks_gpus(params):
         return True

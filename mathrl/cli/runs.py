@@ -32,7 +32,7 @@ from mathrl.reports.find_rollouts import find_rollouts
 from mathrl.reports.find_run import find_training_run, mlflow_record, near_run
 from mathrl.reports.html import Material, pipeline_material, step_material, write_report
 from mathrl.reports.rollout_server import HOST, Library, make_server
-from mathrl.rewards.disagreement import MathVerifyJudge
+from mathrl.rewards.cascade import MathVerifyJudge
 from mathrl.tasks import workspace
 from mathrl.tracking import mirror
 from mathrl.tracking.client import connect

@@ -28,9 +28,9 @@ from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import ModelShape
 from mathrl.params.schema import Params
 from mathrl.params.training import MathRl
+from mathrl.planning.gpu_phases import LEAST_CACHED, longest_request, vllm_parts
 from mathrl.planning.memory import MARGIN, RESERVE, plan_memory
 from mathrl.planning.memory_states import MemoryPlan, Stage
-from mathrl.planning.rollout_memory import LEAST_CACHED, longest_request, vllm_parts
 from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.vllm_budget import BLOCK, SIZE
 from mathrl.servers.vllm_arguments import dtype_name

@@ -65,7 +65,7 @@ class Variable(StrEnum):
     FLOW_RUN = ("MATHRL_FLOW_RUN", "id of the Prefect flow run that started the stage", "stages.stage_run")
     SWEEP = ("MATHRL_SWEEP", "study that the stage belongs to", "stages.stage_run")
     TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "stages.stage_run")
-    CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "mathrl.tasks.stage_output")
+    CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "mathrl.tasks.live_progress")
     OWN_SERVER = ("MATHRL_OWN_SERVER", "1: this command has a Prefect server of its own", "tasks")
     WORKSPACE = ("MATHRL_WORKSPACE", "project in which the worker of `mathrl ui` runs flows", "prefect.yaml")
 

@@ -1,4 +1,7 @@
-"""Errors that a user can cause, each reported in one clear sentence, and exit statuses (docs/reference/programs.md)."""
+"""Errors that a user can cause, each reported in one clear sentence, and exit statuses (docs/reference/programs.md).
+
+Out of memory, reported in one sentence: what did not fit, and which parameter to change.
+"""
 
 import errno
 import os
@@ -6,7 +9,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from mathrl.core.environment import rank
 
@@ -69,3 +73,41 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped after a checkpoint; started again, the
 EXIT_INTERRUPTED = 130  # Ctrl-C
 EXIT_KILLED, EXIT_TERMINATED = 137, 143  # 128 + SIGKILL, 128 + SIGTERM, as shells and guards report them
 RESUMABLE = (EXIT_STOPPED, EXIT_INTERRUPTED, EXIT_KILLED, EXIT_TERMINATED)
+
+
+# Words of the errors of PyTorch on a GPU, on a CPU and in C++, and of the operating system.
+SIGNS = ("out of memory", "can't allocate memory", "bad_alloc", "cannot allocate memory")
+
+
+class OutOfMemory(UserError):
+    """Memory ran out, and it is known for what."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, OutOfMemory | MemoryError):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in message for sign in SIGNS)
+
+
+@contextmanager
+def memory_part(part: str, advice: str) -> Iterator[None]:
+    """Name what memory was needed for, `part`, if it runs out within the context.
+
+    Example:
+        with memory_part("optimizer states", "set rl.lora"): …
+        # out of memory for the optimizer states (you tried to allocate 16777216 bytes): set rl.lora
+
+    Raises:
+        OutOfMemory: memory ran out; the innermost context names the part.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        message = " ".join(str(error).split())
+        start = max(0, *(message.lower().find(sign) for sign in ("tried to allocate", "you tried")))
+        raise OutOfMemory(
+            f"out of memory for the {part} ({message[start:][:120] or 'size unknown'}): {advice}"
+        ) from None

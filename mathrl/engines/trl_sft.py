@@ -19,8 +19,7 @@ from typing import Any
 
 from mathrl.core.hashing import derive_seed
 from mathrl.engines.trl_arguments import sft_arguments
-from mathrl.engines.trl_checkpoints import latest_checkpoint
-from mathrl.engines.trl_trainer import ScheduledSFTTrainer, StepEnds, load_for_trl, train_steps
+from mathrl.engines.trl_trainer import ScheduledSFTTrainer, StepEnds, latest_checkpoint, load_for_trl, train_steps
 from mathrl.learners.micro_batches import TokenBudget
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.load import load_model, load_tokenizer

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mathrl.core.environment import install_command
-from mathrl.core.errors import UserError
-from mathrl.core.out_of_memory import memory_part
+from mathrl.core.errors import UserError, memory_part
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.deepspeed_config import deepspeed_config
 from mathrl.learners.deepspeed_internals import (

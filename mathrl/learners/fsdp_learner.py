@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mathrl.core.out_of_memory import memory_part
+from mathrl.core.errors import memory_part
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import optimizer_arguments, schedule, split_parameters

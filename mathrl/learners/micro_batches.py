@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from mathrl.core.out_of_memory import OutOfMemory, memory_part
+from mathrl.core.errors import OutOfMemory, memory_part
 from mathrl.learners.distributed import Ranks
 
 Item = TypeVar("Item")

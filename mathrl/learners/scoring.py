@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mathrl.core.out_of_memory import memory_part
+from mathrl.core.errors import memory_part
 from mathrl.learners.micro_batches import TokenBudget, attempts, filled, own_micro_batches, smallest
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group

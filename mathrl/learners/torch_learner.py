@@ -9,8 +9,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
-from mathrl.core.errors import UserError
-from mathrl.core.out_of_memory import memory_part
+from mathrl.core.errors import UserError, memory_part
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import LossOf, own_micro_batches

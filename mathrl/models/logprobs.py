@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mathrl.core.errors import UserError
-from mathrl.core.out_of_memory import memory_part
+from mathrl.core.errors import UserError, memory_part
 from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.context_parallel import own_share
 from mathrl.models.decode import Decoder

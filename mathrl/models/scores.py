@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from mathrl.core.errors import UserError
-from mathrl.core.out_of_memory import memory_part
+from mathrl.core.errors import UserError, memory_part
 from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.context_parallel import ContextGroup, own_share, share_rows
 from mathrl.models.device import Device, keep_freed_memory

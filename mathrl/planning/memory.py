@@ -25,7 +25,10 @@ from mathrl.planning.gpu_phases import (
     gathered_parts,
     gpu_update,
     largest_weight,
+    torch_engine_memory,
+    vllm_on_cpu,
     weight_shards,
+    with_engine,
 )
 from mathrl.planning.memory_states import (
     GIB,
@@ -44,7 +47,6 @@ from mathrl.planning.memory_states import (
     trainable,
     trained,
 )
-from mathrl.planning.rollout_memory import torch_engine_memory, vllm_on_cpu, with_engine
 
 # Measured: resident memory of a process that has imported torch, transformers and MLflow; CUDA's context.
 RUNTIME = {"cpu": 0.55 * GIB, "cuda": 0.6 * GIB}

@@ -31,8 +31,15 @@ from mathrl.params.reward_parts import (
 )
 from mathrl.params.run import Reward
 from mathrl.params.section import DottedOptions, Options
-from mathrl.rewards.cascade import Cascade, ExactAudit, agree_with_majority, noisy_verdict
-from mathrl.rewards.disagreement import Disagreement, LLMJudge, MathVerifyJudge
+from mathrl.rewards.cascade import (
+    Cascade,
+    Disagreement,
+    ExactAudit,
+    LLMJudge,
+    MathVerifyJudge,
+    agree_with_majority,
+    noisy_verdict,
+)
 from mathrl.rewards.format import format_lines, language_share, r1_tags, repetition_penalty, soft_overlong
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mathrl.core.errors import memory_part
 from mathrl.core.hashing import derive_seed
-from mathrl.core.out_of_memory import memory_part
 from mathrl.core.types import Completion, FinishReason
 from mathrl.models.logprobs import make_decoder
 from mathrl.models.shapes import rounded_up

@@ -9,8 +9,7 @@ from typing import Any
 
 from mathrl.core.markdown import cell
 from mathrl.core.mirroring import TRAINING
-from mathrl.core.records import RunRecord
-from mathrl.core.run_name import MAIN, change_words
+from mathrl.core.records import MAIN, RunRecord, change_words
 from mathrl.params.load import dump_yaml
 from mathrl.tracking.batches import MlflowBatches, Point
 from mathrl.tracking.names import tags_under

@@ -24,9 +24,8 @@ from mathrl.core.files import encodable
 from mathrl.core.metrics import TIMING_PREFIXES, complete_rows
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, rollouts_page
-from mathrl.core.records import RunRecord, read_record, records_folder
+from mathrl.core.records import RunRecord, chosen_words, read_record, records_folder, run_name
 from mathrl.core.results import training_sentence, training_table
-from mathrl.core.run_name import chosen_words, run_name
 from mathrl.evaluation.forecast import forecast_of
 from mathrl.tracking.batches import MlflowBatches, Point, mlflow_tags
 from mathrl.tracking.client import experiment, experiments

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from mathrl.core.errors import memory_part
 from mathrl.core.hashing import derive_seed
-from mathrl.core.out_of_memory import memory_part
 from mathrl.core.statistics import sum_in_order
 from mathrl.core.types import Problem, Tokens
 from mathrl.learners.micro_batches import filled

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from mathrl.algorithms.kl import adapted_kl_coef
-from mathrl.core.errors import UserError
-from mathrl.core.out_of_memory import memory_part
+from mathrl.core.errors import UserError, memory_part
 from mathrl.core.types import Problem
 from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
 from mathrl.learners.distributed import Ranks

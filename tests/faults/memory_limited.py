@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mathrl.core.out_of_memory import OutOfMemory
+from mathrl.core.errors import OutOfMemory
 from mathrl.learners.distributed import Ranks
 from mathrl.models.device import M_MMAP_THRESHOLD
 from mathrl.models.packing import Group

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from mathrl.compose import load_params
-from mathrl.core.errors import UserError
-from mathrl.core.out_of_memory import OutOfMemory, is_out_of_memory, memory_part
+from mathrl.core.errors import OutOfMemory, UserError, is_out_of_memory, memory_part
 from mathrl.models.scores import make_scorer
 from mathrl.params.run import Judge
 from mathrl.params.train import Rl

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from mathrl.core.out_of_memory import OutOfMemory
+from mathrl.core.errors import OutOfMemory
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import TokenBudget, attempts, own_micro_batches, reduce_figures, smallest
 from mathrl.params.training import Training

@@ -24,9 +24,9 @@ from mathrl.models.shapes import ModelShape
 from mathrl.params.optimizer import AdamW, Lora, Muon
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
+from mathrl.planning.gpu_phases import check_vllm_share
 from mathrl.planning.memory import RUNTIME, advise, kept_activations, plan_memory
 from mathrl.planning.memory_states import GIB, divided, fetched, trainable, trained
-from mathrl.planning.rollout_memory import check_vllm_share
 from tests.learners.kept_bytes import kept_bytes
 
 ROOT = Path(__file__).parents[2]

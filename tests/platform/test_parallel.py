@@ -15,9 +15,8 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.guard import is_alive
 from mathrl.params.load import dump_yaml
-from mathrl.tasks.dvc_output import was_stopped
 from mathrl.tasks.graph import last_maker, needed_steps
-from mathrl.tasks.repro import Repro, running, stages_up_to_date
+from mathrl.tasks.repro import Repro, running, stages_up_to_date, was_stopped
 from mathrl.tasks.runner import places_for, side_by_side
 
 Checkout = Any

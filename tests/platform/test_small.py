@@ -13,8 +13,8 @@ import pytest
 
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
+from mathrl.tasks.live_progress import Console
 from mathrl.tasks.repro import Preempted, Repro, running
-from mathrl.tasks.stage_output import Console
 
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"

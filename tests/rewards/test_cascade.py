@@ -12,8 +12,7 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.params.run import Reward
 from mathrl.rewards import RewardInput, build_reward
-from mathrl.rewards.cascade import merged_counters
-from mathrl.rewards.disagreement import LLMJudge
+from mathrl.rewards.cascade import LLMJudge, merged_counters
 from mathrl.rewards.model_judge import DECOYS, MAX_ANSWER, ModelJudge
 
 PAIR = re.compile(r"\nA: (.*)\nB: (.*)$")

@@ -11,8 +11,8 @@ from mathrl.grading import NotAnExpression, countdown_correct, evaluate_expressi
 from mathrl.params.reward_parts import RewardPart
 from mathrl.params.run import Reward
 from mathrl.rewards import RewardInput, build_reward
+from mathrl.rewards.cascade import Disagreement
 from mathrl.rewards.compose import PARTS
-from mathrl.rewards.disagreement import Disagreement
 from mathrl.rewards.format import format_lines, language_share, r1_tags, repetition_penalty, soft_overlong
 
 RIGHT = RewardInput("<think>8/2</think><answer>4</answer>", ("4",))

@@ -10,8 +10,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.compose.changes import changed_since_commit
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.records import RunRecord
-from mathrl.core.run_name import change_words, run_name
+from mathrl.core.records import RunRecord, change_words, run_name
 from mathrl.tracking.client import connect, experiment
 from mathrl.tracking.run_list import list_runs
 from mathrl.tracking.upload import Upload

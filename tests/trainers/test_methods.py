@@ -12,8 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from mathrl.core.errors import UserError
-from mathrl.core.out_of_memory import OutOfMemory
+from mathrl.core.errors import OutOfMemory, UserError
 from mathrl.learners.sharding import FrozenModel
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.advantage import Critic, Gae, MaxRl
