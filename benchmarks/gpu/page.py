@@ -1,4 +1,4 @@
-"""The tables of benchmarks/gpu/README.md from a folder of results, between its markers; nothing there is written by hand."""
+"""The tables of benchmarks/gpu/README.md from a folder of results, between its markers; none is written by hand."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -16,7 +16,6 @@ from mathrl.core.errors import UserError, memory_part
 from mathrl.models.attention import NAME, packed_inputs
 from mathrl.models.context_parallel import own_share
 from mathrl.models.decode import Decoder
-from mathrl.models.device import exact_float32
 from mathrl.models.head import LogprobHead, most_logits
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group, PackedBatch, pack
