@@ -14,6 +14,9 @@ import pytest
 from filelock import FileLock
 
 ROOT = Path(__file__).parents[1]
+# Where the caller's shell has this set, each of some hundred processes would compile torch, MLflow and mathrl again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 with suppress(ImportError):  # environments with a few packages alone run some of the tests
     from hypothesis import settings
 
