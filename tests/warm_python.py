@@ -2,10 +2,10 @@
 
 `python -m tests.warm_python FOLDER PID` makes the imports, writes FOLDER/python and FOLDER/dvc, and listens until the
 process PID ends. A program that they are given and that is named in MODULES, ROOMS or OWN is a fork,
-with the caller's folder, environment and streams and in a process group of its own, that imports mathrl from the
-caller's folder; its exit status, and signals for it, are passed on. `sys.executable` of a fork is FOLDER/python. All
-else is the usual Python, and so is everything while the file exists that USUAL_PYTHON_IF names: a fork is not in its
-caller's process group, which matters to what ends a whole group.
+with the caller's folder, environment and streams and in a process group of its own; its exit status, and signals for
+it, are passed on. It imports mathrl from the caller's folder, which costs nothing where that is the same code.
+`sys.executable` of a fork is FOLDER/python. All else is the usual Python, and so is everything while the file exists
+that USUAL_PYTHON_IF names: a fork is not in its caller's process group, which matters to what ends a whole group.
 """
 
 import atexit
@@ -40,7 +40,14 @@ IMPORTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynam
            "mathrl.tasks.prefect_server", "prefect.server.api.server", "prefect.main", "prefect.engine", "uvicorn",
            "uvicorn.main", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "aiosqlite", "mlflow",
            "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store",
-           "mathrl.tracking.mirror", "mathrl.stages.stage_run", "mathrl.cli.run")  # fmt: skip
+           "mlflow.store.tracking.sqlalchemy_workspace_store", "mlflow.system_metrics.system_metrics_monitor",
+           "alembic.command", "pyarrow.parquet", "transformers.models.qwen2.modeling_qwen2",
+           "mathrl.tracking.mirror", "mathrl.stages.curate", "mathrl.stages.sft", "mathrl.stages.difficulty",
+           "mathrl.stages.mix", "mathrl.stages.rl", "mathrl.stages.evaluate", "mathrl.stages.register",
+           "mathrl.cli.run", "mathrl.cli.known_lengths")  # fmt: skip
+# The upper floors, which no other room imports: they import Prefect, look at a project, and some are replaced by tests.
+NOT_KEPT = ("mathrl.api", "mathrl.cli", "mathrl.flows", "mathrl.tasks", "mathrl.stages")
+ROOT = Path(__file__).parents[1]
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 words = {first!r} + sys.argv[1:]
@@ -65,15 +72,39 @@ sys.exit(status)
 
 
 class Restored:
-    """Finds the modules of Prefect that were imported before the fork, and has it read the fork's settings first."""
+    """Finds the modules that were imported before the fork: those of Prefect, which reads the fork's settings first,
+    and those of mathrl, if the fork is to have the same code.
+    """
 
     def __init__(self) -> None:
-        self.modules = removed("prefect")
+        self.modules = removed("prefect") | {
+            name: module for name, module in removed("mathrl").items() if not name.startswith(NOT_KEPT)
+        }
         for name in MODULES:  # which are run as programs
             if "." in name:
                 self.modules.pop(name, None)
+        self.own = {
+            name: (Path(module.__file__).relative_to(ROOT), Path(module.__file__).read_bytes())
+            for name, module in self.modules.items()
+            if name.split(".")[0] == "mathrl" and module.__file__
+        }
+        for name in self.own:
+            for value in vars(self.modules[name]).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
         self.specs = {name: module.__spec__ for name, module in self.modules.items()}
         self.refreshed = False
+
+    def use_code_of(self, folder: Path) -> None:
+        """Find mathrl's modules as if they had been imported from the folder; none of them if a file differs there."""
+        if folder == ROOT:
+            return
+        same = all((folder / file).exists() and (folder / file).read_bytes() == own for file, own in self.own.values())
+        for name in self.own:
+            if same:
+                move(self.modules[name], folder)
+            else:
+                del self.modules[name]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in self.modules:
@@ -86,6 +117,8 @@ class Restored:
         return self.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ in self.own:
+            return
         module.__spec__ = self.specs[module.__name__]  # which knows the module's files
         if not self.refreshed:
             self.refreshed = True
@@ -95,6 +128,18 @@ class Restored:
     def get_code(self, name: str) -> Any:
         """Of a module that is run as a program."""
         return self.specs[name].loader.get_code(name)  # type: ignore[union-attr]
+
+
+def move(module: ModuleType, folder: Path) -> None:
+    """Let what the module knows of its own place name the folder."""
+    names = vars(module)
+    if "__path__" in names:
+        names["__path__"] = [path.replace(str(ROOT), str(folder), 1) for path in names["__path__"]]
+    for name, value in names.items():
+        if isinstance(value, str) and (value == str(ROOT) or value.startswith(f"{ROOT}{os.sep}")):
+            names[name] = value.replace(str(ROOT), str(folder), 1)
+        elif isinstance(value, Path) and value.is_relative_to(ROOT):
+            names[name] = folder / value.relative_to(ROOT)
 
 
 def forget_loggers() -> None:
@@ -128,7 +173,8 @@ def preload(folder: Path) -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     complete_models()
-    for own in ("mathrl", "flows", "tasks", "tests"):  # a checkout has its own
+    atexit.unregister(importlib.import_module("torch._dynamo.utils").dump_compile_times)  # of each fork, at its end
+    for own in ("flows", "tasks", "tests"):  # a checkout has its own
         removed(own)
     forget_loggers()
     sys.meta_path.insert(0, Restored())  # type: ignore[arg-type]
@@ -230,6 +276,8 @@ def become(request: dict[str, Any], executable: str) -> list[str]:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     installed = [path for path in sys.path[1:] if path not in own]
     sys.path[:] = [request["folder"], *filter(None, given), *installed]
+    restored = next(finder for finder in sys.meta_path if isinstance(finder, Restored))
+    restored.use_code_of(next((Path(path) for path in sys.path if Path(path, "mathrl").is_dir()), ROOT))
     sys.executable = executable
     words: list[str] = request["words"]
     sys.argv = [words[0] if words[0] == "-c" else words[1], *words[2:]]
