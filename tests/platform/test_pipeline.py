@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sqlite3
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,7 +112,7 @@ def test_a_password_in_the_address_of_mlflow_stands_in_no_error(
 ) -> None:
     port, logins = broken_mlflow
     done = checkout.run(
-        sys.executable,
+        checkout.executable,
         "-m",
         "mathrl.stages.register",
         ok=False,

@@ -48,19 +48,25 @@ def servers(checkout: Checkout, pids: Path) -> Iterator[Servers]:
         started.process.kill()
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium)
-        opened = browser.new_page(viewport={"width": 1400, "height": 1600})
-        opened.set_default_timeout(60_000)
+        opened = playwright.chromium.launch(executable_path=chromium)
         yield opened
-        browser.close()
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    opened = browser.new_page(viewport={"width": 1400, "height": 1600})
+    opened.set_default_timeout(60_000)
+    yield opened
+    opened.close()
 
 
 def test_every_flow_is_deployed_and_a_port_in_use_is_one_sentence(servers: Servers) -> None:
