@@ -34,7 +34,7 @@ SHOWN = "repository"  # the folder of the site with the files of the repository 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages and those of the linked files."""
     generated = {
-        **{page: from_top((ROOT / name).read_text(encoding="utf-8"), page) for name, page in TOP.items()},
+        **{page: as_page((ROOT / name).read_text(encoding="utf-8"), name, page) for name, page in TOP.items()},
         "reference/parameters.md": parameter_reference(),
         "reference/commands.md": command_reference(),
         "reference/json.md": json_reference(),
@@ -42,8 +42,14 @@ def on_files(files: Files, config: Any) -> Files:
     pages = dict(generated)
     for file in files.documentation_pages():
         pages[file.src_uri] = Path(file.abs_src_path).read_text(encoding="utf-8")
-    for outside in sorted({name for page, text in pages.items() for name in linked_outside(page, text)}):
-        generated[f"{SHOWN}/{outside}.md"] = shown(ROOT / outside, outside)
+    outside: set[str] = set()
+    while more := {name for page, text in pages.items() for name in linked_outside(page, text)} - outside:
+        for name in more:  # a page that is shown may link to further files
+            page = f"{SHOWN}/{name}.md"
+            generated[page] = shown(ROOT / name, name, page)
+            if name.endswith(".md"):
+                pages[page] = generated[page]
+        outside |= more
     for name, text in generated.items():
         file = File.generated(config, name, content=text)
         file.inclusion = InclusionLevel.NOT_IN_NAV if name.startswith(SHOWN) else InclusionLevel.INCLUDED
@@ -78,12 +84,12 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return CELL.sub(lambda cell: NAME.sub(name, cell.group()), output)
 
 
-def from_top(text: str, page: str) -> str:
-    """A file of the repository's top folder as a page: its links start there, a page's where the page is."""
+def as_page(text: str, name: str, page: str) -> str:
+    """A file of the repository as a page: its links start where the file is, a page's where the page is."""
 
     def moved(match: "re.Match[str]") -> str:
         before, link, anchor, after = match.groups(default="")
-        inside = posixpath.relpath(link, "docs")  # ../params/x.yaml for a file that is not a page
+        inside = posixpath.relpath(resolved(name, link), "docs")  # ../params/x.yaml for a file that is not a page
         return before + posixpath.relpath(inside, posixpath.dirname(page) or ".") + anchor + after
 
     return LINK.sub(moved, text)
@@ -99,9 +105,9 @@ def resolved(page: str, link: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
 
 
-def shown(file: Path, name: str) -> str:
+def shown(file: Path, name: str, page: str) -> str:
     """A page that shows a file: markdown as itself, anything else as code."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".md":
-        return text
+        return as_page(text, name, page)
     return f"# {name}\n\n```{file.suffix[1:]}\n{text}```\n"

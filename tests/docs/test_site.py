@@ -64,7 +64,7 @@ def test_a_reader_fetches_nothing_from_elsewhere(site: Path) -> None:
 
 def test_links_out_of_docs_lead_to_a_page_with_the_file(site: Path) -> None:
     sweeps = (site / "how_to" / "sweeps.html").read_text(encoding="utf-8")
-    assert 'href="repository/mathrl/compose/presets/demo.yaml.html"' in sweeps
+    assert 'href="../repository/mathrl/compose/presets/demo.yaml.html"' in sweeps
     shown = (site / "repository/mathrl/compose/presets/demo.yaml.html").read_text(encoding="utf-8")
     assert "zero_or_log" in shown
     assert "make demo" in (site / "index.html").read_text(encoding="utf-8")
