@@ -10,11 +10,14 @@ TABLES = {"trl sft": TRL_SFT, "trl rl": TRL_RL, "verl rl": VERL_RL}
 
 
 def table(engine: str, meanings: tuple[Meaning, ...]) -> str:
-    rows = [f"| parameter | with {engine} | values |", "|---|---|---|"]
+    """A row per meaning; parameters that mean the same to the engine, with the same values, share it."""
+    shared: dict[tuple[str, str], list[str]] = {}
     for meaning in meanings:
         only = ", ".join(f"`{yaml_value(value)}`" for value in meaning.only)
         values = f"{only}: {meaning.instead}" if only else "all"
-        rows.append(f"| `{meaning.setting}` | {meaning.becomes} | {values} |")
+        shared.setdefault((meaning.becomes, values), []).append(f"`{meaning.setting}`")
+    rows = [f"| parameter | with {engine} | values |", "|---|---|---|"]
+    rows += [f"| {', '.join(settings)} | {becomes} | {values} |" for (becomes, values), settings in shared.items()]
     return "\n".join(rows) + "\n"
 
 
