@@ -1,7 +1,7 @@
 """Rewrite what is generated from the code: `make generate`. Tests fail when one of these files is out of date.
 
 - dvc.yaml, from the recipe of the pipeline;
-- the floors and the map in docs/reference/house.md;
+- the map in docs/reference/house.md;
 - the tables in engines.md, coming_from.md and what_fits.md of docs/reference, and in docs/how_to/experiments.md;
 - the pages of the presets that reproduce a document, docs/reference/presets/.
 """

@@ -1,4 +1,4 @@
-"""The generated parts of docs/reference/house.md, the floors and the map: `python tools/house_map.py` rewrites them.
+"""The map in docs/reference/house.md: `python tools/house_map.py` rewrites it.
 
 The floors come from the import contracts of pyproject.toml, the descriptions from the first line of every module.
 """
@@ -45,15 +45,6 @@ def caption(file: Path) -> str:
     return text.split("\n\n")[0].replace("\n", " ")
 
 
-def floors_table() -> str:
-    lines = ["| floor | room | what it holds |", "|---|---|---|"]
-    layers = floors()
-    for number, rooms in zip(range(len(layers), 0, -1), layers, strict=True):
-        for room in rooms:
-            lines.append(f"| {number} | `{room}` | {caption(ROOT / room / '__init__.py')} |")
-    return "\n".join(lines) + "\n"
-
-
 def repository_files(*patterns: str) -> list[str]:
     """The files of these patterns, those of the next commit included."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
@@ -62,15 +53,17 @@ def repository_files(*patterns: str) -> list[str]:
 
 
 def rooms_map() -> str:
-    """Every room and module in the order of the floors, a line each."""
-    rooms = [room for layer in floors() for room in layer]
+    """Every room, with the number of its floor, and its modules, a line each; the top floor first."""
+    layers = floors()
+    heights = {room: len(layers) - place for place, rooms in enumerate(layers) for room in rooms}
+    rooms = list(heights)
     files = [ROOT / name for name in repository_files(*rooms) if name.endswith(".py")]
     lines: list[str] = []
     for room in rooms:
-        lines.append(f"{room}/")
+        lines.append(_line(f"{heights[room]:>2} {room}/", caption(ROOT / room / "__init__.py")))
         for file in files:
             if file.is_relative_to(ROOT / room) and file.name != "__init__.py":
-                lines.append(_line("  " + file.relative_to(ROOT / room).as_posix(), first_sentence(caption(file))))
+                lines.append(_line("     " + file.relative_to(ROOT / room).as_posix(), first_sentence(caption(file))))
     lines += [_line(name, text) for name, text in OTHERS.items()]
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
@@ -89,12 +82,10 @@ def _line(name: str, text: str) -> str:
 
 
 def up_to_date(page: str) -> str:
-    """The page with its generated parts written from the code as it is now."""
-    for name, text in (("floors", floors_table()), ("map", rooms_map())):
-        before, start, rest = page.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        page = before + start + text + end + after
-    return page
+    """The page with its map written from the code as it is now."""
+    before, start, rest = page.partition("<!-- map -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return before + start + rooms_map() + end + after
 
 
 def main() -> None:
