@@ -68,7 +68,7 @@ def launch(
         "24:00:00"
     ),
     image: Annotated[
-        str | None, typer.Option(help="Kubernetes: image with mathrl's packages (docs/how_to/platform.md).")
+        str | None, typer.Option(help="Kubernetes: image with mathrl's packages (docs/how_to/team.md).")
     ] = (None),
     claim: Annotated[str, typer.Option(help="Kubernetes: claim of the volume with the project.")] = "mathrl",
     slurm: Annotated[bool, typer.Option("--slurm", help="Write a batch script for sbatch.")] = False,
@@ -92,7 +92,7 @@ def launch(
     if kubernetes and not machines.image:
         raise UserError(
             "--kubernetes needs --image, such as registry.example.org/mathrl:1; "
-            "docs/how_to/platform.md says how to build one"
+            "docs/how_to/team.md says how to build one"
         )
     overrides = with_choices(choices, overrides)
     output = output and output.absolute()

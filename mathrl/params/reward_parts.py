@@ -46,7 +46,7 @@ class NoisyAccuracyOptions(AccuracyOptions):
 
 
 class NoisyAccuracyPart(_Part):
-    """Accuracy by a verifier that is wrong at stated rates, to see what that does (docs/explanation/grading.md)."""
+    """Accuracy by a verifier that is wrong at stated rates, to see what that does (docs/how_to/rewards.md)."""
 
     type: Literal["noisy_accuracy"]
     options: NoisyAccuracyOptions = NoisyAccuracyOptions()

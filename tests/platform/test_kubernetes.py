@@ -48,7 +48,7 @@ def test_the_job_template_is_prefects_with_a_volume_a_gpu_and_time_for_a_checkpo
     own_pod = own["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     assert own_pod.keys() - pod.keys() == set()
     (login,) = pod["containers"][0]["envFrom"]
-    page = (ROOT / "docs" / "how_to" / "platform.md").read_text()
+    page = (ROOT / "docs" / "how_to" / "team.md").read_text()
     assert f"kubectl create secret generic {login['secretRef']['name']} " in page
 
 
@@ -70,7 +70,7 @@ def test_the_image_installs_what_make_installs(gpu: str) -> None:
 
 
 def test_the_page_makes_the_limit_that_flows_wait_for() -> None:
-    page = (ROOT / "docs" / "how_to" / "platform.md").read_text()
+    page = (ROOT / "docs" / "how_to" / "team.md").read_text()
     (line,) = re.findall(r"^    (prefect gcl create .*?)(?: +#.*)?$", page, re.M)
     words = shlex.split(line)
     assert words[3:] == [slots.SLOTS, "--limit", "4"]
