@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mathrl.core.types import Completion, Graded
-from mathrl.trainers.rollouts import RolloutGroup, rollout_groups, rollout_metrics
+from mathrl.core.types import Completion, Graded, ToolCall
+from mathrl.trainers.rollouts import RolloutGroup, rollout_groups, rollout_metrics, tool_metrics
 
 
 def group(lengths: list[int], correct: list[bool], form: list[float]) -> RolloutGroup:
@@ -72,3 +72,25 @@ def test_a_response_alone_has_finite_figures() -> None:
     alone = [group([3], [True], [1.0])]
     metrics = rollout_metrics(alone, alone)
     assert metrics["reward/overall_std"] == 0 and all(math.isfinite(value) for value in metrics.values())
+
+
+def test_shares_of_the_calls_and_figures_per_response_by_hand() -> None:
+    echoes = ToolCall(0, 2, "print(391)", "391", "ok", 0.5)
+    fails = ToolCall(2, 5, "print(7)", "7", "error", 2.0)  # no echo: the call gave no result
+    breaks = ToolCall(1, 3, "print(1 / 3)", "", "unavailable", 1.0)
+    works = ToolCall(3, 4, "print(17 * 23)", "391", "ok", 0.25)
+    called = replace(group([9, 9, 9], [True, False, True], [0.0] * 3), calls=((echoes, fails), (breaks, works), ()))
+    plain = group([2, 2], [True, False], [0.0] * 2)
+    assert tool_metrics([called, plain]) == {
+        "tool/calls": 4 / 5,
+        "tool/call_share": 2 / 5,
+        "tool/seconds": 3.75 / 5,
+        "tool/tokens": 8 / 5,
+        "tool/right_with_call": 1 / 3,
+        "tool/error_rate": 2 / 4,
+        "tool/unavailable_rate": 1 / 4,
+        "tool/echo_rate": 1 / 4,
+    }
+    one = tool_metrics([replace(group([9], [False], [0.0]), calls=((fails,),))])
+    assert (one["tool/error_rate"], one["tool/right_with_call"]) == (1, 0)
+    assert set(tool_metrics([plain]).values()) == {0.0}, "without a call"
