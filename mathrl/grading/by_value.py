@@ -19,9 +19,7 @@ from typing import Any
 
 from mathrl.core.hashing import hash_text
 from mathrl.grading.evaluate import (
-    FIELD_KINDS,
     HIGH_PRECISION,
-    PRIMES,
     UNIT_BRANCHES,
     UNKNOWN,
     Numeric,
@@ -34,14 +32,28 @@ from mathrl.grading.evaluate import (
     exact_value,
     nearly_equal,
     numeric_value,
-    residue,
 )
-from mathrl.grading.syntax import Node, children, is_complex, key, kinds, neg, num, substitute, symbols
+from mathrl.grading.fields import FIELD_KINDS, PRIMES, matrix_residue, residue
+from mathrl.grading.syntax import (
+    Node,
+    children,
+    explain,
+    find,
+    is_complex,
+    key,
+    kinds,
+    neg,
+    num,
+    of_matrices,
+    substitute,
+    symbols,
+)
 
 TASK_OPERATORS = frozenset("sum prod int iint iiint oint lim derivative det gcd lcm mod bigcap limsup liminf".split())
 _COMPLEX = frozenset(["func:conj", "func:Re", "func:Im", "func:arg"])
-_SIDES = frozenset(["abs", "floor", "ceil", "func:max", "func:min"])  # kinks with a value on both sides
-_WHOLE = frozenset(["fact", "fact2", "binom"])
+_SIDES = frozenset(["cases", "abs", "floor", "ceil", "func:max", "func:min"])  # kinks with a value on both sides
+_FINE = _SIDES | {"func"}
+_WHOLE = frozenset(["fact", "fact2", "binom", "unit"])  # unit: "n even" in a case
 
 
 def same_expression(a: Node, b: Node) -> bool | None:
@@ -72,11 +84,19 @@ def same_expression(a: Node, b: Node) -> bool | None:
         for node in (a, b):
             if not symbols(node):
                 _must_exist(node)
+        if "pow" in both and (of_matrices(a) or of_matrices(b)):
+            try:
+                return matrix_residue(a, 1) == matrix_residue(b, 1)
+            except Refused:
+                pass
         if both <= FIELD_KINDS:
             try:
                 return all(residue(a, 1, prime) == residue(b, 1, prime) for prime in PRIMES[:2])
             except Refused:
                 pass
+        if both & _FINE and (_too_fine(a) or _too_fine(b)):
+            explain("a number too small or too large inside a function to compare by points")
+            return False
         natural = _at_points(a, b, 0)
         if natural is not True and "func:log" in both:
             return True if _at_points(a, b, 10) else natural
@@ -244,7 +264,7 @@ def whole_points(names: Iterable[str], whole: frozenset[str]) -> list[Point]:
 
 def whole_names(node: Node) -> frozenset[str]:
     """The names in factorials and binomials."""
-    if node.kind in ("fact", "fact2", "binom"):
+    if node.kind in _WHOLE:
         return symbols(node)
     return frozenset[str]().union(*map(whole_names, children(node)))
 
@@ -253,7 +273,7 @@ def whole_names(node: Node) -> frozenset[str]:
 # where x/5 is 0 or 1, \max(a, b) where a - b is zero, \arcsin u where u is 1 or -1. Between such breaks an expression
 # is analytic, so that a point in each interval shows a difference there. Breaks are sought along lines: one name
 # varies, the others stay at a base point.
-KINKS = frozenset(["abs", "root", "floor", "ceil"]) | {
+KINKS = frozenset(["abs", "root", "floor", "ceil", "cases"]) | {
     f"func:{name}"
     for name in "max min ln log log10 arcsin arccos arctan arccot arcsec arccsc arccosh arctanh arccoth arcsech".split()
 }
@@ -285,7 +305,9 @@ def branch_points(a: Node, b: Node, names: frozenset[str]) -> Iterator[Point]:
     They are sought when the first is asked for: most unequal pairs differ before.
     """
     switches = [switch for switch in dict.fromkeys([*_switches(a), *_switches(b)]) if symbols(switch)]
-    steps = not {"floor", "ceil"}.isdisjoint(kinds(a) | kinds(b))  # their value at a break is another than beside it
+    steps = not {"floor", "ceil", "cases"}.isdisjoint(
+        kinds(a) | kinds(b)
+    )  # their value at a break is another than beside it
     points: list[Point] = []
     bases = real_points(sorted(names))
     for base in bases[:1] if len(names) == 1 else [bases[i] for i in (0, 2, 3, 4)]:
@@ -309,6 +331,9 @@ def _switches(node: Node) -> Iterator[Node]:
     elif kind in ("floor", "ceil"):
         yield args[0]
         yield from (_minus(args[0], num(value)) for value in (1, -1))
+    elif kind == "cases":
+        for relation in find(args[0], "rel"):
+            yield from (_minus(left, right) for left, right in pairwise(relation.args[1]))
     elif kind == "func":
         name, *values = args
         if name in ("max", "min"):
@@ -318,6 +343,21 @@ def _switches(node: Node) -> Iterator[Node]:
                 yield from _factors(value)
         elif name in UNIT_BRANCHES:
             yield from (_minus(values[0], num(value)) for value in (1, -1))
+
+
+def _too_fine(node: Node, inside: bool = False) -> bool:
+    """Whether a number in a kink or function of names is so small or large that points may miss what it does."""
+    if inside and not symbols(node):
+        try:
+            value = exact_value(node)
+        except Refused:
+            return True
+        return value is not None and value != 0 and not _FINEST < abs(value) < 1 / _FINEST
+    inside = (inside or node.kind in _SIDES or node.kind == "func") and bool(symbols(node))
+    return any(_too_fine(child, inside) for child in children(node))
+
+
+_FINEST = Fraction(1, 10**7)
 
 
 def _factors(node: Node) -> Iterator[Node]:

@@ -8,11 +8,13 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from mathrl.grading.evaluate import OutOfTime, Refused, start_clock, stop_clock
-from mathrl.grading.extract import last_value, prose_words
+from mathrl.grading.extract import after_negation, last_value, prose_words
 from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeeze
 from mathrl.grading.parser import parse
 from mathrl.grading.scalar import Restated
 from mathrl.grading.structure import same_answer
+from mathrl.grading.syntax import explanation, kinds
+from mathrl.grading.units import meaning
 from mathrl.grading.words import (
     labelled_option,
     leading_option,
@@ -145,7 +147,7 @@ def _compare_texts(truth: str, answer: str) -> Match:
         return verdict
     if _as_text(truth) == _as_text(answer):
         return Match(True, "same text", "")
-    return _match_words(truth, answer) or verdict or Match(None, "structure", "not in the grammar")
+    return _match_words(truth, answer) or verdict or Match(False, "structure", "not in the grammar")
 
 
 def _readings(text: str) -> tuple[str, str]:
@@ -153,6 +155,8 @@ def _readings(text: str) -> tuple[str, str]:
     return merged, merge_thousands(text, commas=False) if COMMA_GROUPS.search(text) else merged
 
 
+# What the symbolic engine would drop or read in another way.
+_OPAQUE = frozenset("text unit builder logic cases app ellipsis rel op:derivative op:mod op:cases base ratio".split())
 _DECIMAL_COMMA = re.compile(r"-?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+")
 _POINT = re.compile(r"-?\d*\.\d+")
 
@@ -171,11 +175,18 @@ def _compare_trees(truth: str, answer: str) -> Match | None:
         left_tree, right_tree = parse(left), parse(right)
         if left_tree is None or right_tree is None:
             continue
+        explanation()
         equal = same_answer(left_tree, right_tree)
         if equal:
             return Match(True, "structure", "")
         if result is None or equal is None:
-            result = Match(equal, "structure", "not equal" if equal is False else "not settled by evaluation")
+            result = Match(equal, "structure", explanation() or "not equal")
+            if equal is None:
+                open_trees = kinds(left_tree) | kinds(right_tree)
+                opaque = open_trees & _OPAQUE
+                result = Match(
+                    False if opaque else None, "structure", f"not settled by evaluation: {', '.join(opaque)}"
+                )
     pointed = _decimal_point(truth, answer), _decimal_point(answer, truth)
     if pointed != (truth, answer):
         left_tree, right_tree = (parse(merge_thousands(text, True)) for text in pointed)
@@ -215,7 +226,14 @@ def _match_words(truth: str, answer: str) -> Match | None:
         reason = "words where mathematics was expected" if option(truth) is None else "no option letter"
         return Match(False, "words", reason)
     if prose_words(answer) >= 3 and tree is not None and tree.kind == "num" and not _HEDGE.search(answer):
+        claimed = after_negation(answer)
+        if claimed is None:
+            return Match(False, "number in a sentence", "the sentence denies it")
+        answer = claimed
         value = last_value(answer)
+        said = meaning(answer.replace(value, " ", 1)) if value is not None else None
+        if said is not None and said.rest:
+            return Match(False, "number in a sentence", f"other words: {' '.join(said.rest[:8])} / none")
         if value is not None and value != answer:
             inner = compare(truth, value)
             return Match(bool(inner.equal), "number in a sentence", inner.reason)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from math import ceil, comb, factorial, floor, isqrt, prod
 from typing import Any
 
 from mathrl.core.hashing import hash_text
-from mathrl.grading.syntax import Node, is_expression, key, kinds, symbols
+from mathrl.grading.syntax import Node, is_expression, key, symbols
 
 
 class Refused(ValueError):
@@ -180,54 +181,6 @@ def _integer_root(n: int, index: int) -> int | None:
     return low if low**index == n else None
 
 
-PRIMES = tuple((1 << bits) - 1 for bits in (61, 89, 107, 127))
-PRIME = PRIMES[0]
-FIELD_KINDS = frozenset(["num", "sym", "add", "mul", "div", "pow", "percent", "app", "base"])
-
-
-def residue(node: Node, point: int, prime: int = PRIME) -> int:
-    """The value in the field of `prime` elements at a random point.
-
-    Raises:
-        Refused: a kind without a rule there, an exponent that is not an integer, or a pole.
-    """
-    kind, args = node.kind, node.args
-    if kind in ("num", "base"):
-        value: Fraction = args[0] if kind == "num" else in_base(args[0], args[1])
-        return value.numerator * _inverse(value.denominator, prime) % prime
-    if kind == "sym":  # a name always has the same residue at a point
-        return hash_text(f"{point}:{args[0]}") % (prime - 2) + 1
-    if kind == "app":  # an unknown function is a random one
-        inside = key(node.args[1]) if kinds(node.args[1]) - FIELD_KINDS else str(residue(node.args[1], point, prime))
-        return hash_text(f"{point}:{args[0]}({inside})") % (prime - 2) + 1
-    if kind == "add":
-        return sum(residue(child, point, prime) for child in args[0]) % prime
-    if kind == "mul":
-        product = 1
-        for child in args[0]:
-            product = product * residue(child, point, prime) % prime
-        return product
-    if kind == "div":
-        return residue(args[0], point, prime) * _inverse(residue(args[1], point, prime), prime) % prime
-    if kind == "pow":
-        exponent = exact_value(args[1])
-        if exponent is None or exponent.denominator != 1:
-            raise Refused("an exponent that is not an integer")
-        base = residue(args[0], point, prime)
-        if base == 0 and exponent <= 0:
-            raise Refused("a pole")
-        return pow(base, int(exponent), prime)
-    if kind == "percent":
-        return residue(args[0], point, prime) * _inverse(100, prime) % prime
-    raise Refused(kind)
-
-
-def _inverse(value: int, prime: int) -> int:
-    if value % prime == 0:
-        raise Refused("a pole")
-    return pow(value, -1, prime)
-
-
 class OutsideDomain(ValueError):
     """The point is outside the real domain of the expression."""
 
@@ -271,6 +224,14 @@ def evaluate(node: Node, values: Point, real: bool, log_base: int, precision: in
         numeric.ctx.prec = PRECISION
 
 
+_ORDER: dict[str, Callable[[int], bool]] = {  # of the sign of left - right
+    "<": lambda sign: sign < 0,
+    ">": lambda sign: sign > 0,
+    "<=": lambda sign: sign <= 0,
+    ">=": lambda sign: sign >= 0,
+    "=": lambda sign: sign == 0,
+    "!=": lambda sign: sign != 0,
+}
 _TRIGONOMETRIC = frozenset("sin cos tan cot sec csc".split())
 _HYPERBOLIC = frozenset("sinh cosh tanh coth sech csch".split())
 _FUNCTIONS = {name: name for name in _TRIGONOMETRIC | _HYPERBOLIC}
@@ -343,6 +304,8 @@ class Numeric:
         kind, ctx = node.kind, self.ctx
         if kind == "base":
             return self.rational(in_base(node.args[0], node.args[1]))
+        if kind == "cases":
+            return self.cases(node.args[0])
         if kind not in ("abs", "floor", "ceil", "percent", "degree", "fact", "fact2", "binom"):
             raise Refused(kind)
         value = self(node.args[0])
@@ -367,6 +330,39 @@ class Numeric:
         if not ctx.isint(below) or not 0 <= below <= 3000:
             raise OutsideDomain("a binomial of something other than a small integer")
         return ctx.binomial(value, below)
+
+    def cases(self, rows: tuple[tuple[Node, Node], ...]) -> Any:
+        """The value of the rows whose condition holds here; "otherwise" counts where no other does."""
+        last = rows[-1][1].kind == "text" and self.holds(rows[-1][1])
+        values = [self(value) for value, condition in (rows[:-1] if last else rows) if self.holds(condition)]
+        if last and not values:
+            return self(rows[-1][0])
+        if not values:
+            raise OutsideDomain("no case holds")
+        if not all(nearly_equal(values[0], value) for value in values[1:]):
+            raise Refused("cases that contradict each other")
+        return values[0]
+
+    def holds(self, condition: Node) -> bool:
+        kind, args, ctx = condition.kind, condition.args, self.ctx
+        if kind == "text" and args[0].strip(" ,.").lower() in ("otherwise", "else", "elsewhere"):
+            return True
+        if kind in ("list", "logic"):
+            joiner = args[0] if kind == "logic" else args[1] if len(args) > 1 else ","
+            truths = [self.holds(part) for part in (args[1] if kind == "logic" else args[0])]
+            return any(truths) if joiner == "or" else all(truths)
+        if kind == "unit" and args[1].lower().split()[-1] in ("even", "odd"):
+            value = self(args[0])
+            if not ctx.isint(value):
+                raise OutsideDomain("no integer")
+            return bool(int(value) % 2 == (args[1].lower().split()[-1] == "odd"))
+        if kind != "rel" or not set(args[0]) <= _ORDER.keys():
+            raise Refused("a condition without a rule")
+        values = [self(member) for member in args[1]]
+        if any(ctx.im(value) for value in values):
+            raise OutsideDomain("an order of complex numbers")
+        pairs = zip(args[0], values, values[1:], strict=False)
+        return all(_ORDER[operator](0 if nearly_equal(a, b) else -1 if a < b else 1) for operator, a, b in pairs)
 
     def add(self, terms: list[Any]) -> Any:
         """The sum; what cancels to the last bits is zero."""
@@ -448,6 +444,14 @@ class Numeric:
             return ctx.exp(value)
         if name in ("ln", "log", "log10"):
             return self.logarithm(name, value, self(args[2]) if len(args) > 2 else None)
+        if name in ("Gamma", "zeta"):
+            if (
+                abs(value) > 3000
+                or (name == "zeta" and ctx.re(value) <= 1)
+                or (ctx.isint(value) and ctx.re(value) <= 0)
+            ):
+                raise Refused("a pole")
+            return ctx.gamma(value) if name == "Gamma" else ctx.zeta(value)
         method = _FUNCTIONS.get(name)
         if method is None:
             raise Refused(str(name))

@@ -234,7 +234,19 @@ def _phrase(text: str) -> Extraction | None:
         return None
     claim = _SPECIAL.sub("", _HOPE.sub("", tail[ends[-1] :])).strip().lstrip(":：* ").strip()
     claim = _LEAD.sub("", claim)
+    before = _CLAUSE.split(tail[: _begin(tail, ends[-1])])[-1]
+    if _NEGATED.search(before) or claim.startswith("n't"):
+        return None
+    if _NEGATED.match(claim):
+        claimed = after_negation(_CLAUSE.split(claim)[0])
+        return Extraction(claimed.strip(" ."), "answer phrase") if claimed else None
+    claim = _NOT_BEHIND.sub("", claim)
     return Extraction(_claim(claim), "answer phrase") if claim else None
+
+
+def _begin(text: str, end: int) -> int:
+    """Where the phrase that ends at `end` begins."""
+    return max(match.start() for match in _PHRASE.finditer(text) if match.end() == end)
 
 
 def _claim(claim: str) -> str:
@@ -270,10 +282,52 @@ def _is_bare(text: str) -> bool:
     return words == 0 or (words <= 2 and (text[0] in "-$\\([{0123456789" or not re.search(r"[\d$]", text)))
 
 
+_NEGATED = re.compile(
+    r"\b(?:not|never|cannot|can't|isn't|aren't|wasn't|doesn't|don't|won't|wrong|incorrect|false|impossible|neither|nor|"
+    r"unlikely|mistaken)\b|不是|不为|不等于|不能|并非|错误|≠",
+    re.IGNORECASE,
+)
+_RATHER = re.compile(r"\b(?:but(?: rather)?|it'?s|it is|rather|instead|which is)\b|而是", re.IGNORECASE)
+
+
+def after_negation(sentence: str) -> str | None:
+    """What a sentence claims: all of it, what follows "not 4 but", or None where it only denies something.
+
+    >>> after_negation("it is 5"), after_negation("not 4 but 5"), after_negation("it cannot be 5")
+    ('it is 5', ' 5', None)
+    """
+    denials = list(_NEGATED.finditer(sentence))
+    if not denials:
+        return sentence
+    turns = [match.end() for match in _RATHER.finditer(sentence) if match.start() > denials[-1].start()]
+    return sentence[turns[-1] :] if turns else None
+
+
+_NOT_BEHIND = re.compile(r",\s+not\s[^.\n]*")
+_CLAUSE = re.compile(r"(?<=[.!?;:,])\s+|[。！？；，\n]|\b(?:so|therefore|thus|hence)\b", re.IGNORECASE)
+
+
+def _undenied(text: str) -> str | None:
+    """The text up to its last claim: without "not 4" behind a comma; None where the last clause denies its number."""
+    clauses = [clause for clause in _CLAUSE.split(text[-400:]) if clause and _NUMBER.search(clause)]
+    for n, clause in enumerate(reversed(clauses)):
+        claim = after_negation(clause)
+        if claim is not None:
+            return text if n == 0 and claim == clause else claim
+        if not clause.lower().lstrip().startswith(("not ", "而不是", "不是")) or n + 1 == len(clauses):
+            return None
+    return text
+
+
 def _unmarked_answer(text: str) -> Extraction:
     text = _SPECIAL.sub("", text[-TAIL:]).strip()
     if not text:
         return NOTHING
+    if _NEGATED.search(text[-400:]) and prose_words(text[-400:]) > 1:
+        claim = _undenied(text)
+        if claim is None:
+            return NOTHING
+        text = claim.strip()
     if len(text) <= 80 and "\n" not in text and _is_bare(text) and not _SENTENCE_END.search(text[:-1]):
         return Extraction(text, "whole")
     formula = None

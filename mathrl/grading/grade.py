@@ -85,6 +85,8 @@ def grade(
         accepted = _replace_surrogates(str(truth))
         if "\\boxed" in accepted:
             accepted = ", ".join(all_boxes(accepted)) or accepted
+        elif len(accepted) > 60 and "nswer is" in accepted:
+            accepted = extract(accepted, "strict").text or accepted
         result, extracted = _judge(text, extracted, accepted, extraction, False if hurried else engine)
         if result.equal:
             break

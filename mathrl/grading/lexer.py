@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from mathrl.grading.extract import closing_brace
 from mathrl.grading.syntax import Node, ParseError, ellipsis_decimal, literal, num, sym, symbols, with_base
-from mathrl.grading.words import DEGREE_WORDS, NUMBER_WORDS, PERCENT_WORDS, SINGLE_LETTER_UNITS, UNIT_WORDS
+from mathrl.grading.units import NOISE, SINGLE_LETTER_UNITS, UNIT_WORDS, qualify
+from mathrl.grading.words import chinese_number, number_in_words
 
 
 class Token(NamedTuple):
@@ -26,7 +27,7 @@ MAX_TOKENS = 1200
 MAX_DEPTH = 40
 _TOKEN = re.compile(
     r"""(?P<space>(?:\s|~|\\[,;:!\ ]|\\q?quad(?![a-zA-Z])|\\hspace\*?\{[^{}]*\})+)
-    |(?P<num>(?:\d+\.(?=\\(?:overline|bar)\{)|\d+(?:\.\d+)?|\.\d+)(?:[eE](?:-?\d+|\+\d{2,})(?![\d.]|\w))?)
+    |(?P<num>(?:\d+\.(?=\\(?:overline|bar|dot)(?![a-z]))|\d+(?:\.\d+)?|\.\d+)(?:[eE](?:-?\d+|\+\d{2,})(?![\d.]|\w))?)
     |(?P<cmd>\\[a-zA-Z]+)
     |(?P<escape>\\[^a-zA-Z])
     |(?P<name>[a-zA-Z]+)
@@ -44,6 +45,8 @@ _TEXT = frozenset(
     ).split()
 )
 _CURRENCY = frozenset("$€£¥")
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_SPELLINGS = {"degree": "circ", "degrees": "circ", "nsubset": "nsubseteq", "gt": "gt", "dots": "ldots"}
 FUNCTIONS = frozenset(
     (
         "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh "
@@ -55,15 +58,19 @@ RELATIONS = {
     "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "le": "<=", "leq": "<=", "leqslant": "<=",
     "leqq": "<=",
     "ge": ">=", "geq": ">=", "geqslant": ">=", "geqq": ">=", "lt": "<", "gt": ">", "ne": "!=", "neq": "!=",
-    "\\ne": "!=", "approx": "~", "simeq": "~", "cong": "~", "sim": "~", "equiv": "==", "in": "in",
-    "coloneqq": "=",
-    "to": "->", "rightarrow": "->", "mapsto": "->", "implies": "=>", "Rightarrow": "=>", "=>": "=>",
-    "notin": "notin", "subset": "sub", "subseteq": "sub", "mid": "mid", "perp": "perp", "parallel": "par",
+    "\\ne": "!=", "approx": "~", "simeq": "~", "cong": "cong", "sim": "~", "equiv": "==", "in": "in",
+    "coloneqq": "=", "propto": "prop",
+    "to": "->", "rightarrow": "->", "longrightarrow": "->", "mapsto": "->", "implies": "=>", "Rightarrow": "=>",
+    "=>": "=>", "Longrightarrow": "=>", "impliedby": "<==", "Leftarrow": "<==", "leftarrow": "<-",
+    "iff": "<=>", "Leftrightarrow": "<=>", "leftrightarrow": "<=>", "notin": "notin",
+    "subset": "sub", "subseteq": "subeq",
+    "supset": "sup", "supseteq": "supeq", "nsubseteq": "nsub", "mid": "mid", "nmid": "nmid",
+    "perp": "perp", "parallel": "par",
 }  # fmt: skip
 SET_OPS = {"cup": "union", "cap": "inter", "setminus": "minus", "backslash": "minus", "bigcup": "union"}
 _TEXT_FUNCTIONS = FUNCTIONS - frozenset(["min", "max", "det", "arg", "abs", "floor", "ceil"])  # words too, or minutes
 _WORDS = {name: name for name in "pi theta alpha beta cup".split()}
-_WORDS |= {"infinity": "infty", "inf": "infty", "oo": "infty", "union": "cup"}
+_WORDS |= {"mod": "mod", "infinity": "infty", "inf": "infty", "oo": "infty", "union": "cup"}
 _JOINERS = frozenset(["and", "or"])
 _ONLY_WORDS = re.compile(r"[A-Za-z]{2,}")
 
@@ -76,6 +83,7 @@ def tokenize(text: str) -> list[Token]:
     """
     tokens: list[Token] = []
     spaced, i, size = False, 0, len(text)
+    odd_dollar = "$" in text and len(_DOLLAR.findall(text)) % 2 == 1  # no pair of delimiters: a currency
     while i < size:
         match = _TOKEN.match(text, i)
         if match is None:
@@ -97,26 +105,30 @@ def tokenize(text: str) -> list[Token]:
                 tokens.extend(_text_tokens(name, text[start + 1 : end], spaced))
                 i = end + 1
             else:
-                tokens.append(Token("cmd", name, spaced))
+                tokens.append(Token("cmd", _SPELLINGS.get(name, name), spaced))
         elif kind == "escape":
             if value == "\\\\":
                 tokens.append(Token("op", "\\\\", spaced))
             elif value[1] in "{}%|":
                 tokens.append(Token("op", value if value[1] != "%" else "%", spaced))
-            elif value[1] in "$#&_()[]":
+            elif value[1] == "$":
+                tokens.append(Token("text", "$", spaced))
+            elif value[1] in "#()[]":
                 pass
             else:
                 raise ParseError(f"unknown command {value!r}")
         elif kind == "name":
             tokens.extend(_name_tokens(value, spaced, tokens))
         elif kind == "han":
-            tokens.append(Token("text", value, spaced))
+            count = chinese_number(value)
+            tokens.append(Token("text", value, spaced) if count is None else Token("num", str(count), spaced))
         elif kind in ("letter", "num"):
             tokens.append(Token("num" if kind == "num" else "name", value, spaced))
         elif kind == "ell":
             tokens.append(Token("cmd", "ldots", spaced))
         elif value in _CURRENCY:
-            pass
+            if value != "$" or odd_dollar:
+                tokens.append(Token("text", value, spaced))
         else:
             tokens.append(Token("op", _OPS.get(value, value), spaced))
         spaced = False
@@ -126,10 +138,19 @@ def tokenize(text: str) -> list[Token]:
     return tokens
 
 
+_SEPARATOR = re.compile(
+    r"[,;]?\s*(?:for|where|with|if|when|such that|s\.t\.|provided(?: that)?|and where)(?![\w])"
+    r"(?:\s+(?:all|any|every|each|some))?\s*(.*)"
+)
+_DOMAIN = re.compile(
+    r"(?:(?:an?|all|any|every)\s+)?integers?\s+\$?([a-zA-Z])\$?|\$?([a-zA-Z])\$?\s+is\s+an(?:y)?\s+integer"
+)
+_MODULO = re.compile(r"\(?\s*mod(?:ulo)?(?![a-z])\s*([\w\s]*)\)?")
 _SYMBOLS_ONLY = re.compile(r"[-+*/^=<>().,:!%\s\d]*\d[-+*/^=<>().,:!%\s\d]*")
 _COUNTS = re.compile(r"\s*,\s+(?:and\s+)?|\s+and\s+")
 _AND = re.compile(r"(?:^|\s+)(and|or)(?:\s+|$)")
 _QUANTITY = re.compile(r"(-?\d[\d.,/]*)\s*([A-Za-z][A-Za-z .]*)")
+_DATED = re.compile(r"([A-Za-z][A-Za-z .]*)\s(\d+)")
 _UNIT_POWER = re.compile(r"~?([A-Za-z]+)\^\{?[23]\}?")
 _COMPOUND_UNIT = re.compile(r"~?[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?(?:\s*(?:/|\\cdot)\s*[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?)+")
 
@@ -137,6 +158,17 @@ _COMPOUND_UNIT = re.compile(r"~?[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?(?:\s*(?:/|\\cdot)
 def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     """\text{...}: words stay one token; mathematics inside a command is tokenized."""
     word = content.strip()
+    separated = _SEPARATOR.fullmatch(word)
+    if separated:  # "for all", "where", "if": what follows is another clause
+        return [Token("op", ",", True), *_text_tokens(command, separated[1], True)]
+    modulus = _MODULO.fullmatch(word)
+    if modulus:
+        return [Token("cmd", "pmod", True), *tokenize(modulus[1])[:-1]]
+    domain = _DOMAIN.fullmatch(word)
+    if domain:
+        return tokenize(f"{domain[1] or domain[2]} \\in \\mathbb{{Z}}")[:-1]
+    if command in ("mathbf", "boldsymbol", "bm", "mathbb") and word in ("i", "j", "k"):
+        return [Token("cmd", f"unit vector {word}", spaced)]
     if command in ("mathrm", "operatorname", "mathit", "mathsf", "rm"):
         name = word.strip("\\ ").lower()
         if word in ("Re", "Im"):
@@ -152,6 +184,9 @@ def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     quantity = _QUANTITY.fullmatch(word)
     if quantity:
         return [*tokenize(quantity[1])[:-1], Token("text", quantity[2], True)]
+    dated = _DATED.fullmatch(word)
+    if dated:
+        return [Token("text", dated[1], spaced), Token("num", dated[2], True)]
     power = _UNIT_POWER.fullmatch(word)
     if _COMPOUND_UNIT.fullmatch(word) or (power and power[1].lower() in UNIT_WORDS):
         return [Token("text", word, spaced)]
@@ -183,15 +218,15 @@ def _name_tokens(run: str, spaced: bool, preceding: list[Token]) -> list[Token]:
         return [Token("cmd", _WORDS[lower], spaced)]
     after_number = bool(preceding) and (preceding[-1].kind == "num" or preceding[-1].value in ("}", "/", ")"))
     if preceding and len(run) > 1 and lower in UNIT_WORDS and (len(run) > 2 or after_number):
-        return [Token("text", run, spaced)]
-    if len(run) >= 4:
+        return [Token("letters" if len(run) < 4 else "text", run, spaced)]
+    if len(run) >= 4 or (preceding and preceding[-1].kind == "text" and lower in NOISE and len(run) > 1):
         return [Token("text", run, spaced)]
     tokens = [Token("name", char, False) for char in run]
     return [tokens[0]._replace(spaced=spaced), *tokens[1:]]
 
 
 def _group_mixed_numbers(tokens: list[Token]) -> list[Token]:
-    """1 1/2 in plain text: number, space, number, slash, number becomes number, (number / number)."""
+    """1 1/2 in plain text: number, space, number, slash, number becomes number, (number / number); dy/dx a fraction."""
     for i in range(len(tokens) - 4, -1, -1):
         integer, above, slash, below = tokens[i : i + 4]
         if (
@@ -204,13 +239,22 @@ def _group_mixed_numbers(tokens: list[Token]) -> list[Token]:
             for token in (above, below):
                 group += [Token("op", "{", False), token._replace(spaced=False), Token("op", "}", False)]
             tokens = [*tokens[: i + 1], *group, *tokens[i + 4 :]]
+    for i in range(len(tokens) - 5, -1, -1):
+        if tokens[i + 2].value == "/" and tokens[i].value == tokens[i + 3].value == "d":
+            name, below = tokens[i + 1], tokens[i + 4]
+            glued = not (name.spaced or below.spaced) and name.kind == below.kind == "name"
+            if glued and (i == 0 or tokens[i - 1].kind != "name" or tokens[i].spaced):
+                parts = [Token("op", mark, False) for mark in "{}{}"]
+                group = [parts[0], *tokens[i : i + 2], parts[1], parts[2], *tokens[i + 3 : i + 5], parts[3]]
+                tokens = [*tokens[:i], Token("cmd", "frac", True), *group, *tokens[i + 5 :]]
     return tokens
 
 
 _NO_FACTORS = frozenset(
-    ("cdot times div pm mp rangle rfloor rceil rvert rVert end land lor wedge vee bmod mod pmod ast text").split()
+    (
+        "cdot times div pm mp rangle rfloor rceil rvert rVert end land lor wedge vee bmod mod pmod ast text choose"
+    ).split()
 ) | {*RELATIONS, *SET_OPS}
-_HEDGE = re.compile(r"\b(?:or|not|possibly|maybe|perhaps|either|otherwise|else)\b")
 
 
 class Cursor:
@@ -268,7 +312,7 @@ class Cursor:
 
     def number(self, token: Token) -> Node:
         value = literal(token.value)
-        if self.at("overline", "bar", "dot"):
+        if self.at("overline", "bar", "dot") and "." in token.value:
             mark = self.take().value
             return self.repeating_decimal(token.value, mark)
         if self.at("ldots", "dots", "cdots") and "." in token.value:
@@ -277,17 +321,29 @@ class Cursor:
         return value
 
     def repeating_decimal(self, head: str, mark: str) -> Node:
-        """0.1\\overline{6}: the digits under the bar repeat for ever."""
-        self.expect("{")
-        digits = self.raw("}")
+        """0.1\\overline{6}: the digits under the bar, or from dot to dot, repeat for ever."""
+        digits = self.raw("}") if self.accept("{") else self.digit()
+        if mark == "dot" and self.tokens[self.i].kind == "num":
+            digits += self.take().value
+        if mark == "dot" and self.accept("dot"):
+            digits += self.raw("}") if self.accept("{") else self.digit()
         if "." not in head:
             if not digits.startswith("."):
                 raise ParseError("a bar that is not over decimals")
             head, digits = head + ".", digits[1:]
-        if not digits.isdigit() or len(digits) > 100 or mark == "dot":
+        if not digits.isdigit() or len(digits) > 100:
             raise ParseError("a repeating part that is not digits")
         fixed = len(head.split(".")[1])
         return num(Fraction(head + "0") + Fraction(int(digits), (10 ** len(digits) - 1) * 10**fixed))
+
+    def digit(self) -> str:
+        """The first digit of the number here; the others stay."""
+        token = self.take()
+        if token.kind == "num" and len(token.value) > 1:
+            self.i -= 1
+            self.tokens = [*self.tokens]
+            self.tokens[self.i] = token._replace(value=token.value[1:])
+        return token.value[:1]
 
     def accept_joiner(self, semicolons: list[int] | None = None, count: int = 0) -> bool:
         """Take a comma, semicolon or conjunction; `semicolons` gets the `count` of clauses before a looser one."""
@@ -324,10 +380,16 @@ class Cursor:
         if token.kind in ("num", "name", "letter_text"):
             return True
         if token.kind == "op":
-            if token.value == "[" and self.french:
+            if (token.value == "[" and self.french) or self.at_modulus():
                 return False
             return token.value in ("(", "[", "{", "\\{") or (token.value == "|" and self.bars == 0)
         return token.kind == "cmd" and token.value not in _NO_FACTORS
+
+    def at_modulus(self) -> bool:
+        """\\pmod 7, or (mod 7)."""
+        i = self.i + (self.tokens[self.i].value == "(")
+        token = self.tokens[i]
+        return token.kind == "cmd" and token.value in ("pmod", "mod", "bmod") and (i > self.i or token.value == "pmod")
 
     def minutes(self, degrees: Node) -> Node | None:
         """60^\\circ 42' 36'': minutes, and perhaps seconds, behind degrees; None where no minutes follow."""
@@ -360,45 +422,48 @@ class Cursor:
         return token.kind == "letter_text" and token.value in SINGLE_LETTER_UNITS and not symbols(node)
 
     def unit_follows(self) -> bool:
-        return self.tokens[self.i].kind == "text" and self.tokens[self.i].value.strip(" ,").lower() not in ("and", "or")
+        token = self.tokens[self.i]
+        return token.kind in ("text", "letters") and token.value.strip(" ,").lower() not in ("and", "or")
 
     def with_unit(self, node: Node) -> Node:
-        """Trailing words: a percent or degree sign in words, a unit, or an annotation."""
+        """Trailing words: another number (dozen, squared, base two), a percent or degree sign, a unit, a remark."""
         words: list[str] = [self.take().value] if self.tokens[self.i].kind == "letter_text" else []
-        while self.unit_follows() or (
-            words and (self.at("/", "^", "cdot") or (self.tokens[self.i].kind == "name" and self.tokens[self.i].spaced))
-        ):
+        letters = not words and self.tokens[self.i].kind == "letters"
+        while self.unit_follows() or (words and (self.at("/", "^", "cdot", "times") or self.unit_letter())):
             token = self.take()
             words.append(token.value)
-            if token.value in ("/", "cdot") and self.tokens[self.i].kind in ("name", "text"):
+            if token.value in ("/", "cdot", "times"):
+                if self.tokens[self.i].kind not in ("name", "text", "letters", "letter_text"):
+                    raise ParseError("a unit over something else")
+                words[-1] = "/" if token.value == "/" else "*"
                 words.append(self.take().value)
             if token.value == "^":
-                self.accept("{")
-                words.append(self.take().value)
-                self.accept("}")
-        text = " ".join(words).replace(" ^ ", "^")
-        head = text.strip().lower().rstrip(".")
-        if _HEDGE.search(head):
-            raise ParseError("a second thought behind the answer")
-        if head in PERCENT_WORDS:
-            return Node("percent", (node,))
-        if head in NUMBER_WORDS:
-            return Node("mul", ((node, num(NUMBER_WORDS[head])),))
-        if head in DEGREE_WORDS:
-            return Node("degree", (node,))
-        return Node("unit", (node, text))
+                words[-2:] = [words[-2] + "^" + (self.raw("}") if self.accept("{") else self.take().value)]
+        return qualify(node, " ".join(words), letters and len(words) == 1)
+
+    def unit_letter(self) -> bool:
+        """5 \\text{kg} m: a letter behind a unit."""
+        token = self.tokens[self.i]
+        return token.kind in ("name", "letter_text") and token.spaced and token.value in SINGLE_LETTER_UNITS
 
     def subscript(self, node: Node) -> Node:
         self.take()
         text = self.raw("}") if self.accept("{") else self.take().value
-        if node.kind == "num" and text.isdigit():
-            return with_base(node, int(text))
+        base = int(text) if text.isdigit() else number_in_words(text.lower())
+        if node.kind == "num" and base is not None:
+            return with_base(node, base)
         if node.kind in ("mul", "num"):
             raise ParseError("a subscript on a number")
         return sym(f"{node.args[0] if node.kind in ('sym', 'const') else node}_{text}")
 
     def number_set(self) -> Node:
         name = self.raw("}") if self.accept("{") else self.take().value
-        if name == "R" and not self.at("^"):
-            return Node("reals", ())
-        return sym(name if len(name) == 1 and name.islower() else "set:" + name)
+        if len(name) == 1 and name.islower():
+            return sym(f"\\hat{{{name}}}" if name in "ijk" else name)
+        start = self.i
+        while self.at("^", "_"):
+            mark = self.take().value
+            name += mark + (self.raw("}") if self.accept("{") else self.take().value)
+        if re.fullmatch(r"[A-Z]+(?:\^[\dn]|\^?_?[\dn]\^?[\dn]?)?", name) and "^" in name and not name.startswith("N^"):
+            self.i, name = start, name[0]  # a power
+        return Node("reals", ()) if name == "R" and not self.at("^", "(", "[") else sym("set:" + name)

@@ -33,12 +33,16 @@ _SYMBOLS = {
     "φ": r"\phi ", "ω": r"\omega ", "∠": r"\angle ", "△": r"\triangle ", "∑": r"\sum ", "∏": r"\prod ",
     "∫": r"\int ", "…": r"\ldots ", "⋯": r"\cdots ", "٬": ",", "٫": ".", "，": ",", "；": ";", "：": ":",
     "。": ".", "、": ",", "（": "(", "）": ")", "％": "%", "￥": "¥", "＄": "$", "\u00a0": " ", "\u202f": " ",
-    "\u2009": " ", "\u3000": " ", "∨": r"\text{ or }", "∧": r"\text{ and }",
+    "\u2009": " ", "\u3000": " ", "∨": r"\lor ", "∧": r"\land ",
+    "⊂": r"\subset ", "⊆": r"\subseteq ", "⊃": r"\supset ", "⊇": r"\supseteq ", "⇒": r"\implies ", "⇔": r"\iff ",
+    "∘": r"\circ ", "∇": r"\nabla ", "∂": r"\partial ", "¬": r"\neg ", "∤": r"\nmid ", "⊥": r"\perp ",
+    "∥": r"\parallel ",
 }  # fmt: skip
 _TABLE = str.maketrans(_SYMBOLS)
 _SUPER_RUN = re.compile("[" + "".join(_SUPERSCRIPTS) + "]+")
 _SUB_RUN = re.compile("[" + "".join(_SUBSCRIPTS) + "]+")
 _VULGAR_RUN = re.compile("[" + "".join(_VULGAR) + "]")
+_STRIKES = frozenset(map(chr, (*range(0x334, 0x339), *range(0x20D2, 0x20D4), *range(0x20E5, 0x20E9))))  # crossed out
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -65,7 +69,7 @@ def ascii_math(text: str) -> str:
             kept.append(str(unicodedata.decimal(char)))
         elif char in "\n\t\r":
             kept.append(" ")
-        elif category not in ("Cc", "Cf", "Cs", "Co", "Cn", "Mn"):
+        elif category not in ("Cc", "Cf", "Cs", "Co", "Cn", "Mn") or char in _STRIKES:
             kept.append(char)
     return "".join(kept)
 
@@ -91,7 +95,7 @@ _ORDINAL = re.compile(
     r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}|(?:st|nd|rd|th)(?![a-zA-Z]))"
 )
 _HAS_SUFFIX = re.compile(r"(?:st|nd|rd|th|\.\s?m)\b", re.IGNORECASE)
-_CURRENCY = re.compile(r"^(?:USD|US\s?\\?\$|EUR|RMB|Rs\.?)\s*(?=\d)")
+_CURRENCY = re.compile(r"^(USD|US\s?\\?\$|EUR|RMB|Rs\.?)\s*([\d.,]*\d)(?=\D|$)")
 _NOON = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _TRAILING = " \t\n.,;:"
 
@@ -142,7 +146,7 @@ def canonical(text: str) -> str:
     >>> canonical(" $\\left( −1 , 2 \\right)$. ")
     '( -1 , 2  )'
     """
-    text = _CURRENCY.sub("", strip_wrappers(ascii_math(text)))
+    text = _CURRENCY.sub(r"\2\\text{ \1}", strip_wrappers(ascii_math(text)))
     if _HAS_SUFFIX.search(text):
         text = _NOON.sub(r"\1m", _ORDINAL.sub("", text))
     if "\\" in text:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from mathrl.grading.lexer import FUNCTIONS, RELATIONS, SET_OPS, Cursor, tokenize
-from mathrl.grading.syntax import EMPTY_SET, INFINITY, Node, ParseError, decorate, juxtapose, neg, num, product, sym
+from mathrl.grading.brackets import OPENERS, Brackets
+from mathrl.grading.lexer import FUNCTIONS, RELATIONS, SET_OPS, tokenize
+from mathrl.grading.syntax import (
+    EMPTY_SET,
+    INFINITY,
+    Node,
+    ParseError,
+    decorate,
+    derivative,
+    juxtapose,
+    multiply,
+    neg,
+    num,
+    sym,
+    transpose,
+)
+from mathrl.grading.units import qualify
 
 _CONJUNCTIONS = {"or": {"or", "lor", "vee", "或"}, "and": {"and", "land", "wedge", "且"}}
+_LOGIC = {"lor": "or", "vee": "or", "land": "and", "wedge": "and"}
 _CONSTANTS = {"pi": Node("const", ("pi",)), "infty": INFINITY, "emptyset": EMPTY_SET, "varnothing": EMPTY_SET}
-_OPENERS = {"(": ")", "[": "]", "langle": "rangle", "\\{": "\\}"}
-_MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"])
 _BIG = frozenset(["sum", "prod", "int", "iint", "iiint", "oint", "lim", "bigcap", "limsup", "liminf"])
 _TASK_FUNCTIONS = frozenset(["gcd", "lcm", "det"])
 _INVERSES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
@@ -18,12 +32,14 @@ _INVERSES |= {f"{ar}{name}": f"arc{name}" for ar in ("a", "ar") for name in ("si
 _INVERTIBLE = frozenset("sin cos tan cot sec csc sinh cosh tanh coth sech csch".split())
 _DECORATIONS = frozenset("vec hat bar overline overrightarrow tilde widehat dot ddot widetilde boldsymbol pmb".split())
 _TRANSPARENT = frozenset("color textcolor mathrm mathit mathcal mathsf mbox underline text".split())
+_TRANSPOSES = tuple(map(sym, ("T", "\\top", "\\intercal", "t", "\\mathsf{T}")))
+_ORDERED = frozenset(["angle", "triangle", "measuredangle", "sphericalangle"])
 _SUFFIXES = {"%": "percent", "circ": "degree"}
 _POSTFIXES = frozenset(["^", "_", "!", "'", "prime", *_SUFFIXES])
 _APPLICABLE = frozenset("fghFGHPQ")
 
 
-class Parser(Cursor):
+class Parser(Brackets):
     """The grammar, from loose to tight; what it does not know raises `ParseError`.
 
     items    := clause ((, | ; | and | or) clause)*
@@ -53,7 +69,12 @@ class Parser(Cursor):
             return clauses[0]
         if semicolons and semicolons[-1] < len(clauses) and len(semicolons) + 1 < len(clauses):
             return _group(clauses, semicolons)
-        if all(clause.kind == "rel" for clause in clauses):
+        logic = {_LOGIC[token.value] for token in self.tokens[start : self.i] if token.value in _LOGIC}
+        if logic and not all(clause.kind == "rel" for clause in clauses):
+            if len(logic) > 1:
+                raise ParseError("and beside or")
+            return Node("logic", (logic.pop(), tuple(clauses)))
+        if all(clause.kind in ("rel", "sym") for clause in clauses):
             words = {token.value for token in self.tokens[start : self.i]}
             for joiner, names in _CONJUNCTIONS.items():
                 if words & names:
@@ -81,7 +102,22 @@ class Parser(Cursor):
                 operators.pop()
                 break
             members.append(self.set_expression())
+        if self.at_modulus() or members[-1].kind == "add":
+            members[-1] = self.modulo(members[-1])
         return members[0] if not operators else Node("rel", (tuple(operators), tuple(members)))
+
+    def modulo(self, node: Node) -> Node:
+        """The class of what a modulus stands behind, all of its terms."""
+        if self.at_modulus():
+            group = self.accept("(")
+            self.take()
+            node = Node("op", ("mod", node, self.set_expression()))
+            if group:
+                self.expect(")")
+        elif node.args[0][-1].kind == "op" and node.args[0][-1].args[0] == "mod":
+            _, last, modulus = node.args[0][-1].args
+            node = Node("op", ("mod", Node("add", ((*node.args[0][:-1], last),)), modulus))
+        return node
 
     def set_expression(self) -> Node:
         left = self.sum()
@@ -94,7 +130,10 @@ class Parser(Cursor):
                 if self.at("="):
                     continue
                 right = self.sum()
+                words = right.args[1:] if right.kind == "unit" else ()
+                right = right.args[0] if words else right
                 left = Node("ratio", ((*left.args[0], right) if left.kind == "ratio" else (left, right),))
+                left = Node("unit", (left, *words)) if words else left
             else:
                 return left
 
@@ -120,11 +159,14 @@ class Parser(Cursor):
             operator = self.peek()
             if operator in ("*", "cdot", "times", "ast"):
                 self.i += 1
-                node = product(node, self.signed_factor())
+                node = multiply(node, self.signed_factor(), operator)
+            elif operator == "circ" and node.kind != "degree":
+                self.i += 1
+                node = Node("app", ("circ", Node("list", ((node, self.factor()),))))
             elif operator in ("/", "div"):
                 self.i += 1
                 node = Node("div", (node, self.signed_factor()))
-            elif operator in ("bmod", "mod", "pmod"):
+            elif operator in ("bmod", "mod"):
                 self.i += 1
                 node = Node("op", ("mod", node, self.signed_factor()))
             elif node.kind == "degree" and (refined := self.minutes(node)) is not None:
@@ -150,6 +192,8 @@ class Parser(Cursor):
 
     def postfixes(self, node: Node) -> Node:
         while (mark := self.peek()) in _POSTFIXES:
+            if mark == "circ" and node.kind in ("sym", "app"):
+                return node  # a composition
             if mark == "^":
                 node = self.power(node)
             elif mark == "_":
@@ -186,6 +230,8 @@ class Parser(Cursor):
             base = self.postfix_free()
             exponent = self.power(base) if self.at("^") else base
             exponent = neg(exponent) if sign < 0 else exponent
+        if exponent in _TRANSPOSES and node.kind in ("tuple", "matrix"):
+            return transpose(node)
         if node == Node("const", ("e",)):
             return Node("func", ("exp", exponent))
         return Node("pow", (node, exponent))
@@ -198,11 +244,13 @@ class Parser(Cursor):
             return self.name(token.value)
         if token.kind == "letter_text":
             return sym(token.value)
+        if token.kind == "letters":
+            return Node("mul", (tuple(map(sym, token.value)),))
         if token.kind == "text":
             return self.text(token.value.strip())
         if token.kind == "cmd":
             return self.command(token.value)
-        if token.value in _OPENERS:
+        if token.value in OPENERS:
             return self.bracket(token.value)
         if token.value == "{":
             return self.brace_group()
@@ -218,11 +266,37 @@ class Parser(Cursor):
             inside = self.items(")")
             self.expect(")")
             return Node("app", (name, inside))
+        if name in _APPLICABLE and self.at("^"):
+            inverse = self.inverse(name)
+            if inverse is not None:
+                return inverse
         return Node("const", (name,)) if name in ("i", "e") else sym(name)
 
+    def extension(self, field: Node) -> Node:
+        r"""\mathbb{Q}(\sqrt2), \mathbb{Z}[i], \mathbb{E}[X]: a field, ring or mean of what is in the brackets."""
+        if not self.at("(", "[") or field.args[:1] == () or not field.args[0].startswith("set:"):
+            return field
+        opener = self.take().value
+        inside = self.items(OPENERS[opener])
+        self.expect(OPENERS[opener])
+        return Node("app", (f"{field.args[0]}{opener}", inside))
+
+    def inverse(self, name: str) -> Node | None:
+        """f^{-1}(x), the value of an inverse function; None, and nothing taken, for a power."""
+        start = self.i
+        self.take()
+        if self.accept("{") and self.raw("}") == "-1" and self.accept("("):
+            inside = self.items(")")
+            self.expect(")")
+            return Node("app", (f"{name}^-1", inside))
+        self.i = start
+        return None
+
     def text(self, label: str) -> Node:
-        if label.endswith((":", "=")) or label.lower().rstrip(" .:") in ("answer", "the answer is", "answer is"):
-            return self.factor() if not self.at("-") else self.signed_factor()
+        """A word: alone, or said of what follows it, as in \\text{about } 5 and \\$5."""
+        marked = label.endswith((":", "="))
+        if marked or self.starts_factor():
+            return qualify(self.term(), label.rstrip(" .:="))
         return Node("text", (label,))
 
     def command(self, name: str) -> Node:
@@ -236,6 +310,10 @@ class Parser(Cursor):
             return Node("binom", (self.argument(), self.argument()))
         if name in FUNCTIONS or name in ("operatorname", "Re", "Im"):
             return self.function(name)
+        if name in ("Gamma", "zeta") and self.at("("):
+            return self.function(name)
+        if name.startswith("unit vector "):
+            return sym(f"\\hat{{{name[-1]}}}")
         if name in _BIG:
             return self.big_operator(name)
         if name in ("lfloor", "lceil"):
@@ -249,13 +327,17 @@ class Parser(Cursor):
         if name == "begin":
             return self.environment()
         if name in ("mathbb", "mathbf", "Bbb"):
-            return self.number_set()
+            return self.extension(self.number_set())
         if name in ("ldots", "dots", "cdots"):
             return Node("ellipsis", ())
-        if name in _DECORATIONS:
-            return decorate(name, self.argument())
-        if name in ("angle", "triangle", "measuredangle"):
-            return Node("app", (name, self.term()))
+        if name in _DECORATIONS or name in _ORDERED:
+            points = self.points()
+            if points is not None:
+                back = (
+                    points[::-1] if name in ("overline", "bar", "angle", "measuredangle", "hat", "widehat") else points
+                )
+                return Node("app", (name, sym(min(points, back))))
+            return decorate(name, self.argument()) if name in _DECORATIONS else Node("app", (name, self.term()))
         if name in ("color", "textcolor"):
             self.expect("{")
             self.raw("}")
@@ -291,11 +373,11 @@ class Parser(Cursor):
     def fraction(self) -> Node:
         start = self.i
         if self.accept("{"):
-            if self.raw("}") in ("d", "dy", "partial", "df", "\\partial") and self.at("{"):
-                self.take()
-                below = self.raw("}")
-                if below.startswith(("d", "partial")):
-                    return Node("op", ("derivative", sym(below), self.term()))
+            above = self.raw("}")
+            if above.startswith(("d", "partial")) and self.accept("{"):
+                applied = derivative(above, self.raw("}"))
+                if applied is not None:
+                    return applied if applied.kind == "app" else Node("op", ("derivative", applied, self.term()))
             self.i = start
         return Node("div", (self.argument(), self.argument()))
 
@@ -355,114 +437,6 @@ class Parser(Cursor):
             self.take()
             node = Node("div", (node, self.factor()))
         return neg(node) if sign < 0 else node
-
-    def big_operator(self, name: str) -> Node:
-        bounds = []
-        while self.at("_", "^"):
-            mark = self.take().value
-            bounds.append(sym(mark + (self.raw("}") if self.accept("{") else self.take().value)))
-        return Node("op", (name, *bounds, self.term()))
-
-    def bracket(self, opener: str) -> Node:
-        """( … ), [ … ], \\{ … \\}, \\langle … \\rangle: a group, tuple, interval, list or set."""
-        self.depth += 1
-        bars, self.bars = self.bars, 0
-        closer = _OPENERS[opener]
-        if self.accept(closer, "rbrace" if opener == "\\{" else closer):
-            self.depth -= 1
-            return EMPTY_SET if opener == "\\{" else Node("tuple", (opener, closer, ()))
-        if opener == "\\{":
-            self.bars = -1
-        inside = self.items(closer)
-        if opener == "\\{" and self.accept("|", "mid", ":"):
-            inside = self.items(closer)
-            self.expect(closer)
-            self.bars, self.depth = bars, self.depth - 1
-            return inside
-        self.bars, self.depth = bars, self.depth - 1
-        token = self.take()
-        ending = token.value if token.value != "rbrace" else "\\}"
-        parts = inside.args[0] if inside.kind == "list" else (inside,)
-        if opener in ("\\{", "langle"):
-            if ending != closer:
-                raise ParseError("unbalanced brackets")
-            return Node("set", (parts,)) if opener == "\\{" else Node("tuple", ("(", ")", parts))
-        if ending not in (")", "]") and not (opener == "[" and ending == "["):
-            raise ParseError("unbalanced brackets")
-        if ending == "[":
-            ending = ")"
-        if len(parts) > 1 or (opener == "[" and ending == "]" and parts[0].kind == "tuple"):
-            return Node("tuple", (opener, ending, parts))
-        if ending != closer:
-            raise ParseError("unbalanced brackets")
-        return parts[0]
-
-    def french_interval(self) -> Node:
-        """]1, 2[ and ]1, 2]."""
-        self.french = True
-        inside = self.items("[")
-        self.french = False
-        closer = self.take().value
-        if closer not in ("[", "]", ")") or inside.kind != "list" or len(inside.args[0]) != 2:
-            raise ParseError("unbalanced brackets")
-        return Node("tuple", ("(", "]" if closer == "]" else ")", inside.args[0]))
-
-    def brace_group(self) -> Node:
-        """A TeX group; with commas in it, a set whose braces lost their backslash."""
-        self.nest()
-        previous = self.tokens[self.i - 2].value if self.i > 1 else ""
-        inside = self.items("}")
-        self.expect("}")
-        self.depth -= 1
-        if inside.kind == "list":
-            return Node("set", (inside.args[0],))
-        return Node("set", ((inside,),)) if previous in SET_OPS or self.at(*SET_OPS) else inside
-
-    def environment(self) -> Node:
-        self.expect("{")
-        name = self.raw("}")
-        if name == "array" and self.accept("{"):
-            self.raw("}")
-        if name in ("vmatrix", "Vmatrix"):
-            self.rows(name)
-            return Node("op", ("det", sym(str(self.i))))
-        if name == "cases":
-            cells = tuple(cell for row in self.rows(name) for cell in row)
-            if all(cell.kind == "rel" for cell in cells):
-                return cells[0] if len(cells) == 1 else Node("list", (cells,))
-            return Node("op", ("cases", *cells))
-        if name not in _MATRICES:
-            raise ParseError(f"environment {name}")
-        return Node("matrix", (self.rows(name),))
-
-    def rows(self, name: str) -> tuple[tuple[Node, ...], ...]:
-        rows: list[tuple[Node, ...]] = []
-        row: list[Node] = []
-        while True:
-            if self.accept("\\\\"):
-                if row:
-                    rows.append(tuple(row))
-                row = []
-            elif self.accept("end"):
-                self.expect("{")
-                if self.raw("}") != name:
-                    raise ParseError("environments cross")
-                if row:
-                    rows.append(tuple(row))
-                if not rows:
-                    raise ParseError("an empty matrix")
-                return tuple(rows)
-            elif self.accept("&", "hline") or (name == "cases" and self.accept(",")):
-                continue
-            else:
-                row.append(self.clause())
-
-    def absolute(self, closer: str) -> Node:
-        self.bars += 1
-        inside = self.sum()
-        self.expect(closer)
-        self.bars -= 1
-        return Node("abs", (inside,))
 
 
 def _group(clauses: list[Node], cuts: list[int]) -> Node:

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
 from mathrl.grading.evaluate import exact_value, numeric_value
-from mathrl.grading.syntax import Node, children, infinity_sign, key, kinds, num, symbols
-from mathrl.grading.words import SINGLE_LETTER_UNITS, scale
+from mathrl.grading.syntax import Node, children, explain, infinity_sign, key, kinds, num, sym, symbols
+from mathrl.grading.units import SINGLE_LETTER_UNITS, Meaning, compatible, meaning, unit_entry
 
 # A decimal for an irrational truth, or for 1/3, must show at least this many significant digits.
 LONG_DECIMAL = 12
@@ -59,12 +59,14 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
     if infinity_sign(truth) or infinity_sign(answer):
         return infinity_sign(truth) == infinity_sign(answer)
     refuse_restated(truth, answer)
+    if truth.kind == answer.kind == "op" and truth.args[0] == answer.args[0] == "derivative":
+        return key(truth.args[1]) == key(answer.args[1]) and same_scalar(truth.args[2], answer.args[2])
     verdict = same_expression(truth, answer)
     if verdict is not False or symbols(truth):
         return verdict
     if symbols(answer):
-        bare = _without_letter_unit(answer)
-        return same_scalar(truth, bare) if bare is not None else False
+        quantity = _letters_as_unit(answer)
+        return same_scalar(truth, quantity) if quantity is not None else False
     return _same_digits(truth, answer)
 
 
@@ -118,31 +120,60 @@ def _same_marked(truth: Node, answer: Node, kind: str, factor: Node) -> bool | N
     return same_scalar(left, right)
 
 
+_NO_WORDS = Meaning("", Fraction(1), frozenset(), ())
+
+
 def _same_quantity(truth: Node, answer: Node) -> bool | None:
-    left = truth.args[0] if truth.kind == "unit" else truth
-    right = answer.args[0] if answer.kind == "unit" else answer
-    if truth.kind == answer.kind:
-        truth_scale, answer_scale = scale(truth.args[1]), scale(answer.args[1])
-        if truth_scale is not None and answer_scale is not None:
-            if truth_scale[0] != answer_scale[0]:
+    """Values with words beside them: the words may not contradict one another, and units of one dimension convert."""
+    if truth.kind != answer.kind:
+        quantity, other = (truth, answer) if truth.kind == "unit" else (answer, truth)
+        letters = quantity.args[2] and quantity.args[1]
+        if letters and symbols(other) & set(letters):  # 6yd is a product beside 6dy
+            spelled = Node("mul", ((quantity.args[0], *map(sym, letters)),))
+            return same_scalar(*((spelled, other) if quantity is truth else (other, spelled)))
+        measured = _letters_as_unit(other) if symbols(other) else None
+        if measured is not None:
+            return _same_quantity(*((quantity, measured) if quantity is truth else (measured, quantity)))
+        if other.kind in ("percent", "degree") and quantity.args[0].kind != other.kind:
+            said = meaning(quantity.args[1])
+            if said.dimension or said.names:
+                explain(f"other words: {quantity.args[1]} / {other.kind}")
                 return False
-            if truth_scale[1] != answer_scale[1]:
-                left = Node("mul", ((left, num(truth_scale[1])),))
-                right = Node("mul", ((right, num(answer_scale[1])),))
+    left, right = (node.args[0] if node.kind == "unit" else node for node in (truth, answer))
+    own, other_words = (meaning(node.args[1]) if node.kind == "unit" else _NO_WORDS for node in (truth, answer))
+    contradiction = compatible(own, other_words)
+    if contradiction:
+        explain(contradiction)
+        return False
+    if own.dimension and other_words.dimension and own.size != other_words.size:
+        left = Node("mul", ((left, num(own.size)),))
+        right = Node("mul", ((right, num(other_words.size)),))
     return same_scalar(left, right)
 
 
-def _without_letter_unit(node: Node) -> Node | None:
-    """5m or 5 m^2 without its unit letter, for a truth that has no symbols."""
-    if node.kind != "mul" or len(node.args[0]) < 2:
+def _letters_as_unit(node: Node) -> Node | None:
+    """5m, 5 m^2 or 5 m/s with its letters as a unit; None where other names are in it, or no number."""
+    numbers: list[Node] = []
+    letters: list[str] = []
+
+    def read(part: Node, power: int) -> bool:
+        if part.kind == "mul":
+            return all(read(factor, power) for factor in part.args[0])
+        if part.kind == "div":
+            return read(part.args[0], power) and read(part.args[1], -power)
+        if part.kind == "pow" and part.args[1].kind == "num" and part.args[0].kind == "sym":
+            exponent = part.args[1].args[0]
+            return exponent.denominator == 1 and abs(exponent) < 4 and read(part.args[0], power * int(exponent))
+        if part.kind == "sym" and part.args[0] in SINGLE_LETTER_UNITS and unit_entry(part.args[0]):
+            letters.append(f"{part.args[0]}^{power}")
+            return True
+        numbers.append(part if power == 1 else Node("pow", (part, num(power))))
+        return not symbols(part)
+
+    if node.kind not in ("mul", "div") or not read(node, 1) or not numbers or not letters:
         return None
-    last = node.args[0][-1]
-    if last.kind == "pow" and last.args[1].kind == "num" and last.args[1].args[0] in (2, 3):
-        last = last.args[0]
-    rest = node.args[0][:-1]
-    if last.kind != "sym" or last.args[0] not in SINGLE_LETTER_UNITS:
-        return None
-    return rest[0] if len(rest) == 1 else Node("mul", (rest,))
+    value = numbers[0] if len(numbers) == 1 else Node("mul", (tuple(numbers),))
+    return Node("unit", (value, " ".join(letters), False))
 
 
 def _same_ratio(truth: Node, answer: Node) -> bool | None:

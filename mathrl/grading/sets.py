@@ -1,12 +1,14 @@
-r"""Sets of real numbers: intervals, points, unions, inequalities in one variable, brought to one form.
+r"""Sets of real numbers: intervals, points, unions, inequalities in one variable, in one form; tests of integers.
 
 x \neq 5   ->   (-inf, 5) and (5, inf)      \{1,2\} \cup [0,3]   ->   [0, 3]
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cmp_to_key
+from math import isqrt
 from typing import Any, NamedTuple
 
 from mathrl.grading.evaluate import HIGH_PRECISION, Refused, exact_value, nearly_equal, numeric_value
@@ -220,3 +222,58 @@ def same_real_set(a: list[Piece], b: list[Piece]) -> bool:
         and p.high_closed == q.high_closed
         for p, q in zip(a, b, strict=True)
     )
+
+
+# Conditions on integers.
+_WORD_TESTS: dict[str, Callable[[int], bool]] = {
+    "even": lambda n: n % 2 == 0,
+    "odd": lambda n: n % 2 == 1,
+    "prime": lambda n: n > 1 and all(n % d for d in range(2, isqrt(n) + 1)),
+    "composite": lambda n: n > 3 and any(n % d == 0 for d in range(2, isqrt(n) + 1)),
+    "positive": lambda n: n > 0,
+    "negative": lambda n: n < 0,
+    "integer": lambda n: True,
+}
+
+
+def word_test(text: str) -> Callable[[int], bool] | None:
+    """The test of integers that words such as "is an even number" state, or None."""
+    words = [word for word in text.lower().split() if word not in ("is", "a", "an", "number", "integer", "and")]
+    return _WORD_TESTS.get(words[0] if words else "integer") if len(words) < 2 else None
+
+
+def holds(clause: Node) -> bool | None:
+    """Whether a closed condition on integers holds; None where it is not one that is known."""
+    if clause.kind == "unit":
+        value, test = exact_value(clause.args[0]), word_test(clause.args[1])
+        return test(int(value)) if test is not None and value is not None and value.denominator == 1 else None
+    if clause.kind in ("logic", "list") and len(clause.args) > 1:
+        joiner, parts = clause.args if clause.kind == "logic" else reversed(clause.args)
+        truths = [holds(part) for part in parts]
+        return None if None in truths else any(truths) if joiner == "or" else all(truths)
+    if clause.kind != "rel":
+        return None
+    operators, members = clause.args
+    if operators == ("==",) and members[1].kind == "op" and members[1].args[0] == "mod":
+        left, right, modulus = map(exact_value, (members[0], *members[1].args[1:]))
+        return None if left is None or right is None or not modulus else (left - right) % modulus == 0
+    values = [exact_value(member) for member in members]
+    truths = []
+    for operator, left, right in zip(operators, values, values[1:], strict=False):
+        relation = _TESTS.get(operator)
+        if relation is None or left is None or right is None or (operator == "mid" and left == 0):
+            return None
+        truths.append(relation(left, right))
+    return all(truths)
+
+
+_TESTS: dict[str, Callable[[Fraction, Fraction], bool]] = {
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "=": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "mid": lambda a, b: b % a == 0,
+    "nmid": lambda a, b: b % a != 0,
+}

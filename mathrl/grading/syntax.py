@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
@@ -12,6 +14,21 @@ class ParseError(ValueError):
     """The text is not in the grammar; the answer is then compared as text."""
 
 
+_local = threading.local()
+
+
+def explain(reason: str) -> None:
+    """Note why the comparison of this thread finds two answers unequal; the last note counts."""
+    _local.reason = reason
+
+
+def explanation() -> str:
+    """The last note since the last call, or ""."""
+    reason: str = getattr(_local, "reason", "")
+    _local.reason = ""
+    return reason
+
+
 class Node(NamedTuple):
     r"""One node. `args` holds nodes, strings, numbers or tuples of nodes, by `kind`.
 
@@ -20,7 +37,9 @@ class Node(NamedTuple):
 
     Expressions: num, sym, const, add, mul, div, pow, root, func, abs, floor, ceil, fact, binom, percent, degree, pm,
     app (an unknown function applied), op (a bound or task operator: sum, limit, determinant …).
-    Structures: list, tuple, set, matrix, rel, union, inter, minus, ratio, base, text, unit, ellipsis, reals.
+    cases (rows of value and condition), cross and dot (products of names, see `plain_products`).
+    Structures: list, tuple, set, builder, logic, matrix, rel, union, inter, minus, ratio, base, text, unit, ellipsis,
+    reals. unit(value, words, letters): every word beside a value, see `units.meaning`.
 
     >>> num(2)
     Node(kind='num', args=(Fraction(2, 1), 0, 0))
@@ -45,6 +64,8 @@ EMPTY_SET = Node("set", ((),))
 
 
 def neg(node: Node) -> Node:
+    if node.kind == "unit":
+        return Node("unit", (neg(node.args[0]), *node.args[1:]))
     if node.kind == "num":
         value, places, digits = node.args
         return Node("num", (-value, places, digits))
@@ -97,6 +118,100 @@ def product(left: Node, right: Node) -> Node:
     return Node("mul", ((*factors, right),))
 
 
+def multiply(left: Node, right: Node, sign: str) -> Node:
+    r"""A product with its sign: between names, \times and \cdot may be those of vectors, which differ."""
+    last = left.args[0][-1] if left.kind == "mul" else left
+    if sign in ("times", "cdot") and _may_be_vector(last) and _may_be_vector(right):
+        pair = Node("cross" if sign == "times" else "dot", (last, right))
+        return product(Node("mul", (left.args[0][:-1],)), pair) if left.kind == "mul" else pair
+    return product(left, right)
+
+
+def _may_be_vector(node: Node) -> bool:
+    return node.kind in ("sym", "app", "cross", "dot")
+
+
+def _is_vector(node: Node) -> bool:
+    """Whether a name wears an arrow or a hat, or is a set such as \\mathbb{Z}."""
+    if node.kind in ("cross", "dot"):
+        return any(map(_is_vector, children(node)))
+    return (node.kind == "app" and node.args[0] in _ARROWS) or (
+        node.kind == "sym" and node.args[0].startswith(("set:", "\\hat", "\\nabla")) and "_" not in node.args[0]
+    )
+
+
+_ARROWS = frozenset(["vec", "hat", "overrightarrow", "widehat", "boldsymbol"])
+
+
+def plain_products(*nodes: Node) -> tuple[Node, ...]:
+    r"""The trees with products of numbers for \times and \cdot, unless they must be those of vectors.
+
+    They are, as unknown functions, where a factor is a vector, or where one tree has \times and the other \cdot.
+    """
+    both = frozenset[str]().union(*map(kinds, nodes))
+    if not {"cross", "dot"} & both:
+        return nodes
+    apart = {"cross", "dot"} <= both and not any({"cross", "dot"} <= kinds(node) for node in nodes)
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, tuple) and not isinstance(part, Node):
+            return tuple(map(plain, part))
+        if not isinstance(part, Node) or not {"cross", "dot"} & kinds(part):
+            return part
+        inner = Node(part.kind, tuple(map(plain, part.args)))
+        if part.kind not in ("cross", "dot"):
+            return inner
+        if apart or (part.kind == "cross" and _is_vector(part)):
+            ordered = inner.args if part.kind == "cross" else tuple(sorted(inner.args, key=key))
+            return Node("app", (part.kind, Node("list", (ordered,))))
+        return Node("mul", (inner.args,))
+
+    return tuple(plain(node) for node in nodes)
+
+
+_D = r"(?:d|partial|\\partial)"
+_ABOVE = re.compile(rf"{_D}(?:\^(\d|n))?(.*)")
+_BELOW = re.compile(rf"({_D}(?:[a-zA-Z]|\\?[a-z]{{3,}})(?:\^(?:\d|n))?)+")
+
+
+def derivative(above: str, below: str) -> Node | None:
+    r"""\frac{dy}{dx} as a function of y, named by what is below; \frac{d}{dx}, as yet of nothing, as a name.
+
+    None where the fraction is no derivative.
+    """
+    top = _ABOVE.fullmatch(above)
+    if top is None or not _BELOW.fullmatch(below):
+        return None
+    if not top[2]:
+        return sym(f"{above}/{below}")
+    return Node("app", (f"d^{top[1] or 1}/{below}", sym(top[2]))) if top[2].isalpha() else None
+
+
+def transpose(node: Node) -> Node:
+    """A tuple as a column, a matrix with its rows as columns."""
+    if node.kind == "tuple":
+        return Node("matrix", (tuple((part,) for part in node.args[2]),))
+    rows = node.args[0]
+    if len({len(row) for row in rows}) != 1:
+        raise ParseError("a matrix with rows of several lengths")
+    return Node("matrix", (tuple(zip(*rows, strict=True)),))
+
+
+def builder(pattern: Node, conditions: Node) -> Node:
+    r"""\{pattern : conditions\}. Conditions on a real number alone are themselves the set: \{x : x > 2\} is x > 2."""
+    name = pattern
+    if pattern.kind == "rel" and pattern.args[0] == ("in",):
+        name, domain = pattern.args[1]
+        if domain.kind != "reals":
+            name = pattern
+    simple = kinds(conditions) <= _OF_ONE_NUMBER and (conditions.kind == "rel" or len(conditions.args) == 2)
+    if name.kind == "sym" and simple and symbols(conditions) == {name.args[0]} and "op:mod" not in kinds(conditions):
+        return conditions
+    clauses = conditions.args[0] if conditions.kind == "list" else (conditions,)
+    joiner = conditions.args[1] if conditions.kind == "list" and len(conditions.args) > 1 else ","
+    return Node("builder", (pattern, tuple(clauses), joiner))
+
+
 def juxtapose(left: Node, right: Node, digits: bool) -> Node:
     """Two factors side by side: a mixed number or a product. `digits`: the right one begins with a number."""
     if _is_integer(left) and right.kind == "div" and _is_integer(right.args[0]) and _is_integer(right.args[1]):
@@ -125,6 +240,14 @@ def children(part: Node | tuple[Any, ...]) -> Iterator[Node]:
             yield item
         elif isinstance(item, tuple):
             yield from children(item)
+
+
+def find(part: Node | tuple[Any, ...], kind: str) -> Iterator[Node]:
+    """The nodes of a kind in the tree, outermost first."""
+    if isinstance(part, Node) and part.kind == kind:
+        yield part
+    for child in children(part):
+        yield from find(child, kind)
 
 
 def infinity_sign(node: Node) -> int:
@@ -178,10 +301,30 @@ def key(node: Node) -> str:
     """
     if node.kind in ("num", "sym"):
         return str(node.args[0])
+    if node.kind == "unit":
+        return f"unit({key(node.args[0])},{node.args[1]})"
     if node.kind in ("add", "mul"):
-        parts = sorted(key(child) for child in children(node))
+        parts = [key(child) for child in children(node)]
+        if node.kind == "add" or not of_matrices(node):
+            parts.sort()
         return f"{node.kind}({','.join(parts)})"
     return f"{node.kind}({','.join(_key_of(arg) for arg in node.args)})"
+
+
+def of_matrices(node: Node) -> bool:
+    """Whether capital letters are matrices here: one is inverted or transposed beside another, as in A^{-1}B."""
+    if "pow" not in kinds(node):
+        return False
+    names = symbols(node)
+    return len(names) > 1 and all(len(name) == 1 and name.isupper() for name in names) and _inverts(node)
+
+
+def _inverts(node: Node) -> bool:
+    if node.kind == "pow" and node.args[0].kind in ("sym", "mul"):
+        exponent = node.args[1]
+        if (exponent.kind == "num" and exponent.args[0] == -1) or exponent in (sym("T"), sym("\\top")):
+            return True
+    return any(map(_inverts, children(node)))
 
 
 def _key_of(arg: Any) -> str:
@@ -192,7 +335,12 @@ def _key_of(arg: Any) -> str:
     return str(arg)
 
 
-_STRUCTURES = frozenset("list tuple set matrix rel union inter minus ratio base text unit ellipsis reals".split())
+_STRUCTURES = frozenset(
+    "list tuple set matrix rel union inter minus ratio base text unit ellipsis reals builder logic".split()
+)
+_OF_ONE_NUMBER = frozenset(
+    "rel list num sym add mul div pow root abs percent const const:pi const:e const:inf tuple union reals set".split()
+)
 
 
 def is_expression(node: Node) -> bool:
@@ -200,10 +348,22 @@ def is_expression(node: Node) -> bool:
     return not (kinds(node) & _STRUCTURES)
 
 
+_UNIT_VECTORS = frozenset(["i", "j", "k", "\\imath", "\\jmath", "\\hat{i}", "\\hat{j}", "\\hat{k}"])
+
+
 def decorate(name: str, inside: Node) -> Node:
-    """A bar over a complex number (one with i, z or w in it) is its conjugate; else a decoration is a name."""
+    """A bar over a complex number (one with i, z or w in it) is its conjugate; else a decoration is a name.
+
+    A hat or arrow over i, j, k makes it a unit vector, whichever it is.
+    """
+    if name in ("hat", "vec", "widehat") and inside.args and inside.args[0] in _UNIT_VECTORS:
+        return sym(f"\\hat{{{_letter_of(inside.args[0])}}}")
     if name in ("overline", "bar") and is_expression(inside):
         names = symbols(inside)
         if "const:i" in kinds(inside) or (names and all(map(is_complex, names))):
             return Node("func", ("conj", inside))
     return Node("app", (name, inside))
+
+
+def _letter_of(unit_vector: str) -> str:
+    return unit_vector.removeprefix("\\hat{").lstrip("\\")[0]

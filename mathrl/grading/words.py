@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 _SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 _MATH = re.compile(r"[\d\\^_=<>+*/|{}\[\]]")
@@ -12,6 +11,7 @@ _SYMBOLS = re.compile(
     r"[-(\s]*[A-Za-z](?:[-()\s]+[A-Za-z])+[)\s]*|(?=[^-]*-)[-(\s]*[A-Za-z]{1,3}(?:[-()\s]+[A-Za-z]{1,3})*[)\s]*"
 )
 _LETTER = re.compile(r"^\(?\s*\(?([A-Za-z])\)?\s*[.):]?$")
+_OPTION_WORD = re.compile(r"^(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s*:?\s+")
 _LEADING = re.compile(r"^[\s*(\[]*([A-Z])[\s*]*(?:[):\].]|,\s+[a-z]|\s+[-–—]|\s+(?:because|since|as)\b)")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|boldsymbol|bm|emph|"
@@ -23,6 +23,9 @@ _NONE = frozenset(
         "solutions, there is no solution, there are no solutions, empty set, empty, 无解, does not exist, dne, no "
         "such, impossible"
     ).split(", ")
+)
+_EXISTENCE = re.compile(
+    r"(?:there (?:is|are|exists?|exist)|(?:the |this )?(?:equation|system|inequality|problem) has|it has|we have)\s+"
 )
 _EMPTY_SETS = ("\\emptyset", "\\varnothing", "\\{\\}")
 _ONES = (
@@ -61,7 +64,9 @@ def plain_words(text: str) -> str | None:
     inner = " ".join(inner.split())
     if inner.startswith("(") and inner.endswith(")"):
         inner = inner[1:-1].strip()
-    return inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ") or None
+    inner = inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ")
+    none = _EXISTENCE.sub("", inner)
+    return (none if none in _NONE else inner) or None
 
 
 def number_in_words(words: str) -> int | None:
@@ -88,9 +93,33 @@ def number_in_words(words: str) -> int | None:
     return total + current if seen else None
 
 
+_HAN_DIGITS = {char: n for n, char in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
+_HAN_SCALES = {"十": 10, "百": 100, "千": 1000}
+
+
+def chinese_number(text: str) -> int | None:
+    """The integer below a hundred million that a Chinese numeral spells, or None.
+
+    >>> chinese_number("十二"), chinese_number("三百零五"), chinese_number("个")
+    (12, 305, None)
+    """
+    total = section = digit = 0
+    for char in text:
+        if char in _HAN_DIGITS:
+            digit = _HAN_DIGITS[char]
+        elif char in _HAN_SCALES:
+            section += (digit or 1) * _HAN_SCALES[char]
+            digit = 0
+        elif char == "万":
+            total, section, digit = (section + digit) * 10_000, 0, 0
+        else:
+            return None
+    return total + section + digit if text else None
+
+
 def option(text: str) -> str | None:
-    r"""The option letter that a text consists of: A, (A), A., \text{(A)}."""
-    match = _LETTER.match(unwrap(text).strip().strip("$*"))
+    r"""The option letter that a text consists of: A, (A), A., \text{(A)}, Option A."""
+    match = _LETTER.match(_OPTION_WORD.sub("", unwrap(text).strip().strip("$*").strip()))
     return match[1] if match else None
 
 
@@ -178,109 +207,3 @@ def same_words(truth: str, answer: str) -> bool | None:
     if sorted(truth_words) == sorted(answer_words) and len(truth_words) == 3:
         return None  # abc and cab may be products
     return False if truth_words.replace(" ", "").isalpha() else None
-
-
-# Units: one missing on one side is forgiven; two of one dimension are converted (5 m = 500 cm); two that cannot be
-# converted into one another are unequal (5 cm against 5 kg). Dimension -> {spelling: size in the dimension's base unit}
-_UNITS: dict[str, dict[str, Fraction]] = {
-    "length": {
-        "mm millimeter millimeters millimetre millimetres": Fraction(1, 1000),
-        "cm centimeter centimeters centimetre centimetres 厘米": Fraction(1, 100),
-        "m meter meters metre metres 米": Fraction(1),
-        "km kilometer kilometers kilometre kilometres 千米 公里": Fraction(1000),
-        "in inch inches": Fraction(254, 10000),
-        "ft foot feet": Fraction(3048, 10000),
-        "yd yard yards": Fraction(9144, 10000),
-        "mi mile miles": Fraction(1609344, 1000),
-    },
-    "mass": {
-        "mg milligram milligrams": Fraction(1, 1000),
-        "g gram grams 克": Fraction(1),
-        "kg kilogram kilograms kgs 千克": Fraction(1000),
-        "lb lbs pound pounds": Fraction(45359237, 100000),
-        "oz ounce ounces": Fraction(45359237, 1600000),
-    },
-    "time": {
-        "s sec secs second seconds 秒": Fraction(1),
-        "min mins minute minutes 分钟": Fraction(60),
-        "h hr hrs hour hours 小时": Fraction(3600),
-        "day days 天": Fraction(86400),
-        "week weeks": Fraction(604800),
-    },
-    "volume": {
-        "ml milliliter milliliters millilitre millilitres 毫升": Fraction(1, 1000),
-        "l liter liters litre litres 升": Fraction(1),
-        "gal gallon gallons": Fraction(3785411784, 10**9),
-    },
-    "money": {"cent cents ¢": Fraction(1, 100), "dollar dollars usd": Fraction(1)},
-}
-_SIZES: dict[str, tuple[str, Fraction]] = {
-    spelling: (dimension, size)
-    for dimension, rows in _UNITS.items()
-    for spellings, size in rows.items()
-    for spelling in spellings.split()
-}
-_OTHERS = (
-    "unit units square cubic sq percent percentage pct degree degrees deg radian radians rad year years yr "
-    "yrs month months mph kmh kph km/h m/s hz khz mhz pa kpa atm mol mole moles joule joules kj ev newton "
-    "newtons watt watts kw kwh volt volts amp amps ohm ohms euro euros eur yuan rmb rupee rupees peso pesos "
-    "yen pound people person students student apples apple oranges books book ways way cups cup bu acre acres "
-    "hectare hectares calories points point times pages page pieces items cars balls marbles coins games boys "
-    "girls men women children kids total each per sides cards eggs cookies tickets trees dozen o'clock pm am "
-    "kelvin celsius fahrenheit integers numbers solutions erg ergs million billion thousand trillion"
-).split()
-UNIT_WORDS = frozenset(_SIZES) | frozenset(_OTHERS)
-SINGLE_LETTER_UNITS = frozenset("msghLl")
-_POWER = re.compile(r"(\^\s*\{?\s*([23])\s*\}?)$")
-PERCENT_WORDS = frozenset(["percent", "percentage", "pct", "per cent", "%"])
-NUMBER_WORDS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-DEGREE_WORDS = frozenset(["degree", "degrees", "deg"])
-
-
-_RATES = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "mps": "m/s"}
-_PER = re.compile(r"\s*/\s*|\s+per\s+")
-_TIMES = re.compile(r"\s*(?:\\cdot|cdot|\*)\s*")
-
-
-def scale(unit: str) -> tuple[str, Fraction] | None:
-    """The dimension and size of a unit's text, or None when it is not one that converts.
-
-    >>> scale("cm^2"), scale("km/h")
-    (('length^2', Fraction(1, 10000)), ('length / time', Fraction(5, 18)))
-    """
-    text = unit.strip().lower().rstrip(".").removeprefix("per ")
-    text = _RATES.get(text, text)
-    above, *below = [_scale_of_product(part) for part in _PER.split(text)]
-    if above is None or None in below:
-        return None
-    dimension, size = above
-    for part in below:
-        if part is not None:
-            dimension, size = f"{dimension} / {part[0]}", size / part[1]
-    return dimension, size
-
-
-def _scale_of_product(text: str) -> tuple[str, Fraction] | None:
-    factors = [_scale_of_unit(part) for part in _TIMES.split(text)]
-    size, dimensions = Fraction(1), []
-    for factor in factors:
-        if factor is None:
-            return None
-        dimensions.append(factor[0])
-        size *= factor[1]
-    return " ".join(sorted(dimensions)), size
-
-
-def _scale_of_unit(text: str) -> tuple[str, Fraction] | None:
-    power = 1
-    match = _POWER.search(text)
-    if match:
-        power, text = int(match[2]), text[: match.start()].strip()
-    for word, exponent in (("square ", 2), ("sq ", 2), ("sq. ", 2), ("cubic ", 3)):
-        if text.startswith(word):
-            power, text = exponent, text[len(word) :].strip()
-    entry = _SIZES.get(text)
-    if entry is None:
-        return None
-    dimension, size = entry
-    return (dimension if power == 1 else f"{dimension}^{power}", size**power)

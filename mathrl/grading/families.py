@@ -1,0 +1,500 @@
+r"""Families and set-builders: a pattern, the domains of its bound names, and conditions.
+
+2k+1, k \in \mathbb{Z}   ->   Family((2k+1,), {"k": "Z"}, ())
+x \equiv 3 \pmod 7       ->   Family((7t+3,), {"t": "Z"}, ())
+\{n \in \mathbb{N} : n even\}   ->   Family((n,), {"n": "N"}, (n even,))
+
+Two of them are equal if their parts are, under some naming of the bound names; if they are unions of the same
+arithmetic progressions (7k-4 and 7k+3, pi/2 + k pi and -pi/2 + k pi); or, where all is about integers of moderate size,
+if they have the same members in a window that is longer than every period. Nothing else is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from itertools import permutations
+from math import gcd, lcm
+from typing import NamedTuple
+
+from mathrl.grading.by_value import INTEGER_NAMES
+from mathrl.grading.evaluate import Refused, check_clock, exact_value
+from mathrl.grading.sets import holds
+from mathrl.grading.syntax import Node, explain, find, is_expression, key, kinds, neg, num, substitute, sym, symbols
+
+Same = Callable[[Node, Node], bool | None]
+
+
+class Family(NamedTuple):
+    """`values` by pattern; `domains` of bound names, "" where none is stated; `conditions` that must hold together.
+
+    `subject` is the x of "x = …".
+    """
+
+    values: tuple[Node, ...]
+    domains: dict[str, str]
+    conditions: tuple[Node, ...]
+    subject: str = ""
+
+
+_DOMAINS = {"N^+": "Z+", "N+": "Z+", "N^*": "Z+", "N*": "Z+", "Z^+": "Z+", "Z_+": "Z+", "Z^{+}": "Z+", "Z_>0": "Z+"}
+_DOMAINS |= {"N_0": "N0", "Z_ge0": "N0", "Z_geq0": "N0", "Z^ge0": "N0", "Z_>=0": "N0", "N_+": "Z+", "N_>0": "Z+"}
+INTEGERS = frozenset(["Z", "N", "Z+", "N0"])
+_WINDOW = 400
+_MODERATE = 40  # literals up to this; larger ones could hide a difference outside of the window
+_BOUND = "t"
+
+
+def domain_of(node: Node) -> str | None:
+    """The name of a number set: "Z" for \\mathbb{Z}, "Z+" for \\mathbb{N}^*; None for other nodes."""
+    if node.kind == "reals":
+        return "R"
+    if node.kind == "sym" and node.args[0].startswith("set:"):
+        name: str = node.args[0][4:]
+        return _DOMAINS.get(name, name)
+    return None
+
+
+def is_family(node: Node) -> bool:
+    """Whether a tree states a set-builder, a family with a domain, or a congruence."""
+    if node.kind == "builder":
+        return True
+    if node.kind == "list":
+        if _congruences(node) is not None:
+            return True
+        return any(_domain_clause(part) is not None for part in node.args[0]) or _counted(node.args[0]) is not None
+    if node.kind == "rel":
+        return _congruences(node) is not None
+    return (domain_of(node) or "") in INTEGERS
+
+
+def same_family(truth: Node, answer: Node, same: Same) -> bool | None:
+    """Whether two answers, at least one of which states a family, are the same set; None where neither does."""
+    if not is_family(truth) and not is_family(answer):
+        return _same_periods(truth, answer)
+    first, second = read_family(truth), read_family(answer)
+    for own, other, counterpart in ((first, second, answer), (second, first, truth)):
+        if other is None and own is not None:
+            borrowed = _with_domains_of(own, counterpart)
+            if borrowed is None:
+                return _finite_members(own, counterpart, same)
+            first, second = (own, borrowed) if own is first else (borrowed, own)
+    if first is None or second is None:
+        return False
+    if first.subject and second.subject and first.subject != second.subject:
+        explain(f"another name: {first.subject} / {second.subject}")
+        return False
+    if _same_parts(first, second, same):
+        return True
+    progressions, others = _progressions(first), _progressions(second)
+    if progressions is not None and others is not None:
+        return _same_progressions(progressions, others)
+    members, other_members = _members(first), _members(second)
+    if members is not None and other_members is not None:
+        return members == other_members
+    explain("another pattern, domain or condition")
+    return False
+
+
+def _domain_clause(clause: Node) -> tuple[str, str] | None:
+    r"""("k", "Z") of k \in \mathbb{Z}, or of "k is an integer"."""
+    if clause.kind == "rel" and clause.args[0] == ("in",) and clause.args[1][0].kind == "sym":
+        domain = domain_of(clause.args[1][1])
+        return (clause.args[1][0].args[0], domain) if domain is not None and domain != "R" else None
+    if clause.kind == "unit" and clause.args[0].kind == "sym":
+        words = clause.args[1].lower().replace("-", "").removeprefix("is ").removeprefix("an ").removeprefix("any ")
+        domain = _IN_WORDS.get(words.removeprefix("a ").removesuffix("s"))
+        return (clause.args[0].args[0], domain) if domain else None
+    return None
+
+
+_IN_WORDS = {"integer": "Z", "positive integer": "Z+", "natural number": "N", "nonnegative integer": "N0"}
+_IN_WORDS |= {"natural": "N", "whole number": "N0"}
+
+
+def _counted(clauses: Sequence[Node]) -> tuple[int, str, str] | None:
+    """Where k = 0, 1, 2, … begins among the clauses, the name, and the domain."""
+    if len(clauses) < 3 or clauses[-1].kind != "ellipsis":
+        return None
+    for i, clause in enumerate(clauses[1:], start=1):
+        if clause.kind == "rel" and clause.args[0] == ("=",) and clause.args[1][0].kind == "sym":
+            signs = any(part.kind == "pm" for part in clauses[i:])
+            begin = clause.args[1][1]
+            domain = "Z" if signs else {"0": "N0", "1": "Z+"}.get(key(begin))
+            return (i, clause.args[1][0].args[0], domain) if domain else None
+    return None
+
+
+def read_family(node: Node) -> Family | None:
+    """The family that a tree states, or None."""
+    if node.kind == "builder":
+        return _read_builder(node)
+    domain = domain_of(node)
+    if domain in INTEGERS:
+        return Family((sym(_BOUND),), {_BOUND: domain}, ())
+    classes = _congruences(node)
+    if classes is not None:
+        return Family(tuple(classes), {_BOUND: "Z"}, (), _subject(node.args[0] if node.kind == "list" else (node,)))
+    if node.kind != "list":
+        return None
+    clauses = list(node.args[0])
+    domains: dict[str, str] = {}
+    counted = _counted(clauses)
+    if counted is not None:
+        clauses, domains[counted[1]] = clauses[: counted[0]], counted[2]
+    values: list[Node] = []
+    conditions: list[Node] = []
+    waiting: list[Node] = []
+    for clause in clauses:
+        found = _domain_clause(clause)
+        if found is not None:
+            domains[found[0]] = found[1]
+            domains |= {part.args[0]: found[1] for part in waiting}
+            values, waiting = [value for value in values if value not in waiting], []
+            continue
+        if clause.kind == "sym" and values:  # m of "m, n \in \mathbb{Z}"
+            waiting.append(clause)
+        elif clause.kind != "sym":
+            waiting = []
+        (conditions if _is_condition(clause, bool(values)) else values).append(clause)
+    used = frozenset[str]().union(*map(symbols, (*values, *conditions)))
+    if not domains or not values or not domains.keys() <= used:
+        return None
+    return _bounded(tuple(map(_assigned, values)), domains, conditions)._replace(subject=_subject(values))
+
+
+def _subject(clauses: Sequence[Node]) -> str:
+    """The one name that all clauses are about, as in x = …, or "" """
+    names = {
+        clause.args[1][0].args[0] for clause in clauses if clause.kind == "rel" and clause.args[1][0].kind == "sym"
+    }
+    return names.pop() if len(names) == 1 else ""
+
+
+def _is_condition(clause: Node, after_values: bool) -> bool:
+    if clause.kind == "unit" and clause.args[0].kind == "sym":
+        return after_values
+    return clause.kind == "rel" and (clause.args[0] != ("=",) or clause.args[1][0].kind != "sym") and after_values
+
+
+def _assigned(value: Node) -> Node:
+    return value.args[1][1] if value.kind == "rel" and value.args[0] == ("=",) else value  # type: ignore[no-any-return]
+
+
+def _congruences(node: Node) -> list[Node] | None:
+    r"""The classes of x \equiv 1, 3 \pmod 8 and of x \equiv 1 \pmod 8 \text{ or } x \equiv 3 \pmod 8."""
+    clauses = node.args[0] if node.kind == "list" else (node,)
+    if node.kind == "list" and len(node.args) > 1 and node.args[1] == "and":
+        return None
+    classes: list[Node] = []
+    modulus: Node | None = None
+    subjects = set[Node]()
+    for clause in reversed(clauses):
+        value = clause
+        if clause.kind == "rel":
+            if clause.args[0] != ("==",) or clause.args[1][0].kind != "sym":
+                return None
+            subject, value = clause.args[1]
+            subjects.add(subject)
+        if value.kind == "op" and value.args[0] == "mod":
+            _, value, modulus = value.args
+        if modulus is None or not is_expression(value):
+            return None
+        classes.append(_class_of(value, modulus))
+    return classes if len(subjects) == 1 else None
+
+
+def _class_of(remainder: Node, modulus: Node) -> Node:
+    return Node("add", ((Node("mul", ((modulus, sym(_BOUND)),)), remainder),))
+
+
+def _read_builder(node: Node) -> Family | None:
+    pattern, clauses, joiner = node.args
+    domains: dict[str, str] = {}
+    if pattern.kind == "rel" and pattern.args[0] == ("in",):
+        pattern, domain = pattern.args[1]
+        if pattern.kind != "sym":
+            return None
+        domains[pattern.args[0]] = domain_of(domain) or key(domain)
+    if joiner == "or" and len(clauses) > 1:
+        clauses = (Node("logic", ("or", clauses)),)
+    conditions = []
+    for clause in clauses:
+        found = _domain_clause(clause)
+        real = clause.kind == "rel" and clause.args[0] == ("in",) and domain_of(clause.args[1][1]) == "R"
+        if found is not None:
+            domains[found[0]] = found[1]
+        elif real and clause.args[1][0].kind == "sym":
+            domains[clause.args[1][0].args[0]] = "R"
+        else:
+            conditions.append(clause)
+    for i, clause in enumerate(conditions):  # \{x : x = 2k, k \in \mathbb{Z}\}
+        if pattern.kind == "sym" and clause.kind == "rel" and clause.args[0] == ("=",):
+            left, right = clause.args[1]
+            if left == pattern and pattern.args[0] not in symbols(right) and len(domains) > 0:
+                domains.pop(pattern.args[0], None)
+                pattern, conditions = right, conditions[:i] + conditions[i + 1 :]
+                break
+    for name in sorted(symbols(pattern)):
+        domains.setdefault(name, "")
+    return _bounded((pattern,), domains, conditions)
+
+
+def _bounded(values: tuple[Node, ...], domains: dict[str, str], conditions: list[Node]) -> Family:
+    """With k >= 0 and k > 0 of integers as domains of their own."""
+    kept = []
+    for clause in conditions:
+        low = None
+        if clause.kind == "rel" and clause.args[0] in ((">=",), (">",)) and clause.args[1][0].kind == "sym":
+            name, bound = clause.args[1][0].args[0], clause.args[1][1]
+            if domains.get(name) in ("Z", "N", "N0") and bound.kind == "num" and bound.args[0] in (0, 1):
+                low = bound.args[0] + (clause.args[0] == (">",))
+        if low in (0, 1):
+            domains[name] = "N0" if low == 0 else "Z+"
+        else:
+            kept.append(clause)
+    return Family(values, domains, tuple(kept))
+
+
+def _with_domains_of(family: Family, node: Node) -> Family | None:
+    """An answer that leaves the domain out, read with the other's: 2k+1 beside 2k+1, k in Z."""
+    clauses = node.args[0] if node.kind == "list" else (node,)
+    values = tuple(map(_assigned, clauses))
+    names = frozenset[str]().union(*map(symbols, values))
+    bound = [name for name in family.domains if name in names] or sorted(names & INTEGER_NAMES)
+    if family.conditions or len(bound) != len(family.domains) or not all(map(_is_value, values)):
+        return None
+    return Family(values, dict(zip(bound, family.domains.values(), strict=True)), (), _subject(clauses))
+
+
+def _is_value(node: Node) -> bool:
+    return is_expression(node) or node.kind == "tuple"
+
+
+def _same_domain(left: str, right: str) -> bool:
+    return left == right or (left == "N" and right in ("Z+", "N0")) or (right == "N" and left in ("Z+", "N0"))
+
+
+def _same_parts(first: Family, second: Family, same: Same) -> bool:
+    """Whether a naming of the bound names makes values, domains and conditions the same."""
+    names, others = list(first.domains), list(second.domains)
+    if len(names) != len(others) or len(names) > 4 or len(first.conditions) != len(second.conditions):
+        return False
+    for naming in permutations(names):
+        if not all(
+            _same_domain(first.domains[name], second.domains[other]) for name, other in zip(naming, others, strict=True)
+        ):
+            continue
+        renamed = {other: sym(name) for name, other in zip(naming, others, strict=True)}
+        values = [substitute(value, renamed) for value in second.values]
+        conditions = [substitute(clause, renamed) for clause in second.conditions]
+        if _matched(first.values, values, same) and _matched(first.conditions, conditions, same):
+            return True
+    return False
+
+
+def _matched(left: Sequence[Node], right: Sequence[Node], same: Same) -> bool:
+    unmatched = list(right)
+    for part in left:
+        found = next((i for i, other in enumerate(unmatched) if key(part) == key(other) or same(part, other)), None)
+        if found is None:
+            return False
+        unmatched.pop(found)
+    return not unmatched
+
+
+# A real number p + q pi, and b + a Z as (a, b).
+_Pair = tuple[Fraction, Fraction]
+
+
+def _same_periods(truth: Node, answer: Node) -> bool | None:
+    r"""True for pi/2 + k pi and -pi/2 + n pi: a lone integer name beside pi needs no domain. Else None."""
+    if not ("const:pi" in kinds(truth) or "degree" in kinds(truth)):
+        return None
+    families = []
+    for node in (truth, answer):
+        names = symbols(node)
+        clauses = node.args[0] if node.kind == "list" else (node,)
+        values = tuple(map(_assigned, clauses))
+        names = frozenset[str]().union(*map(symbols, values))
+        if len(names) != 1 or not names <= INTEGER_NAMES or not all(map(is_expression, values)):
+            return None
+        families.append(Family(values, dict.fromkeys(names, "Z"), ()))
+    progressions, others = map(_progressions, families)
+    if progressions is None or others is None:
+        return None
+    return _same_progressions(progressions, others) or None
+
+
+def _progressions(family: Family) -> list[tuple[_Pair, _Pair]] | None:
+    """The arithmetic progressions over all integers of which a family consists; None where it is none of these."""
+    if family.conditions or list(family.domains.values()) != ["Z"]:
+        return None
+    (name,) = family.domains
+    progressions = []
+    for value in family.values:
+        for branch in _branches(value, name):
+            points = [_in_pi(substitute(branch, {name: num(i)})) for i in (0, 1, 2, 7)]
+            if any(point is None for point in points):
+                return None
+            at = [point for point in points if point is not None]
+            step = _minus(at[1], at[0])
+            if _minus(at[2], at[1]) != step or _minus(at[3], at[2]) != _times(step, 5) or not any(step):
+                return None
+            progressions.append((step, at[0]))
+    return progressions
+
+
+def _branches(value: Node, name: str) -> Iterator[Node]:
+    """Both signs of plus-minus; and of (-1)^k, the even and the odd k."""
+    if "pm" in kinds(value):
+        for minus in (False, True):
+            yield from _branches(_signed(value, minus), name)
+    elif "pow" in kinds(value) and name in _exponent_names(value):
+        for odd in (0, 1):
+            twice = Node("add", ((Node("mul", ((num(2), sym(name)),)), num(odd)),))
+            yield substitute(value, {name: twice})
+    else:
+        yield value
+
+
+def _exponent_names(node: Node) -> frozenset[str]:
+    names = symbols(node.args[1]) if node.kind == "pow" else frozenset[str]()
+    parts = [
+        part for arg in node.args for part in (arg if isinstance(arg, tuple) and not isinstance(arg, Node) else (arg,))
+    ]
+    return names.union(*(_exponent_names(part) for part in parts if isinstance(part, Node)))
+
+
+def _signed(node: Node, minus: bool) -> Node:
+    if node.kind == "pm":
+        return neg(node.args[1]) if minus == (node.args[0] == "pm") else node.args[1]
+    args = (
+        _signed(arg, minus)
+        if isinstance(arg, Node)
+        else tuple(_signed(part, minus) if isinstance(part, Node) else part for part in arg)
+        if isinstance(arg, tuple)
+        else arg
+        for arg in node.args
+    )
+    return Node(node.kind, tuple(args))
+
+
+def _in_pi(node: Node) -> _Pair | None:
+    """A closed value as p + q pi; None where it is not of this form."""
+    values = []
+    for number in (0, 1, 3):
+        try:
+            value = exact_value(_with_pi(node, number))
+        except Refused:
+            return None
+        if value is None:
+            return None
+        values.append(value)
+    slope = values[1] - values[0]
+    return (values[0], slope) if values[2] == values[0] + 3 * slope else None
+
+
+def _with_pi(node: Node, number: int) -> Node:
+    if node.kind == "const" and node.args[0] == "pi":
+        return num(number)
+    if node.kind == "degree":
+        return Node("mul", ((_with_pi(node.args[0], number), num(Fraction(number, 180))),))
+    args = (
+        _with_pi(arg, number)
+        if isinstance(arg, Node)
+        else tuple(_with_pi(part, number) if isinstance(part, Node) else part for part in arg)
+        if isinstance(arg, tuple)
+        else arg
+        for arg in node.args
+    )
+    return Node(node.kind, tuple(args))
+
+
+def _minus(left: _Pair, right: _Pair) -> _Pair:
+    return left[0] - right[0], left[1] - right[1]
+
+
+def _times(pair: _Pair, factor: int) -> _Pair:
+    return pair[0] * factor, pair[1] * factor
+
+
+def _over(pair: _Pair, step: _Pair) -> Fraction | None:
+    """pair / step where it is rational."""
+    if step[0] * pair[1] != step[1] * pair[0]:
+        return None
+    return pair[0] / step[0] if step[0] else pair[1] / step[1]
+
+
+def _same_progressions(first: list[tuple[_Pair, _Pair]], second: list[tuple[_Pair, _Pair]]) -> bool:
+    """Whether two unions of progressions are the same set: their residues modulo a common step are."""
+    unit, origin = first[0]
+    classes = []
+    for progressions in (first, second):
+        members = []
+        for step, start in progressions:
+            ratio, offset = _over(step, unit), _over(_minus(start, origin), unit)
+            if ratio is None:
+                return False
+            members.append((abs(ratio), start if offset is None else None, offset))
+        classes.append(members)
+    ratios = [ratio for members in classes for ratio, _, _ in members]
+    common = Fraction(lcm(*(ratio.numerator for ratio in ratios)), gcd(*(ratio.denominator for ratio in ratios)))
+    if max(common / ratio for ratio in ratios) > 200:
+        return False
+    residues = [
+        {
+            (start, (offset + i * ratio) % common if offset is not None else i * ratio % common)
+            for ratio, start, offset in members
+            for i in range(int(common / ratio))
+        }
+        for members in classes
+    ]
+    return residues[0] == residues[1]
+
+
+def _members(family: Family) -> frozenset[Fraction] | None:
+    """The members up to the size of the window of a family of integers or rationals; None where that cannot be told."""
+    if len(family.values) != 1 or len(family.domains) != 1:
+        return None
+    ((name, domain),) = family.domains.items()
+    value = family.values[0]
+    literals = [number.args[0] for number in find((value, *family.conditions), "num")]
+    period = lcm(*(int(abs(number)) for number in literals if number.denominator == 1 and number))
+    if domain not in ("Z", "Z+", "N0") or any(abs(number) > _MODERATE for number in literals) or period > _WINDOW:
+        return None
+    if not is_expression(value) or symbols(value) - {name}:
+        return None
+    found: list[Fraction] = []
+    low = {"Z": -_WINDOW, "Z+": 1, "N0": 0}[domain]
+    try:
+        for k in range(low, _WINDOW + 1):
+            check_clock()
+            given = {name: num(k)}
+            truths = [holds(substitute(clause, given)) for clause in family.conditions]
+            if None in truths:
+                return None
+            if all(truths):
+                member = exact_value(substitute(value, given))
+                if member is None:
+                    return None
+                found.append(member)
+    except Refused:
+        return None
+    if value == sym(name):
+        return frozenset(found)
+    ends = [exact_value(substitute(value, {name: num(end)})) for end in (low if low < 0 else _WINDOW, _WINDOW)]
+    reach = [abs(end) for end in ends if end is not None] + [Fraction(_WINDOW // 2)]
+    return frozenset(member for member in found if abs(member) < min(reach))
+
+
+def _finite_members(family: Family, node: Node, same: Same) -> bool | None:
+    r"""\{x \in \mathbb{Z} : 1 \le x \le 3\} beside \{1, 2, 3\}: False where the family is not finite and small."""
+    members = _members(family)
+    listed = node.args[0] if node.kind in ("set", "list") else (node,)
+    if members is None or not all(map(is_expression, listed)):
+        explain("another pattern, domain or condition")
+        return False
+    if any(abs(member) > _WINDOW // 2 - 2 * _MODERATE for member in members):
+        return False
+    return _matched([num(member) for member in sorted(members)], list(dict.fromkeys(listed)), same)

@@ -1,0 +1,317 @@
+"""Relations: equations, inequalities with their direction, chains that claim a value, assignments and their labels.
+
+`same` in the arguments is `structure.same_answer`, for what stands on either side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise, permutations
+from typing import Any
+
+from mathrl.grading.by_value import INTEGER_NAMES, constant_ratio, same_expression
+from mathrl.grading.evaluate import Refused, numeric_value
+from mathrl.grading.fields import PRIME, residue
+from mathrl.grading.syntax import (
+    MINUS_ONE,
+    Node,
+    children,
+    explain,
+    is_expression,
+    key,
+    kinds,
+    plain_products,
+    substitute,
+    sym,
+    symbols,
+)
+from mathrl.grading.units import meaning
+
+Same = Callable[[Node, Node], bool | None]
+_NAMES = frozenset(["sym", "app", "text"])
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+# Relations read from right to left; those that are not here have a direction.
+_REVERSED = {**_FLIP, **{op: op for op in ("=", "!=", "~", "==", "cong", "perp", "par", "<=>", "prop")}}
+_REVERSED |= {"sub": "sup", "sup": "sub", "subeq": "supeq", "supeq": "subeq", "=>": "<==", "<==": "=>"}
+_REVERSED |= {"->": "<-", "<-": "->"}
+
+
+def same_relation(truth: Node, answer: Node, same: Same) -> bool | None:
+    if truth.kind == answer.kind:
+        return _two_relations(truth, answer, same)
+    relation, counterpart = (truth, answer) if truth.kind == "rel" else (answer, truth)
+    operators = relation.args[0]
+    if not is_forgiven(relation.args[1][0]) or ("=>" in operators and "=" not in operators):
+        return False
+
+    def same_value(value: Node) -> bool | None:
+        return same(value, counterpart) if relation is truth else same(counterpart, value)
+
+    if operators == ("in",):
+        return not is_expression(relation.args[1][1]) and same_value(relation.args[1][1])
+    if not set(operators) <= {"=", "~", "=>"} or _is_far_off(relation):
+        return False
+    candidates = _chain_values(relation, from_answer=relation is answer)
+    result: bool | None = False
+    for i, value in enumerate(candidates):
+        if i and not (counterpart.kind == "num" and counterpart.args[1]):
+            break  # the approximate member counts only against a decimal
+        verdict = same_value(value)
+        if verdict:
+            return True
+        result = None if verdict is None else result
+    return result
+
+
+def _is_far_off(relation: Node) -> bool:
+    r"""Whether an approximation is not one: \frac16 \approx 7 claims nothing."""
+    operators, members = relation.args
+    if "~" not in operators:
+        return False
+    sides = members[operators.index("~")], members[-1]
+    if not all(map(_is_closed, sides)):
+        return False
+    exact, rough = (numeric_value(side) for side in sides)
+    return bool(abs(exact - rough) > abs(exact) / 20 + 1e-9)
+
+
+def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
+    """What a chain of equalities claims: its last exact member, then an approximate one.
+
+    ``x = 5``, ``f(x) = 5``, ``m+n = 5`` and ``2+3 = 5`` claim 5; ``a^2+b = 0`` is an equation, no claim.
+    """
+    operators, members = relation.args
+    cut = operators.index("~") + 1 if "~" in operators else len(members)
+    exact_members, rough = members[:cut], members[cut:]
+    closed_members = [member for member in exact_members if _is_closed(member)]
+    contradiction = any(same_expression(left, right) is False for left, right in pairwise(closed_members))
+    if contradiction and len(closed_members) == len(exact_members):
+        return []  # 42 = 43 claims nothing; x = 42 = 43 claims its last link
+    values = []
+    if len(exact_members) > 1:
+        first, last = exact_members[0], exact_members[-1]
+        if (last.kind == "sym" and first.kind != "sym") or (_is_closed(first) and not _is_closed(last)):
+            first, last = last, first
+        names = symbols(first)
+        total = len(names) > 1 and not {"num", "pow", "root", "func"} & kinds(first)  # m + n, a b c
+        if len(exact_members) > 2 or not names or _is_label(first) or (from_answer and total):
+            values.append(last)
+    elif not _is_label(exact_members[0]):
+        values.append(exact_members[0])
+    else:
+        return [rough[-1]]
+    return values + list(rough[-1:])
+
+
+def is_forgiven(label: Node) -> bool:
+    """Whether a label, such as Total, may be missing on the other side: its words only name a value."""
+    if label.kind != "text":
+        return True
+    said = meaning(label.args[0])
+    if said.rest:
+        explain(f"other words: {' '.join(said.rest)} / none")
+    return not said.rest
+
+
+def _is_closed(node: Node) -> bool:
+    """Numbers only: no names, unknown functions or operators."""
+    return is_expression(node) and not symbols(node) and not {"app", "op"} & kinds(node)
+
+
+def _is_label(node: Node) -> bool:
+    """A name, f(x), an angle, a ratio or product of capital letters: the left side of an assignment."""
+    if node.kind in _NAMES or node.kind == "unit":
+        return True
+    if node.kind in ("mul", "div", "ratio", "abs", "tuple", "add"):
+        names = symbols(node)
+        capitals = bool(names) and all(name[:1].isupper() for name in names)
+        return (capitals and "num" not in kinds(node)) or (node.kind == "tuple" and "num" not in kinds(node))
+    return False
+
+
+def _two_relations(truth: Node, answer: Node, same: Same) -> bool | None:
+    truth_operators, truth_members = truth.args
+    answer_operators, answer_members = answer.args
+    if truth_operators == answer_operators:
+        verdict = _memberwise(truth_members, answer_members, same)
+        if verdict:
+            return True
+    flipped = tuple(_REVERSED.get(op, "") for op in reversed(answer_operators))
+    if truth_operators == flipped and _memberwise(truth_members, answer_members[::-1], same):
+        return True
+    if truth_operators == answer_operators == ("=",):
+        return _equations(truth_members, answer_members, same)
+    if _is_far_off(truth) or _is_far_off(answer):
+        return False
+    if set(truth_operators) | set(answer_operators) <= {"=", "~"}:
+        left = _chain_values(truth, from_answer=False)
+        right = _chain_values(answer, from_answer=True)
+        if left and right and key(truth_members[0]) == key(answer_members[0]):
+            return same(left[0], right[0])
+        return False
+    if len(truth_operators) == len(answer_operators) == 1 and {*truth_operators, *answer_operators} <= set(_FLIP):
+        return _inequalities(truth, answer)
+    return False
+
+
+def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], same: Same) -> bool | None:
+    left, right = truth_sides[0], answer_sides[0]
+    if left.kind in _NAMES and right.kind in _NAMES:
+        names = symbols(truth_sides[1])
+        derivatives = any(node.kind == "app" and node.args[0].startswith("d^") for node in (left, right))
+        functions = "app" in (left.kind, right.kind) and bool(names) and names == symbols(answer_sides[1])
+        arguments = [symbols(node) for node in (left, right) if node.kind == "app"]
+        functions = functions and not derivatives and all(not inside or inside & names for inside in arguments)
+        if key(left) == key(right) or functions:
+            return same(truth_sides[1], answer_sides[1])
+        renamed = _variable_map(left, right, symbols(answer_sides[1])) if not derivatives else None
+        if renamed is not None:
+            return same(truth_sides[1], substitute(answer_sides[1], renamed))
+    if not _names(*truth_sides) & _names(*answer_sides):
+        return False
+    return _proportional(_difference(*truth_sides), _difference(*answer_sides), positive=False)
+
+
+def _names(*nodes: Node) -> frozenset[str]:
+    """The symbols, and the unknown functions too."""
+    return frozenset[str]().union(*(symbols(node) | _functions(node) for node in nodes))
+
+
+def _functions(node: Node) -> frozenset[str]:
+    applied = frozenset([key(node)]) if node.kind == "app" else frozenset[str]()
+    return applied.union(*map(_functions, children(node)))
+
+
+def _variable_map(left: Node, right: Node, names: frozenset[str]) -> dict[str, Node] | None:
+    """The variables of f(n) in terms of those of f(x), those of a_n in terms of a_k; None if they are others."""
+    if left.kind == right.kind == "app":
+        inner = [node.args[1].args[0] if node.args[1].kind == "list" else (node.args[1],) for node in (left, right)]
+        truth_names, answer_names = ([part for part in parts if part.kind == "sym"] for parts in inner)
+        if len(truth_names) == len(inner[0]) == len(answer_names) == len(inner[1]):
+            return _used({name.args[0]: value for name, value in zip(answer_names, truth_names, strict=True)}, names)
+    if left.kind == right.kind == "sym":
+        (head, mark, index), (answer_head, _, answer_index) = (node.args[0].partition("_") for node in (left, right))
+        if mark and head == answer_head and index.isalpha() and answer_index.isalpha():
+            return _used({answer_index: sym(index)}, names)
+    return None
+
+
+def _used(renaming: dict[str, Node], names: frozenset[str]) -> dict[str, Node] | None:
+    """The renaming, unless the expression has none of its names, or has a new name already."""
+    new = {value.args[0] for value in renaming.values()}
+    return renaming if renaming.keys() & names and not (new - renaming.keys()) & names else None
+
+
+def _memberwise(truth_members: Sequence[Node], answer_members: Sequence[Node], same: Same) -> bool:
+    return len(truth_members) == len(answer_members) and all(
+        same(left, right) for left, right in zip(truth_members, answer_members, strict=True)
+    )
+
+
+def _difference(left: Node, right: Node) -> Node:
+    return Node("add", ((left, Node("mul", ((MINUS_ONE, right),))),))
+
+
+def _inequalities(truth: Node, answer: Node) -> bool | None:
+    """2x + 3y < 6 against 4x + 6y < 12: differences in the direction of ">" in a positive constant ratio."""
+    sides = []
+    for (op,), (left, right) in (truth.args, answer.args):
+        if op in ("<", "<="):
+            left, right = right, left
+        sides.append((op.strip("<>"), _difference(left, right)))
+    if sides[0][0] != sides[1][0]:
+        return False
+    return _proportional(sides[0][1], sides[1][1], positive=True)
+
+
+def _proportional(a: Node, b: Node, positive: bool) -> bool | None:
+    """Whether a = c b for a constant c that is not zero (and positive, if asked)."""
+    if {"op", "pm", "ellipsis"} & (kinds(a) | kinds(b)):
+        return None
+    try:
+        values = [(residue(a, point), residue(b, point)) for point in (1, 2, 3)]
+        if any(x == 0 or y == 0 for x, y in values):
+            return all(x == y for x, y in values)
+        same_ratio = all(p[0] * q[1] % PRIME == q[0] * p[1] % PRIME for p, q in pairwise(values))
+        if not same_ratio or not positive:
+            return same_ratio
+        ratio = values[0][0] * pow(values[0][1], -1, PRIME) % PRIME
+        for below in range(1, 1001):
+            above = ratio * below % PRIME
+            if above <= 10**6:
+                return True
+            if PRIME - above <= 10**6:
+                return False
+        return None
+    except Refused:
+        pass
+    return constant_ratio(a, b, positive)
+
+
+def is_assignment(node: Node) -> bool:
+    return node.kind == "rel" and node.args[0] == ("=",) and node.args[1][0].kind in _NAMES
+
+
+def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
+    """The two with one spelling of products, unit vectors, free integers beside pi and constants of integration."""
+    both = kinds(truth) | kinds(answer)
+    if "cross" in both or "dot" in both:
+        truth, answer = plain_products(truth, answer)
+    if symbols(truth) == symbols(answer):
+        return truth, answer
+    truth, answer = _unit_vectors(truth, answer)
+    if "const:pi" in both:
+        truth, answer = _same_integer_name(truth, answer)
+    return _rename_constants(truth, answer)
+
+
+def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
+    r"""3i-4j beside 3\hat{i}-4\hat{j}: plain letters are unit vectors where the other side marks them."""
+    marked = [any(name.startswith("\\hat") for name in symbols(node)) for node in (truth, answer)]
+    if marked[0] == marked[1]:
+        return truth, answer
+    plain = answer if marked[0] else truth
+    if not symbols(plain) & {"j", "k"} or symbols(plain) - {"j", "k"}:
+        return truth, answer
+
+    def hats(part: Any) -> Any:
+        if isinstance(part, Node):
+            if part == Node("const", ("i",)):
+                return sym("\\hat{i}")
+            return Node(part.kind, tuple(map(hats, part.args)))
+        return tuple(map(hats, part)) if isinstance(part, tuple) else part
+
+    dressed = substitute(hats(plain), {name: sym(f"\\hat{{{name}}}") for name in "jk"})
+    return (truth, dressed) if marked[0] else (dressed, answer)
+
+
+_CONSTANT = re.compile(r"[CK](?:_\w)?|[ck]_\d")
+_CONSTANTS = re.compile(r"[A-DK]|[CcKk]_?\d?")
+
+
+def _rename_constants(truth: Node, answer: Node) -> tuple[Node, Node]:
+    """Constants of integration under other names: C_1 e^x + C_2 e^{-x} as A e^x + B e^{-x}."""
+    shared = symbols(truth) & symbols(answer)
+    own, other = sorted(symbols(truth) - shared), sorted(symbols(answer) - shared)
+    if not shared or len(own) != len(other) or not 0 < len(own) < 4 or "rel" in (kinds(truth) ^ kinds(answer)):
+        return truth, answer
+    integration = [all(map(_CONSTANT.fullmatch, names)) for names in (own, other)]
+    if not any(integration) or not all(map(_CONSTANTS.fullmatch, [*own, *other])):
+        return truth, answer
+    for naming in permutations(own):
+        renamed = substitute(answer, {name: sym(new) for name, new in zip(other, naming, strict=True)})
+        if is_expression(truth) and is_expression(renamed) and same_expression(truth, renamed):
+            return truth, renamed
+    return truth, answer
+
+
+def _same_integer_name(truth: Node, answer: Node) -> tuple[Node, Node]:
+    r"""k\pi as n\pi: a free integer beside pi may have any of the letters of integers."""
+    names, answer_names = symbols(truth), symbols(answer)
+    periods = "const:pi" in kinds(truth) and "const:pi" in kinds(answer)
+    if not periods or names == answer_names or len(names) != 1 or len(answer_names) != 1:
+        return truth, answer
+    if not names | answer_names <= INTEGER_NAMES:
+        return truth, answer
+    return truth, substitute(answer, {next(iter(answer_names)): sym(next(iter(names)))})

@@ -1,0 +1,340 @@
+r"""What words beside a value mean: units with dimension and scale, nouns of what is counted, noise, and the rest.
+
+Every word has one of these meanings, and none is dropped. A unit or noun that stands on one side alone is forgiven, two
+that contradict one another are unequal; words that are in no list must stand on both sides, in the same order.
+Sizes of units: NIST SP 811 (2008), appendix B.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from mathrl.grading.syntax import Node, ParseError, num, with_base
+from mathrl.grading.words import number_in_words
+
+
+class Meaning(NamedTuple):
+    r"""What a text says: Meaning("m s^-1", Fraction(5, 18), frozenset(), ("north",)) for "km/h north".
+
+    `dimension`: the base units with their exponents, "" where no unit is named. `size`: of the unit, in base units.
+    `names`: what is counted or measured. `rest`: the words of no list, in order.
+    """
+
+    dimension: str
+    size: Fraction
+    names: frozenset[str]
+    rest: tuple[str, ...]
+
+
+# Spellings -> size and base units. Prefixes are written out below.
+_METRIC = {
+    "m meter metre": (Fraction(1), "m"),
+    "g gram gm": (Fraction(1, 1000), "kg"),
+    "s sec second": (Fraction(1), "s"),
+    "l L liter litre": (Fraction(1, 1000), "m^3"),
+    "N newton": (Fraction(1), "kg m s^-2"),
+    "J joule": (Fraction(1), "kg m^2 s^-2"),
+    "W watt": (Fraction(1), "kg m^2 s^-3"),
+    "Pa pascal": (Fraction(1), "kg m^-1 s^-2"),
+    "Hz hertz": (Fraction(1), "s^-1"),
+    "A amp ampere": (Fraction(1), "A"),
+    "V volt": (Fraction(1), "kg m^2 s^-3 A^-1"),
+    "ohm Ω": (Fraction(1), "kg m^2 s^-3 A^-2"),
+    "C coulomb": (Fraction(1), "A s"),
+    "T tesla": (Fraction(1), "kg s^-2 A^-1"),
+    "mol mole": (Fraction(1), "mol"),
+    "eV": (Fraction(1602176634, 10**28), "kg m^2 s^-2"),
+    "byte": (Fraction(1), "byte"),
+    "cal calorie": (Fraction(1), "calorie"),
+}
+_PREFIXES = {
+    "k kilo": Fraction(1000),
+    "M mega": Fraction(10**6),
+    "G giga": Fraction(10**9),
+    "c centi": Fraction(1, 100),
+    "m milli": Fraction(1, 1000),
+    "d deci": Fraction(1, 10),
+    "μ u micro": Fraction(1, 10**6),
+    "n nano": Fraction(1, 10**9),
+}
+_OTHER_UNITS = {
+    "in inch inches": (Fraction(254, 10000), "m"),
+    "ft foot feet": (Fraction(3048, 10000), "m"),
+    "yd yard yards": (Fraction(9144, 10000), "m"),
+    "mi mile miles": (Fraction(1609344, 1000), "m"),
+    "lb lbs pound pounds": (Fraction(45359237, 10**8), "kg"),
+    "oz ounce ounces": (Fraction(45359237, 16 * 10**8), "kg"),
+    "ton tons tonne tonnes": (Fraction(1000), "kg"),
+    "min mins minute minutes 分钟": (Fraction(60), "s"),
+    "h hr hrs hour hours 小时": (Fraction(3600), "s"),
+    "day days 天": (Fraction(86400), "s"),
+    "week weeks": (Fraction(604800), "s"),
+    "month months": (Fraction(1), "month"),
+    "year years yr yrs": (Fraction(12), "month"),
+    "gal gallon gallons": (Fraction(3785411784, 10**12), "m^3"),
+    "quart quarts qt": (Fraction(946352946, 10**12), "m^3"),
+    "pint pints pt": (Fraction(473176473, 10**12), "m^3"),
+    "acre acres": (Fraction(40468564224, 10**7), "m^2"),
+    "hectare hectares ha": (Fraction(10000), "m^2"),
+    "mph": (Fraction(1609344, 3600000), "m s^-1"),
+    "kmh kph": (Fraction(5, 18), "m s^-1"),
+    "mps": (Fraction(1), "m s^-1"),
+    "atm": (Fraction(101325), "kg m^-1 s^-2"),
+    "erg ergs": (Fraction(1, 10**7), "kg m^2 s^-2"),
+    "kelvin K": (Fraction(1), "kelvin"),
+    "celsius": (Fraction(1), "celsius"),
+    "fahrenheit": (Fraction(1), "fahrenheit"),
+    "rad radian radians": (Fraction(1), "rad"),
+    "cent cents ¢": (Fraction(1, 100), "dollar"),
+    "dollar dollars usd $ us$": (Fraction(1), "dollar"),
+    "euro euros eur €": (Fraction(1), "euro"),
+    "£ gbp quid": (Fraction(1), "pound sterling"),
+    "pence": (Fraction(1, 100), "pound sterling"),
+    "yuan rmb cny 元": (Fraction(1), "yuan"),
+    "yen jpy": (Fraction(1), "yen"),
+    "¥": (Fraction(1), "¥"),
+    "rupee rupees inr rs": (Fraction(1), "rupee"),
+    "peso pesos": (Fraction(1), "peso"),
+    "米": (Fraction(1), "m"),
+    "厘米": (Fraction(1, 100), "m"),
+    "千米 公里": (Fraction(1000), "m"),
+    "克": (Fraction(1, 1000), "kg"),
+    "千克": (Fraction(1), "kg"),
+    "秒": (Fraction(1), "s"),
+    "升": (Fraction(1, 1000), "m^3"),
+    "毫升": (Fraction(1, 10**6), "m^3"),
+    "unit units": (Fraction(1), "unit"),
+}
+# Pairs of base units that one spelling may stand for.
+_SPELLED_ALIKE = {frozenset(pair) for pair in (("¥", "yuan"), ("¥", "yen"), ("pound sterling", "kg"))}
+
+
+def _sizes() -> dict[str, tuple[Fraction, str]]:
+    sizes: dict[str, tuple[Fraction, str]] = {}
+    for spellings, (size, base) in _METRIC.items():
+        for prefix, factor in {"": Fraction(1), **_PREFIXES}.items():
+            short, long = prefix.split()[:-1] or [""], prefix.split()[-1] if prefix else ""
+            for spelling in spellings.split():
+                if len(spelling) > 2 and spelling not in ("mol", "cal"):
+                    for plural in ("", "s"):
+                        sizes[long + spelling + plural] = (size * factor, base)
+                if len(spelling) <= 3:
+                    for mark in short:
+                        sizes.setdefault(mark + spelling, (size * factor, base))
+    sizes |= {"sec": (Fraction(1), "s"), "secs": (Fraction(1), "s"), "kgs": (Fraction(1), "kg"), "ohms": sizes["ohm"]}
+    sizes |= {"kWh": (Fraction(3600000), "kg m^2 s^-2"), "cc": (Fraction(1, 10**6), "m^3")}
+    for spellings, entry in _OTHER_UNITS.items():
+        sizes |= dict.fromkeys(spellings.split(), entry)
+    return sizes
+
+
+_SIZES = _sizes()
+_LOWER = {spelling.lower(): entry for spelling, entry in reversed(_SIZES.items()) if spelling.isascii()}
+_LOWER |= {spelling: entry for spelling, entry in _SIZES.items() if spelling.islower()}
+
+# Words that name the count itself, or say only that this is the value.
+NOISE = frozenset(
+    (
+        "is are was be the a an of in to for that this it its so thus therefore hence about approximately approx "
+        "exactly roughly around equal equals answer final value result only just total altogether overall he she "
+        "they there we you has have had will can way ways number numbers integer integers value values "
+        "solution solutions possibility possibilities outcome outcomes arrangement arrangements combination "
+        "combinations permutation permutations root roots real each every cent as 个 只 answers correct required "
+        "还剩 还 剩 剩下 共 一共 总共 有 是 答 答案 约 大约 等于 为 "
+        "desired possible distinct different respectively get gets gives such unique any text"
+    ).split()
+)
+# What is counted or measured; singular, as `_singular` makes it.
+_COUNTED = frozenset(
+    (
+        "people person student page apple box egg cookie slice book card marble orange banana pack pencil bag toy car "
+        "bird tree cup boy girl child kid man woman letter guest flower customer friend sandwich glass question rose "
+        "candy goal sheep class loaf fruit game pen balloon hole row shell star plant ball window chair seashell "
+        "chocolate cow group player stick teacher pizza animal movie potato bar meal cat cupcake bee gift seat wheel "
+        "petal stripe puppy baby coin candle bug batch sock corn goat lemon tomato shoe step medium adult tooth "
+        "bandage family bill email dog package elf fry vote packet spot story report pet ticket insect crate "
+        "bed trip skein picture jelly painting serving instruction stitch line shirt pupil message color carrot "
+        "tablespoon teaspoon signature spool meatball chicken face copy sheet cake item truck gun word tube song "
+        "passenger crayon order newspaper screw kitten cage penguin app grain case dumpling lion bolt jewel article "
+        "roll spoon pineapple block tadpole spider crab peach barrel call medal member tub table test tray sapphire "
+        "fairy lap button dish match bead sunflower toothpick telephone flashlight beaker download yogurt video "
+        "vehicle notebook ant penny nickel dime quarter senior eraser onion lollipop helicopter pig blueberry cherry "
+        "log worker branch "
+        "basket patient apartment magazine novel container brownie duck sausage watermelon client sentence pillow "
+        "hamster rodent stamp classmate pomegranate recipe plate marshmallow bike snowball kernel train team coach "
+        "raspberry melon vine snail muffin snack playlist bottle mirror phone photo portrait cloud plum puzzle device "
+        "rabbit hen horse fish point calorie degree game piece hand leg inning night bus employee pair kilometer grape "
+        "side edge vertex vertice face triangle square rectangle circle diagonal digit term factor divisor prime "
+        "route path handshake committee subset function pear bead "
+        "am pm o'clock clockwise counterclockwise anticlockwise "
+        "元 岁 人 名 本 页 棵 支 件 辆 头 条 张 种 次 块 位 天 人次 分 "
+    ).split()
+)
+_MEASURED = frozenset(
+    (
+        "length width height area volume perimeter radius diameter circumference distance speed velocity acceleration "
+        "weight mass age price cost income salary amount probability ratio average mean median mode range angle "
+        "temperature pressure force energy power rate long wide tall high deep thick old sum difference product "
+        "maximum minimum least greatest smallest largest max min first second third red green blue yellow white black "
+        "brown purple pink small large big little new whole full goose mouse die "
+    ).split()
+)
+_IRREGULAR = {"men": "man", "women": "woman", "children": "child", "people": "person", "feet": "foot", "teeth": "tooth"}
+_IRREGULAR |= {"geese": "goose", "mice": "mouse", "dice": "die", "vertices": "vertex", "loaves": "loaf"}
+UNIT_WORDS = (
+    frozenset([*_LOWER, "per", "pct", "deg", "sq", *_MEASURED]) | _COUNTED | frozenset(word + "s" for word in _COUNTED)
+)
+SINGLE_LETTER_UNITS = frozenset("msghLlNJWVK")
+PERCENT_WORDS = frozenset(["percent", "percentage", "pct", "per cent", "%"])
+DEGREE_WORDS = frozenset(["degree", "degrees", "deg", "°"])
+# Words behind a number that make another number of it.
+NUMBER_WORDS = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+NUMBER_WORDS |= {"dozens": 12}
+FRACTION_WORDS = {"tenth": 10, "hundredth": 100, "thousandth": 1000, "millionth": 10**6}
+FRACTION_WORDS |= {f"{word}s": size for word, size in FRACTION_WORDS.items()}
+
+_PIECE = re.compile(r"\^?\{?-?\d+\}?|[^\W\d_]+(?:['’.][^\W\d_]+)*\.?|[$€£¥¢%°Ω]|[/*]|\S")
+_IGNORED = frozenset(".,;:()[]{}~*\"'`-\\$_")
+_ALSO_NOISE = frozenset(["a", "in", "as", "second"])
+_POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3}
+
+
+def _singular(word: str) -> str:
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("ches", "shes", "sses", "xes", "toes")):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
+
+
+def unit_entry(word: str) -> tuple[Fraction, str] | None:
+    """The size and base units of a unit's spelling, with its capitals (mW, MW) or without them (KG)."""
+    return _SIZES.get(word) or _LOWER.get(word.lower())
+
+
+@lru_cache(maxsize=8192)
+def meaning(text: str) -> Meaning:
+    """What the words beside a value say.
+
+    >>> meaning("cm^2").size, meaning("km/h").dimension, meaning("the apples").names, meaning("km north").rest
+    (Fraction(1, 10000), 'm s^-1', frozenset({'apple'}), ('north',))
+    """
+    pieces: list[str] = _PIECE.findall(re.sub(r"\\(?:cdot|times)|·", "*", text).replace("\\", " "))
+    exponents: dict[str, int] = {}
+    size, names, rest = Fraction(1), set[str](), list[str]()
+    below, power, i = 1, 1, 0
+    while i < len(pieces):
+        piece = pieces[i].rstrip(".") or pieces[i]
+        i += 1
+        word = piece.replace(".", "").lower()
+        if word in ("/", "per") and i < len(pieces):
+            below = -1
+            continue
+        if word in _POWERS and i < len(pieces) and _is_unit(pieces[i]):
+            power = _POWERS[word]
+            continue
+        entry = unit_entry(piece) or unit_entry(word)
+        following = pieces[i] if i < len(pieces) else ""
+        if word in _ALSO_NOISE and (following.isalpha() or (word != "in" and len(pieces) > 1)):
+            entry = None
+        if entry is not None:
+            if i < len(pieces) and (mark := re.fullmatch(r"\^?\{?(-?\d)\}?", pieces[i])):
+                power *= int(mark[1])
+                i += 1
+            elif i < len(pieces) and pieces[i].lower() in ("squared", "cubed"):
+                power *= _POWERS[pieces[i].lower()]
+                i += 1
+            size *= entry[0] ** (power * below)
+            for base in entry[1].split():
+                name, _, exponent = base.partition("^")
+                exponents[name] = exponents.get(name, 0) + int(exponent or 1) * power * below
+        elif _singular(word) in _COUNTED or _singular(word) in _MEASURED:
+            names.add(_singular(word))
+        elif word in NOISE or piece in _IGNORED:
+            pass
+        else:
+            rest.append(word)
+        power = 1
+    dimension = " ".join(f"{name}^{n}" if n != 1 else name for name, n in sorted(exponents.items()) if n)
+    return Meaning(dimension, size, frozenset(names), tuple(rest))
+
+
+def _is_unit(piece: str) -> bool:
+    return unit_entry(piece.rstrip(".")) is not None
+
+
+def compatible(left: Meaning, right: Meaning) -> str:
+    """Why two texts contradict one another, or "". A unit or noun that one side leaves out does not.
+
+    >>> compatible(meaning("apples"), meaning("pears")), compatible(meaning("cm"), meaning(""))
+    ('other words: apple / pear', '')
+    """
+    if left.rest != right.rest:
+        return f"other words: {_words(left.rest)} / {_words(right.rest)}"
+    if not (left.names <= right.names or right.names <= left.names):
+        return f"other words: {_words(sorted(left.names))} / {_words(sorted(right.names))}"
+    for one, other in ((left, right), (right, left)):
+        if one.dimension and not one.names and not other.dimension and other.names - _MEASURED:
+            return f"other words: {one.dimension} / {_words(sorted(other.names))}"
+    if not _same_dimension(left.dimension, right.dimension):
+        return f"other units: {left.dimension} / {right.dimension}"
+    return ""
+
+
+def _same_dimension(left: str, right: str) -> bool:
+    if left == right or not left or not right or frozenset((left, right)) in _SPELLED_ALIKE:
+        return True
+    generic = [dimension.replace("unit", "m") for dimension in (left, right)]
+    return "unit" in left + right and generic[0] == generic[1]
+
+
+def _words(words: tuple[str, ...] | list[str]) -> str:
+    return " ".join(words) or "none"
+
+
+_HEDGE = re.compile(r"\b(?:or|not|possibly|maybe|perhaps|either|otherwise|else)\b")
+_BASE = re.compile(r"(?:in\s+)?\(?(?:in\s+)?base[\s-]+(\w+)\)?|\(?(?:in\s+)?(binary|octal|hexadecimal)\)?")
+_BASES = {"binary": 2, "octal": 8, "hexadecimal": 16}
+
+
+def qualify(node: Node, text: str, letters: bool = False) -> Node:
+    r"""A value with words beside it. `letters`: a short run such as "yd", which may be a product.
+
+    >>> qualify(num(5), "squared").kind, qualify(num(5), "percent").kind, qualify(num(5), "dozen eggs").args[1]
+    ('pow', 'percent', 'eggs')
+    """
+    if node.kind == "unit":
+        return qualify(node.args[0], f"{node.args[1]} {text}")
+    head = text.strip().lower().rstrip(".")
+    if _HEDGE.search(head):
+        raise ParseError("a second thought behind the answer")
+    first, _, rest = head.partition(" ")
+    if head in PERCENT_WORDS:
+        return Node("percent", (node,))
+    if first in DEGREE_WORDS:
+        return qualify(Node("degree", (node,)), text.strip()[len(first) :]) if rest else Node("degree", (node,))
+    based = _BASE.fullmatch(head)
+    if based and node.kind == "num":
+        word = based[1] or based[2]
+        base = int(word) if word.isdigit() else _BASES.get(word) or number_in_words(word)
+        if base is None:
+            raise ParseError("an unknown base")
+        return with_base(node, base)
+    if first in NUMBER_WORDS or first in FRACTION_WORDS:
+        factor = Fraction(NUMBER_WORDS.get(first, 1), FRACTION_WORDS.get(first, 1))
+        return _rest_of(Node("mul", ((node, num(factor)),)), text, first)
+    if first in ("squared", "cubed"):
+        return _rest_of(Node("pow", (node, num(2 if first == "squared" else 3))), text, first)
+    if first == "factorial":
+        return _rest_of(Node("fact", (node,)), text, first)
+    return Node("unit", (node, text.strip(), letters))
+
+
+def _rest_of(node: Node, text: str, first: str) -> Node:
+    rest = text.strip()[len(first) :].strip()
+    return qualify(node, rest) if rest else node
