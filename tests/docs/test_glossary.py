@@ -11,7 +11,7 @@ from mathrl.params.section import Section
 from mathrl.planning.simulate import Simulation
 
 ROOT = Path(__file__).parents[2]
-ENTRY = re.compile(r"^\*\*([^*]+)\*\*: (.+)$", re.M)
+ENTRY = re.compile(r"^- \*\*([^*]+)\*\*: (.+)$", re.M)
 # The field's own words in help texts: whoever writes one of these means what the glossary says.
 TERMS = (
     *("advantage", "benchmark", "checkpoint", "critic", "epoch", "greedy", "group", "log-prob", "micro-batch"),
