@@ -24,7 +24,8 @@ from mathrl.core.types import Completion, Graded, Problem
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.engines.prompt_texts import PromptTexts, ordered_problems
 from mathrl.engines.trl_arguments import grpo_arguments, updates_per_step
-from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, StepEnds, latest_checkpoint, load_for_trl, train_steps
+from mathrl.engines.trl_checkpoints import latest_checkpoint
+from mathrl.engines.trl_trainer import ScheduledGRPOTrainer, StepEnds, load_for_trl, train_steps
 from mathrl.learners.distributed import Ranks
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.lora import add_lora, merged_weights

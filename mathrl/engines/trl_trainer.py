@@ -1,17 +1,8 @@
 """What the trainers of TRL have in common: the model that they train, mathrl's schedule of the learning rate, and
-mathrl's part in each step: metrics, health, dev accuracy, checkpoints and signals.
+mathrl's part in each step: metrics, health, dev accuracy, checkpoints and signals."""
 
-TRL's own checkpoints in the state folder of a run, sealed when they are whole.
-
-TRL writes the files of a checkpoint into their place one by one, so a kill leaves part of a checkpoint. A manifest with
-the digests of all files comes last; a checkpoint without one, or with a changed file, is not resumed.
-"""
-
-import json
 import math
-import shutil
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +13,9 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_json
 from mathrl.core.progress import Progress, progress
+from mathrl.engines.trl_checkpoints import SealedCheckpoint, seal
 from mathrl.engines.trl_packages import GRPOTrainer, SFTTrainer, TrainerCallback
-from mathrl.learners.checkpoint import flushed_digests
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import schedule
 from mathrl.learners.preemption import Stopped, StopRequest
@@ -36,60 +26,6 @@ from mathrl.params.engines import TRL_METRICS
 from mathrl.params.optimizer import Optimizer
 from mathrl.params.run import Model
 from mathrl.trainers.training_run import TrainingLog, TrainingRun
-
-MANIFEST = "mathrl.json"
-
-
-@dataclass(frozen=True)
-class SealedCheckpoint:
-    """A whole checkpoint of TRL after `step` optimizer steps, and mathrl's own values beside it."""
-
-    folder: Path
-    step: int
-    values: dict[str, Any]
-
-
-def seal(folder: Path, values: dict[str, Any], ranks: Ranks) -> None:
-    """Write the manifest at rank 0, once every rank has written its files. Called at every rank."""
-    ranks.gather("written")
-    if ranks.rank == 0:
-        write_json(folder / MANIFEST, {"values": values, "files": flushed_digests(folder)})
-
-
-def latest_checkpoint(state: Path, ranks: Ranks) -> SealedCheckpoint | None:
-    """The newest whole checkpoint; rank 0 removes those that are not. Called at every rank."""
-    newest: Path | None = None
-    if ranks.rank == 0:
-        folders = sorted(state.glob("checkpoint-*"), key=_step, reverse=True)
-        for folder in folders:
-            problem = _problem(folder)
-            if not problem:
-                newest = newest or folder
-                continue
-            warnings.warn(f"{folder}: {problem}; using the checkpoint before it", stacklevel=2)
-            shutil.rmtree(folder)
-    newest = ranks.gather(newest)[0]
-    if newest is None:
-        return None
-    manifest = json.loads((newest / MANIFEST).read_text(encoding="utf-8"))
-    return SealedCheckpoint(newest, _step(newest), dict(manifest["values"]))
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.rpartition("-")[2])
-
-
-def _problem(folder: Path) -> str:
-    manifest = folder / MANIFEST
-    if not manifest.exists():
-        return "not written to its end"
-    try:
-        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError) as error:
-        return f"damaged ({error})"
-    digests = {name: digest for name, digest in flushed_digests(folder).items() if name != MANIFEST}
-    changed = sorted(name for name in {*files, *digests} if files.get(name) != digests.get(name))
-    return f"damaged ({', '.join(changed)} changed)" if changed else ""
 
 
 class _Scheduled:

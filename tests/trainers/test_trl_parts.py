@@ -13,8 +13,8 @@ from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, Control, Graded, Problem
 from mathrl.engines.prompt_texts import PromptTexts
 from mathrl.engines.trl_arguments import grpo_arguments
-from mathrl.engines.trl_sft import BatchPlan, Collator, plan_batches
-from mathrl.engines.trl_trainer import latest_checkpoint, seal
+from mathrl.engines.trl_batches import BatchPlan, Collator, plan_batches
+from mathrl.engines.trl_checkpoints import latest_checkpoint, seal
 from mathrl.learners.distributed import Ranks
 from mathrl.models.packing import Group
 from mathrl.models.transformers_import import PreTrainedTokenizerFast
