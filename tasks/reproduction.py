@@ -18,7 +18,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import WORKTREE_NOTE
-from mathrl.params.final_values import JUDGED
+from mathrl.planning.final_values import JUDGED
 from mathrl.tasks.graph import Graph, follow_each
 from mathrl.tasks.repro import Preempted
 

@@ -11,10 +11,10 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.mirroring import mirroring
 from mathrl.core.paths import main_checkout
-from mathrl.params.final_values import ignored_settings
 from mathrl.params.form import form_overrides
 from mathrl.params.recipe_steps import DEFAULT
 from mathrl.params.schema import stages_until
+from mathrl.planning.final_values import ignored_settings
 from mathrl.recipes.controls import write_control_recipe
 from mathrl.recipes.graph import LINKED, graph_file, write_recipe_graph
 from mathrl.recipes.recipe import recipe_is_judged, recipe_warnings, step_overrides

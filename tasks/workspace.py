@@ -33,9 +33,9 @@ from mathrl.core.hashing import digest
 from mathrl.core.paths import PRESET, WORKTREE_NOTE, home, is_code, is_group, main_checkout
 from mathrl.core.records import chosen_words
 from mathrl.params import Params
-from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml, read_yaml
 from mathrl.params.schema import TARGETS, stages_until
+from mathrl.planning.final_values import check_final_values
 from mathrl.recipes.recipe import load_recipe, recipe_files
 
 
@@ -48,7 +48,7 @@ class Workspace:
     preset: str | None = None
     overrides: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
-    """Warnings about values that were typed (mathrl/params/final_values.py)."""
+    """Warnings about values that were typed (mathrl/planning/final_values.py)."""
 
     @property
     def groups(self) -> tuple[str, ...]:

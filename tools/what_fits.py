@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from mathrl.compose.checks import validate
 from mathrl.compose.derived import GB, MODELS, spoken, with_lora
 from mathrl.compose.fitting import Fit, fitted, planned_stages
 from mathrl.compose.settings import BACKEND, ENGINE, OFFLOAD_PARAMETERS, TRAINED
 from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import known_shape
-from mathrl.params.load import apply_override, validate
+from mathrl.params.load import apply_override
 from mathrl.params.schema import SECTIONS, Params
 
 

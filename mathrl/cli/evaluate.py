@@ -15,13 +15,13 @@ import typer
 from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
 from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.compose import load_params
+from mathrl.compose.checks import tool_problems
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import results_table
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
-from mathrl.params.own_code import tool_problems
 from mathrl.params.rollout import Bubblewrap, NoTool
 from mathrl.params.schema import Params
 from mathrl.reading.registry import newer_than

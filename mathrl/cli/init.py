@@ -20,11 +20,11 @@ from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text, written_aside
 from mathrl.core.gpus import CPU, Hardware, gpu_count
-from mathrl.params.final_values import check_final_values
 from mathrl.params.load import dump_yaml
 from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import TARGETS
+from mathrl.planning.final_values import check_final_values
 
 EXPERIMENT = (
     "# What the project is made of; the other files have what it changes besides (docs/how_to/experiments.md).\n"

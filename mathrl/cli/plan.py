@@ -27,10 +27,10 @@ from mathrl.core.errors import EXIT_NO, UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import is_group, main_checkout
 from mathrl.core.types import read_problems
-from mathrl.params.final_values import judge
 from mathrl.params.load import FOLDER
 from mathrl.params.schema import STAGES, Params
 from mathrl.planning import simulate as simulation
+from mathrl.planning.final_values import judge
 from mathrl.stages.difficulty import PROBLEMS
 from mathrl.stages.rl import DIFFICULTY, check_skill
 

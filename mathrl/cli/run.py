@@ -28,10 +28,10 @@ from mathrl.core.files import read_json
 from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params
-from mathrl.params.final_values import check_final_values, ignored_settings
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import TARGETS, sections_read, stages_until
+from mathrl.planning.final_values import check_final_values, ignored_settings
 
 LONGEST_KEY, LONGEST_VALUE = 72, 96  # characters of a line of the dry run
 QUIET = {

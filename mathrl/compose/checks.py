@@ -1,18 +1,70 @@
-"""User functions and samplers, checked before anything runs: read from their source, without importing it."""
+"""The values of a composition → `Params`: all errors at once, and what contradicts each other or runs nowhere.
+
+User functions and samplers are checked before anything runs: read from their source, without importing it.
+"""
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from symtable import symtable
 from typing import Any
 
+from pydantic import ValidationError
+
+from mathrl.core.errors import UserError
 from mathrl.params.advantage import Process
-from mathrl.params.messages import did_you_mean
+from mathrl.params.curriculum import UserCurriculum
+from mathrl.params.engines import engine_problem
+from mathrl.params.load import paths_of
+from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.reward_parts import FunctionPart
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
-from mathrl.params.section import DottedOptions
+from mathrl.params.section import SECRET, DottedOptions
+
+
+def validate(
+    values: dict[str, Any], origin: Mapping[str, str], said_by: Callable[[str], str] = lambda key: ""
+) -> Params:
+    """The parameters with these values.
+
+    Args:
+        origin: Where the values of each section come from.
+        said_by: Who said one value, by its dotted key; "" where that is not known.
+
+    Raises:
+        UserError: values do not fit; every error is in the message, with its file and field.
+    """
+    try:
+        params = Params.model_validate(values)
+    except ValidationError as error:
+        lines = []
+        for kind, (section, *rest), message in messages(error, Params):
+            where = origin.get(str(section), str(section))
+            # Not an override with a secret, which it contains.
+            where = where.split(" + ")[0] if kind == SECRET else said_by(".".join(map(str, (section, *rest)))) or where
+            if message == "unknown parameter" and (elsewhere := paths_of(str(rest[-1] if rest else section))):
+                message += f" (did you mean {elsewhere[0]}?)"
+            lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")
+        raise UserError("; ".join(lines)) from None
+    problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]
+    if isinstance(params.rl.curriculum, UserCurriculum):
+        problems += [f"{origin['rl']}: {line}" for line in sampler_problems(params.rl.curriculum.sampler)]
+    shared = params.rollout.engine == "vllm" and params.rollout.vllm.tensor_parallel > 1
+    if params.rl.asynchronous is not None and shared:
+        problems.append(
+            f"{origin['rl']}: asynchronous needs rollout.vllm.tensor_parallel 1: ranks that share an engine would "
+            "exchange data for rollouts and for the update at the same time, in no common order, and wait for each "
+            "other forever; set asynchronous to null, or rollout.engine to vllm_server"
+        )
+    problems += [f"{origin['rollout']}: {line}" for line in tool_problems(params)]
+    for stage in ("sft", "rl"):
+        if problem := engine_problem(params, stage):
+            problems.append(f"{origin[stage]}: {problem}")
+    if problems:
+        raise UserError("; ".join(problems))
+    return params
 
 
 def function_problems(reward: Reward) -> Iterator[str]:

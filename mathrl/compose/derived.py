@@ -33,12 +33,12 @@ from mathrl.compose.settings import (
 )
 from mathrl.core.errors import UserError
 from mathrl.core.gpus import Hardware
-from mathrl.models.shapes import KnownModel, ModelShape, known_shape
+from mathrl.models.shapes import KnownModel, ModelShape, billions, known_shape
 from mathrl.params.advantage import Gae
-from mathrl.params.final_values import SHORTEST, billions, usual_rate
 from mathrl.params.optimizer import MUON_TIMES, Adapters, Lora
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
+from mathrl.planning.final_values import SHORTEST, usual_rate
 from mathrl.planning.memory_states import Stage
 from mathrl.planning.project import LONGEST, MORE, prompt_tokens, response_tokens, rounded
 

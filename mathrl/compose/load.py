@@ -13,13 +13,14 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, cast
 
+from mathrl.compose.checks import validate
 from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
 from mathrl.compose.names import Layer, hardware_of
 from mathrl.compose.settings import Derived, fresh_rates, lengths_as_rl, registered_name, with_values, written_keys
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.models.shapes import known_model
-from mathrl.params.load import FOLDER, apply_override, dump_yaml, put_section, read_yaml, validate, without_removed
+from mathrl.params.load import FOLDER, apply_override, dump_yaml, put_section, read_yaml, without_removed
 from mathrl.params.old_names import OldNames, new_key
 from mathrl.params.paths import merge, written_at
 from mathrl.params.run import FreshModel, PretrainedModel

@@ -18,11 +18,10 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.gpus import Hardware
 from mathrl.core.paths import GROUPS
-from mathrl.params.final_values import SAMPLING
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean, near_path
 from mathrl.params.paths import merge
-from mathrl.params.schema import SECTIONS
+from mathrl.params.schema import SAMPLING, SECTIONS
 
 KINDS = GROUPS
 PRESETS = "presets"

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from mathrl.core.errors import UserError
 from mathrl.params.advantage import Gae
-from mathrl.params.final_values import FRESH, RATES, SAMPLING
 from mathrl.params.optimizer import MUON_TIMES
 from mathrl.params.run import PretrainedModel
-from mathrl.params.schema import Params
+from mathrl.params.schema import SAMPLING, Params
+from mathrl.planning.final_values import FRESH, RATES
 
 
 class Trained(NamedTuple):

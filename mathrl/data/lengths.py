@@ -13,9 +13,11 @@ from mathrl.core.types import Problem
 from mathrl.data.difficulty import seeded_subset
 from mathrl.data.sft_sets import worked_solution
 from mathrl.data.templates import prompt_lengths
+from mathrl.models.shapes import positions_of
 from mathrl.params import Params
-from mathrl.params.final_values import SAMPLING, Doubt, positions_of
+from mathrl.params.messages import Doubt
 from mathrl.params.run import PretrainedModel
+from mathrl.params.schema import SAMPLING
 
 ROWS = 2000  # that are counted; the share that is cut off is then known to about 1.3 points
 MOST_CUT = 0.1  # share of the prompts, or of the answers, that may be longer than the length

@@ -4,14 +4,16 @@ How much a model takes at a time; both the passes and the plan of their memory g
 """
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.params.final_values import billions
 from mathrl.params.run import PretrainedModel
 
+WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 SIZES = (
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
     "tie_word_embeddings max_position_embeddings"
@@ -214,3 +216,34 @@ def check_heads(heads: int, keys: int, size: int) -> None:
             f"training.fsdp.context_parallel is {size}, but the model has {heads} query heads and {keys} key heads, "
             f"which {size} ranks cannot divide: set it to {' or '.join(possible)}"
         )
+
+
+def width_of(model: str) -> float | None:
+    """The width of a model folder on this machine."""
+    return _of_config(model, WIDTHS)
+
+
+def positions_of(model: str) -> int | None:
+    """The maximum length of prompt and response that a model folder on this machine allows, in tokens."""
+    positions = _of_config(model, POSITIONS)
+    return None if positions is None else int(positions)
+
+
+def _of_config(model: str, names: tuple[str, ...]) -> float | None:
+    """A number of config.json of a model folder on this machine, by the first name that it has; else None."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    config = config.get("text_config") or config
+    return next((config[name] for name in names if config.get(name)), None)
+
+
+def billions(model: str) -> float | None:
+    """The size that the name of a model tells, in billions of parameters.
+
+    >>> billions("Qwen/Qwen2.5-0.5B-Instruct"), billions("deepseek-math-7b-instruct"), billions("models/mine")
+    (0.5, 7.0, None)
+    """
+    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z])", model.lower())
+    return float(sizes[-1]) if sizes else None

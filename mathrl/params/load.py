@@ -3,7 +3,7 @@
 import copy
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,15 +13,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from mathrl.core.errors import UserError
-from mathrl.params.curriculum import UserCurriculum
-from mathrl.params.engines import engine_problem
 from mathrl.params.messages import did_you_mean, messages, parameters
 from mathrl.params.old_names import OldNames, new_key
 from mathrl.params.other_trainers import ours
-from mathrl.params.own_code import function_problems, sampler_problems, tool_problems
 from mathrl.params.paths import choose_type, merge, name_types, place_at, written_at
 from mathrl.params.schema import READS, SECTIONS, Params
-from mathrl.params.section import SECRET, Section
+from mathrl.params.section import Section
 
 FOLDER = Path("params")
 MOST_PATHS = 4  # in a suggestion
@@ -221,7 +218,7 @@ def _with_section(name: str, value: str, equals: str) -> str:
     >>> _with_section("learning_rate", "1e-6", "=")
     ': rl.optimizer.lr=1e-6 or sft.optimizer.lr=1e-6 or dpo.optimizer.lr=1e-6 or reward_model.optimizer.lr=1e-6'
     """
-    paths = _paths_of(name) if equals else []
+    paths = paths_of(name) if equals else []
     return (
         ": " + " or ".join(f"{path}={value}" for path in paths[:MOST_PATHS])
         if paths
@@ -229,7 +226,7 @@ def _with_section(name: str, value: str, equals: str) -> str:
     )
 
 
-def _paths_of(name: str) -> list[str]:
+def paths_of(name: str) -> list[str]:
     """The parameters of this name, or of what other trainers call so, in any section; first those used most.
 
     What RL has is looked for in every section: learning_rate is rl.optimizer.lr, sft.optimizer.lr, ….
@@ -276,46 +273,3 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{file}: expected a mapping of keys to values")
     return value
-
-
-def validate(
-    values: dict[str, Any], origin: Mapping[str, str], said_by: Callable[[str], str] = lambda key: ""
-) -> Params:
-    """The parameters with these values.
-
-    Args:
-        origin: Where the values of each section come from.
-        said_by: Who said one value, by its dotted key; "" where that is not known.
-
-    Raises:
-        UserError: values do not fit; every error is in the message, with its file and field.
-    """
-    try:
-        params = Params.model_validate(values)
-    except ValidationError as error:
-        lines = []
-        for kind, (section, *rest), message in messages(error, Params):
-            where = origin.get(str(section), str(section))
-            # Not an override with a secret, which it contains.
-            where = where.split(" + ")[0] if kind == SECRET else said_by(".".join(map(str, (section, *rest)))) or where
-            if message == "unknown parameter" and (elsewhere := _paths_of(str(rest[-1] if rest else section))):
-                message += f" (did you mean {elsewhere[0]}?)"
-            lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")
-        raise UserError("; ".join(lines)) from None
-    problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]
-    if isinstance(params.rl.curriculum, UserCurriculum):
-        problems += [f"{origin['rl']}: {line}" for line in sampler_problems(params.rl.curriculum.sampler)]
-    shared = params.rollout.engine == "vllm" and params.rollout.vllm.tensor_parallel > 1
-    if params.rl.asynchronous is not None and shared:
-        problems.append(
-            f"{origin['rl']}: asynchronous needs rollout.vllm.tensor_parallel 1: ranks that share an engine would "
-            "exchange data for rollouts and for the update at the same time, in no common order, and wait for each "
-            "other forever; set asynchronous to null, or rollout.engine to vllm_server"
-        )
-    problems += [f"{origin['rollout']}: {line}" for line in tool_problems(params)]
-    for stage in ("sft", "rl"):
-        if problem := engine_problem(params, stage):
-            problems.append(f"{origin[stage]}: {problem}")
-    if problems:
-        raise UserError("; ".join(problems))
-    return params

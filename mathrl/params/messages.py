@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -32,6 +32,15 @@ UNSUPPORTED = {
     "trained on; leave it out (evaluate alone has a top_p)",
 )
 Location = Sequence[int | str]
+
+
+class Doubt(NamedTuple):
+    """A value that does not suit the model: its parameter, what is wrong with it, and what to write instead."""
+
+    key: str
+    problem: str
+    advice: str
+    value: str
 
 
 def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location, str]]:

@@ -38,6 +38,7 @@ RECIPE_STAGES: dict[str, tuple[str, ...]] = {
     "pages": ("run", "pages"),
 }
 STAGES = tuple(PIPELINE)
+SAMPLING = ("difficulty", "rl", "sample", "evaluate")  # stages whose section has the maximum length of a response
 READS = PIPELINE | RECIPE_STAGES
 TARGETS = (*STAGES, "pipeline")  # what `mathrl run` brings up to date
 

@@ -6,28 +6,24 @@ for this very run (--set, a form) is taken, with a warning. The dry run, the flo
 whoever wrote the values: a file, preset or recipe.
 """
 
-import json
-import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mathrl.core.errors import UserError
+from mathrl.models.shapes import billions, positions_of, width_of
 from mathrl.params.advantage import Gae
 from mathrl.params.load import typed_keys
+from mathrl.params.messages import Doubt
 from mathrl.params.optimizer import MUON_TIMES, Muon
 from mathrl.params.run import FreshModel, PretrainedModel
-from mathrl.params.schema import Params
+from mathrl.params.schema import SAMPLING, Params
 from mathrl.params.section import Section
 
 TRAINED = {name: name for name in ("sft", "rl", "dpo", "reward_model")} | {"process_reward_model": "reward_model"}
-SAMPLING = ("difficulty", "rl", "sample", "evaluate")  # stages whose section has the maximum length of a response
 LARGE = 10.0  # billions of parameters
 TIMES = 30.0  # a rate this far above the usual one is refused
 PUBLISHED_WIDTH = 896  # of the smallest models that the rates were published for
 SHORTEST = 128  # tokens of a prompt or a response; GSM8K's solutions take 50 to 300, its questions 30 to 200
-WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
-POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 class Rates(NamedTuple):
@@ -56,15 +52,6 @@ JUDGED = (
     *(f"{stage}.max_tokens" for stage in SAMPLING),
     "prompt.max_tokens",
 )
-
-
-class Doubt(NamedTuple):
-    """A value that does not suit the model: its parameter, what is wrong with it, and what to write instead."""
-
-    key: str
-    problem: str
-    advice: str
-    value: str
 
 
 def check_final_values(params: Params, stages: Iterable[str], typed: Iterable[str] = ()) -> list[str]:
@@ -166,7 +153,7 @@ def _sections(params: Params, stage: str) -> dict[str, Any]:
 
 def _rate_doubts(path: str, section: Any, model: str) -> Iterator[Doubt]:
     size, lora = billions(model), section.lora is not None
-    rate, source = usual_rate(path, lora, size, _of_config(model, WIDTHS))
+    rate, source = usual_rate(path, lora, size, width_of(model))
     key, optimizer = f"{path}.optimizer.lr", section.optimizer
     muon = isinstance(optimizer, Muon)
     used = [("AdamW", f"{key} x adamw_scale" if muon else key, optimizer.adamw_lr, rate)]
@@ -203,32 +190,6 @@ def _rate_text(rate: float) -> str:
     ('1e-6', '5e-7')
     """
     return f"{rate:.0e}".replace("e-0", "e-")
-
-
-def positions_of(model: str) -> int | None:
-    """The maximum length of prompt and response that a model folder on this machine allows, in tokens."""
-    positions = _of_config(model, POSITIONS)
-    return None if positions is None else int(positions)
-
-
-def _of_config(model: str, names: tuple[str, ...]) -> float | None:
-    """A number of config.json of a model folder on this machine, by the first name that it has; else None."""
-    try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    config = config.get("text_config") or config
-    return next((config[name] for name in names if config.get(name)), None)
-
-
-def billions(model: str) -> float | None:
-    """The size that the name of a model tells, in billions of parameters.
-
-    >>> billions("Qwen/Qwen2.5-0.5B-Instruct"), billions("deepseek-math-7b-instruct"), billions("models/mine")
-    (0.5, 7.0, None)
-    """
-    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z])", model.lower())
-    return float(sizes[-1]) if sizes else None
 
 
 def ignored_settings(params: Params) -> list[str]:

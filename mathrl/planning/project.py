@@ -18,9 +18,9 @@ from mathrl.core.types import Problem
 from mathrl.curation.inspection import Inspection
 from mathrl.data.templates import BOXED_INSTRUCTION
 from mathrl.models.shapes import ModelShape
-from mathrl.params.final_values import SHORTEST, usual_rate
 from mathrl.params.load import parse_yaml
 from mathrl.params.schema import Params
+from mathrl.planning.final_values import SHORTEST, usual_rate
 
 FEWEST_TESTS, MOST_TESTS = 50, 500  # problems to measure on: fewer say little, more say hardly more
 DIALOGUE = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]

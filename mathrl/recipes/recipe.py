@@ -14,7 +14,6 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.advantage import Distillation, Gae, Process
 from mathrl.params.data import Curate
-from mathrl.params.final_values import ignored_settings, judge, trained_values
 from mathrl.params.load import FOLDER, dump_yaml, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
@@ -37,6 +36,7 @@ from mathrl.params.recipe_steps import (
 )
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS, Params
+from mathrl.planning.final_values import ignored_settings, judge, trained_values
 
 SIZES = frozenset(f"model.base.{field}" for field in FreshModel.model_fields if field != "type")
 PIPELINE_SPLITS = "data/curated"

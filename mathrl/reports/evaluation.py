@@ -14,8 +14,8 @@ from mathrl.data.sft_sets import few_shot_examples
 from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
-from mathrl.params.final_values import doubts_of, verdict
 from mathrl.params.run import PretrainedModel
+from mathrl.planning.final_values import doubts_of, verdict
 from mathrl.reports.examples import examples_markdown, side_by_side
 from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k
 

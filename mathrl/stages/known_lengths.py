@@ -25,10 +25,11 @@ from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.params import Params
 from mathrl.params.data import Curate, HubSource, Source
 from mathrl.params.evaluate import TEST
-from mathrl.params.final_values import Doubt, verdict
 from mathrl.params.generators import GeneratedSource
 from mathrl.params.load import FOLDER
+from mathrl.params.messages import Doubt
 from mathrl.params.recipe_steps import OnProblems, Recipe
+from mathrl.planning.final_values import verdict
 from mathrl.reading.registry import NORMALISED, find
 from mathrl.reading.sources import resolve_benchmark, resolve_source
 from mathrl.recipes.recipe import curate_of, load_recipe, step_params

@@ -34,12 +34,12 @@ from mathrl.core.paths import code_version, state_root, typed_overrides, workspa
 from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
 from mathrl.core.types import Problem
 from mathrl.params import Params, stage_params
-from mathrl.params.final_values import check_final_values, verdict
 from mathrl.params.load import FOLDER, read_yaml
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
+from mathrl.planning.final_values import check_final_values, verdict
 from mathrl.stages.launch import RankFailed, listen_on_loopback, process_count, receive_signals, run_ranks
 
 

@@ -13,11 +13,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.params import Params
-from mathrl.params.final_values import doubts_of
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import tagged_at, unknown_hint
 from mathrl.params.schema import READS
 from mathrl.params.sweep import Axis, Categorical, Integer, Sweep, ZeroOrLog
+from mathrl.planning.final_values import doubts_of
 
 Space = Mapping[str, Axis]
 DIGITS = 3

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mathrl.compose import load_params
+from mathrl.compose.checks import validate
 from mathrl.compose.derived import DataTokens, changes, derive
 from mathrl.compose.fitting import SHARES, fitted, planned_stages
 from mathrl.compose.settings import (
@@ -30,10 +31,9 @@ from mathrl.compose.settings import (
 from mathrl.core.errors import UserError
 from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import KNOWN, known_model, known_shape
-from mathrl.params.final_values import RATES, judge
-from mathrl.params.load import validate
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import SECTIONS, Params
+from mathrl.planning.final_values import RATES, judge
 from mathrl.planning.memory import plan_memory
 
 PARAMS = Path(__file__).parents[2] / "params"

@@ -9,7 +9,7 @@ from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.compose.settings import value_at
 from mathrl.core.errors import UserError
-from mathrl.params.final_values import RATES
+from mathrl.planning.final_values import RATES
 
 DEMO = Path(__file__).parents[2] / "params"
 CHOICES = ("data=gsm8k", "model=Qwen/Qwen2.5-1.5B-Instruct", "method=grpo", "hardware=1x24GB")

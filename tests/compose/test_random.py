@@ -8,9 +8,9 @@ import pytest
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
-from mathrl.params.final_values import TIMES, judge, usual_rate
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import STAGES, Params
+from mathrl.planning.final_values import TIMES, judge, usual_rate
 from mathrl.recipes.recipe import load_recipe, recipe_names, step_params
 
 PARAMS = Path(__file__).parents[2] / "params"

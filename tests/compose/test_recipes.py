@@ -10,10 +10,10 @@ from mathrl.compose.experiment import Composition
 from mathrl.compose.load import Layers, read_layers
 from mathrl.compose.names import file_names
 from mathrl.core.errors import UserError
-from mathrl.params.final_values import SAMPLING, TIMES, TRAINED, judge, usual_rate
 from mathrl.params.recipe_steps import POLICIES, Recipe, is_path, references
 from mathrl.params.run import PretrainedModel
-from mathrl.params.schema import READS, Params
+from mathrl.params.schema import READS, SAMPLING, Params
+from mathrl.planning.final_values import TIMES, TRAINED, judge, usual_rate
 from mathrl.reading.registry import find
 from mathrl.recipes.recipe import curate_of, load_recipe, recipe_files, recipe_names, step_params
 from tests.compose.test_random import ANSWERS

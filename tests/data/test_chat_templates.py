@@ -14,8 +14,8 @@ from mathrl.core.types import Completion, Control, Problem
 from mathrl.data.templates import TODAY, render, response_end
 from mathrl.models.load import load_tokenizer
 from mathrl.models.tool_messages import end_tokens, turn_end
-from mathrl.params.final_values import ignored_settings
 from mathrl.params.run import Prompt
+from mathrl.planning.final_values import ignored_settings
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import tokenize_steps

@@ -11,7 +11,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
-from mathrl.params.final_values import ignored_settings
+from mathrl.planning.final_values import ignored_settings
 from mathrl.recipes.recipe import load_recipe, recipe_names, recipe_warnings
 
 ROOT = Path(__file__).parents[2]

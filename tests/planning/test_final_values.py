@@ -4,10 +4,10 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.params.final_values import JUDGED, RATES, TIMES, check_final_values, judge
 from mathrl.params.load import stage_params
 from mathrl.params.optimizer import MUON_TIMES
 from mathrl.params.schema import READS
+from mathrl.planning.final_values import JUDGED, RATES, TIMES, check_final_values, judge
 
 PRETRAINED = "model.base={type: pretrained, path: Qwen/Qwen2.5-%s}"
 LENGTHS = ("prompt.max_tokens=512", "rl.max_tokens=512", "sample.max_tokens=512", "difficulty.max_tokens=512")

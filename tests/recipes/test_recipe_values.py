@@ -13,10 +13,10 @@ from mathrl.compose.experiment import preset_names, split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.errors import UserError
 from mathrl.params import Params
-from mathrl.params.final_values import judge
 from mathrl.params.load import dump_yaml, parse_yaml
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS
+from mathrl.planning.final_values import judge
 from mathrl.recipes.recipe import load_recipe, recipe_files, recipe_names, step_params
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ from mathrl.core.errors import UserError
 from mathrl.core.gpus import CPU, Hardware
 from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.models.model_shape import config_of, shape_of
-from mathrl.params.final_values import check_final_values
 from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.params.run import Prompt
+from mathrl.planning.final_values import check_final_values
 from mathrl.rollout.choices import choose_engine, longest_sequence
 from mathrl.rollout.resolve import resolve_importance, resolve_rollout
 from mathrl.rollout.vllm_budget import BATCH, GIB, LARGE_BATCH, LARGE_GPU, vllm_budget
