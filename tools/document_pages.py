@@ -5,13 +5,14 @@ of the recipe. tests/compose/test_documents.py fails where a value is not what t
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mathrl.compose.load import read_layers
 from mathrl.params.load import read_yaml
+from mathrl.params.paths import leaves
 from mathrl.recipes.recipe import load_recipe, step_params
 
 ROOT = Path(__file__).parents[1]
@@ -111,23 +112,15 @@ def chosen(entry: Entry) -> dict[str, Any]:
     """What the preset's own file sets, and the document does not state."""
     table = stated(entry["values"])
     file = ROOT / "mathrl" / "compose" / "presets" / f"{entry['preset']}.yaml"
-    leaves = dict(_leaves(read_yaml(file)))
+    values = dict(leaves(read_yaml(file)))
     return {
         key: value
-        for key, value in leaves.items()
+        for key, value in values.items()
         if "." in key
         and not any(key == own or key.startswith(f"{own}.") for own in OWN)
         and not any(key == other or other.startswith(f"{key}.") for other in table)
         and not (key.endswith(".type") and key.removesuffix(".type") in table)
     }
-
-
-def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def shown(value: Any) -> str:

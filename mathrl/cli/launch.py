@@ -267,10 +267,6 @@ def replicated_jobs(values: dict[str, Any]) -> list[dict[str, Any]]:
     return jobs
 
 
-def _repeated(option: str, values: Sequence[str]) -> list[str]:
-    return [word for value in values for word in (option, value)]
-
-
 def render(template: str, **values: Any) -> str:
     """A job file from the template of this name beside this file."""
     shell = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)

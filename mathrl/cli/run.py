@@ -30,6 +30,7 @@ from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean
+from mathrl.params.paths import leaves
 from mathrl.params.schema import TARGETS, sections_read, stages_until
 from mathrl.planning.final_values import check_final_values, ignored_settings
 
@@ -305,19 +306,6 @@ def section_defaults() -> dict[str, Any]:
 
 
 _NO_SOURCE = {"type": "file", "name": "none", "path": "none", "split": "rl"}
-
-
-def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values by dotted key.
-
-    >>> list(leaves({"optimizer": {"lr": 1}, "steps": 2}, "rl."))
-    [('rl.optimizer.lr', 1), ('rl.steps', 2)]
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _model(params: Params) -> str:

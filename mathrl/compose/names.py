@@ -9,7 +9,7 @@ params/KIND/NAME.yaml and params/presets/NAME.yaml, win over the package's of th
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from mathrl.core.gpus import Hardware
 from mathrl.core.paths import GROUPS
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean, near_path
-from mathrl.params.paths import merge
+from mathrl.params.paths import leaves, merge
 from mathrl.params.schema import SAMPLING, SECTIONS
 
 KINDS = GROUPS
@@ -104,7 +104,7 @@ def group_layer(kind: str, name: str, file: Path) -> Layer:
     values = read_yaml(file)
     sections, fresh = _sections(values, file)
     for part in (sections, fresh):
-        for path in _paths(part):
+        for path, _ in leaves(part):
             if not any(path == allowed or path.startswith(f"{allowed}.") for allowed in MAY_SET[kind]):
                 raise UserError(
                     f"{file}: {path}: a {kind} group may not set this, so that each {kind} goes with every other "
@@ -143,15 +143,6 @@ def _sections(values: dict[str, Any], file: Path) -> tuple[dict[str, Any], dict[
             if not isinstance(section, Mapping):
                 raise UserError(f"{file}: {above}{name}: expected a mapping of keys to values, found {section!r}")
     return values, dict(fresh)
-
-
-def _paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The dotted paths of the values: {"rl": {"loss": {"high": 0.28}}} -> rl.loss.high."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _paths(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}"
 
 
 CHAT = re.compile(r"instruct|chat|(^|[-_])it($|[-_])", re.IGNORECASE)

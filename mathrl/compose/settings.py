@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from mathrl.core.errors import UserError
 from mathrl.params.advantage import Gae
 from mathrl.params.optimizer import MUON_TIMES
+from mathrl.params.paths import leaves
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import SAMPLING, Params
 from mathrl.planning.final_values import FRESH, RATES
@@ -97,17 +98,13 @@ def value_at(params: Params, key: str) -> Any:
     return value
 
 
-def written_keys(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def written_keys(values: Mapping[str, Any]) -> Iterator[str]:
     """The dotted keys of all single values; a mapping counts by what it has.
 
     >>> sorted(written_keys({"rl": {"optimizer": {"type": "adamw"}, "lora": None, "critic": {}}}))
     ['rl.lora', 'rl.optimizer.type']
     """
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from written_keys(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}"
+    return (key for key, value in leaves(values) if not isinstance(value, Mapping))
 
 
 def lengths_as_rl(params: Params, written: Collection[str]) -> Iterator[Derived]:

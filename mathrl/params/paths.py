@@ -1,7 +1,7 @@
 """Values at dotted paths of the parameters as they are written, before the schema reads them: which type a union has
 there, and the choice of another one."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -97,6 +97,19 @@ def choose_type(values: dict[str, Any], path: Path, tag: Any, typed: Container[s
     fields = {info.alias or name for name, info in member.model_fields.items()}
     for name in set(section) - fields:
         del section[name]
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values by dotted key.
+
+    >>> list(leaves({"optimizer": {"lr": 1}, "steps": 2}, "rl."))
+    [('rl.optimizer.lr', 1), ('rl.steps', 2)]
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def merge(below: Any, above: Any) -> Any:
