@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from mathrl.core.environment import without_collections
+from mathrl.core.hashing import digest
 from mathrl.core.request_origin import OwnRequests
 
 ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"  # of the pages that it answers
@@ -38,7 +39,25 @@ def app_of_a_command() -> Any:
     return _guarded(create_app())
 
 
+def check_schemas_once() -> None:
+    """Let Prefect accept a schema that it has accepted before: that of a flow with all parameters has 5,000 parts,
+    whose check takes a second, and Prefect repeats it for each deployment, run and automation.
+    """
+    from prefect.utilities.schema_tools.validation import _VALIDATOR
+
+    check, accepted = _VALIDATOR.check_schema, set[tuple[str, ...]]()
+
+    def check_once(schema: Any, **options: Any) -> None:
+        key = (digest(schema), *options)
+        if key not in accepted:
+            check(schema, **options)
+            accepted.add(key)
+
+    _VALIDATOR.check_schema = staticmethod(check_once)  # type: ignore[method-assign,assignment]
+
+
 def _guarded(server: Any) -> Any:
+    check_schemas_once()
     origins = [origin.strip().lower() for origin in os.environ.get(ORIGINS, "").split(",")]
     # Around the application and not a middleware of it: Prefect's services ask it in memory, under another host name.
     return OwnRequests(server, [origin for origin in origins if origin])

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import SchemaError
 from prefect import Flow
 from prefect.exceptions import ParameterTypeError, SignatureMismatchError
+from prefect.utilities.schema_tools import validation
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
@@ -20,6 +22,7 @@ from mathrl.params.form import form_overrides
 from mathrl.params.recipe_steps import STEP_STAGES
 from mathrl.params.schema import READS, STAGES
 from mathrl.params.section import AS_IT_IS
+from mathrl.tasks.prefect_server import check_schemas_once
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.stem for file in (ROOT / "flows").glob("*.py") if file.stem not in ("__init__", "factory"))
@@ -148,3 +151,22 @@ def test_a_flow_imports_nothing_that_computes() -> None:
     code = f"import sys, flows.pipeline, flows.recipe, flows.controls, flows.sweep; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_schema_that_is_right_is_checked_once_and_one_that_is_not_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, checked = validation._VALIDATOR.check_schema, list[Any]()
+
+    def noted(schema: Any, **options: Any) -> None:
+        checked.append(schema)
+        check(schema, **options)
+
+    monkeypatch.setattr(validation._VALIDATOR, "check_schema", staticmethod(noted))
+    check_schemas_once()
+    right, wrong = {"properties": {"lr": {"maximum": 1}}}, {"properties": {"lr": {"maximum": "1"}}}
+    for _ in range(2):
+        validation.validate({"lr": 0.5}, right, raise_on_error=True)
+        with pytest.raises(validation.ValidationError, match="greater than the maximum of 1"):
+            validation.validate({"lr": 2}, right, raise_on_error=True)
+        with pytest.raises(SchemaError, match="'1' is not of type 'number'"):
+            validation.validate({"lr": 0.5}, wrong, raise_on_error=True)
+    assert checked == [right, wrong, wrong]
