@@ -5,13 +5,13 @@ import math
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from mathrl.cli.main import app
 from mathrl.core.files import write_jsonl
 from mathrl.core.records import RunRecord
 from mathrl.tracking import mirror as module
@@ -20,7 +20,6 @@ from mathrl.tracking.lineage import _step
 from mathrl.tracking.mirror import sync
 from mathrl.tracking.names import escape
 
-ROOT = Path(__file__).parents[2]
 ODD = ("reward/len<100", "dev/AIME (2024)/accuracy", "reward/gsm8k+math", "a//b", "odd@name", "x" * 300, "\ud83d", "")
 INPUTS = {"data/gsm8k+math (1).jsonl": "aa", "data/curated/rl.jsonl": "bb"}
 
@@ -107,10 +106,6 @@ def test_values_that_are_not_finite_arrive(record: RunRecord) -> None:
 
 def test_the_command_sync_succeeds_on_what_a_run_with_odd_names_left(record: RunRecord) -> None:
     write_jsonl(record.metrics_file, rows())
-    done = subprocess.run(
-        [sys.executable, "-c", "from mathrl.cli import main; main()", "sync"],
-        cwd=ROOT, env=os.environ | {"MATHRL_HOME": str(record.folder.parents[1])},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["sync"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     assert only_run().data.metrics["reward/gsm8k:2b:math"] == 2.0
