@@ -52,7 +52,8 @@ RANKS = ("tests/trainers/test_ranks.py", "tests/learners/test_distributed.py")
 STARTING = {
     "mathrl/trainers/": RANKS[:1],
     "mathrl/learners/": (*RANKS, "tests/learners/test_preemption.py", "tests/learners/test_context_parallel.py"),
-    "mathrl/rollout/ranks": RANKS,
+    "mathrl/rollout/ranks": (*RANKS, "tests/stages/test_sample.py"),
+    "mathrl/rollout/sample_problems": (RANKS[1], "tests/stages/test_sample.py"),
     "mathrl/stages/rl": ("tests/trainers/test_trl_engine.py",),
 }
 # All that these run is in other processes.
