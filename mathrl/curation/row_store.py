@@ -32,7 +32,6 @@ from mathrl.curation.row_shards import (
     is_complete,
     write_shard,
 )
-from mathrl.curation.shingles import Rows
 from mathrl.reading.reading import Reader
 
 MEMORY = "300MB"  # that DuckDB may take before it writes to disk
@@ -96,7 +95,7 @@ class RowStore:
 
     def _insert(self, shard: Shard, first: int) -> None:
         self.bands = tuple(name for name in shard.table.column_names if name.startswith("band_"))
-        names = [*COLUMNS, *(("salt", *self.bands) if self.bands else ())]
+        names = [*COLUMNS, *(("salt", "shingles", *self.bands) if self.bands else ())]
         batch = shard.table.select(names).append_column("number", pa.array(np.arange(first, first + len(shard))))
         self._duckdb.register("batch", batch)
         self._duckdb.execute("CREATE TABLE IF NOT EXISTS rows AS FROM batch LIMIT 0")
@@ -118,6 +117,33 @@ class RowStore:
             f"WHERE number >= {since} ORDER BY of_group, number"
         ).fetchnumpy()
         return np.asarray(table["number"], np.int64), np.asarray(table["of_group"], np.int64)
+
+    def similar_pairs(self, threshold: float) -> tuple[Numbers, Any]:
+        """Pairs of rows whose Jaccard similarity is at least `threshold`, shape (pairs, 2), and which have equal salts.
+
+        Of the rows that no step has dropped. A row is compared with the first row and with the one before it that have
+        the same key of a band, and with those that have the same salt too: boilerplate, which gives many rows one key,
+        would make more comparisons quadratic.
+        """
+        if not self.bands or not self.shards:
+            return np.empty((0, 2), np.int64), np.empty(0, bool)
+        near = " UNION ".join(
+            f"SELECT number, unnest([first_value(number) OVER alike, lag(number) OVER alike, "
+            f"first_value(number) OVER same, lag(number) OVER same]) AS earlier FROM rows WHERE len(shingles) > 0 "
+            f"WINDOW alike AS (PARTITION BY {band} ORDER BY number), "
+            f"same AS (PARTITION BY {band}, salt ORDER BY number)"
+            for band in self.bands
+        )
+        table = self._duckdb.execute(
+            f"WITH near AS ({near}), compared AS (SELECT a.number AS earlier, b.number, a.salt = b.salt AS same, "
+            "len(a.shingles) + len(b.shingles) AS total, len(list_intersect(a.shingles, b.shingles)) AS shared "
+            "FROM near JOIN rows a ON a.number = earlier JOIN rows b ON b.number = near.number "
+            "WHERE earlier < near.number) "
+            "SELECT earlier, number, same FROM compared WHERE shared >= $1 * (total - shared) ORDER BY earlier, number",
+            [threshold],
+        ).fetchnumpy()
+        pairs = np.stack([table["earlier"], table["number"]], axis=1).astype(np.int64)
+        return pairs, np.asarray(table["same"], bool)
 
     def in_earlier(self, since: int) -> Numbers:
         """The rows from the number `since` on whose id an earlier row has."""
@@ -191,14 +217,6 @@ class RowStore:
             lines = self.shards[shard].lines(at)
             for place, line, other in zip(at.tolist(), lines, changed.tolist(), strict=True):
                 yield encoded(self._made(start + place, line)) if other else line
-
-    def hashes(self, column: str, numbers: Numbers) -> Rows:
-        """The lists of hashes of ascending numbers."""
-        parts = []
-        for shard, at in self.by_shard(numbers):
-            parts.append(self.shards[shard].rows(column, at))
-            self.shards[shard].release()
-        return Rows.joined(parts)
 
     def values(self, column: str, numbers: Numbers) -> Any:
         """The values of ascending numbers in a column of numbers."""

@@ -1,13 +1,15 @@
 """Duplicates, near-duplicates and variants of a problem, each with the row that won."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
 from mathrl.core.types import Problem
-from mathrl.curation.deduplicate import Dropped, Variants, as_matrix, deduplicate, jaccard, near_clusters
+from mathrl.curation.deduplicate import Dropped, Variants, deduplicate, near_clusters
 from mathrl.curation.row_shards import Digesting
 from mathrl.curation.row_store import RowStore
-from mathrl.curation.shingles import band_shape, shingles, sign
+from mathrl.curation.shingles import band_shape, digest, shingles, sign
 from mathrl.generators import generate
 from mathrl.params.data import Deduplicate, NearDuplicates
 
@@ -85,10 +87,37 @@ def test_signatures_estimate_the_jaccard_similarity() -> None:
     words = invented_words(400)
     both = shingles([words[:300], words[100:]], 1)
     signatures = sign(both, 512)
-    assert jaccard(as_matrix(both), np.array([0]), np.array([1])) == pytest.approx([0.5])
     estimate = float((signatures[0] == signatures[1]).mean())
     # Standard error sqrt(0.25 / 512) = 0.022; four of them.
     assert estimate == pytest.approx(0.5, abs=0.09)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pairs_are_those_that_sets_of_shingles_find(seed: int) -> None:
+    """All that an exact comparison finds and that share a bucket, and nothing else."""
+    rng, near = np.random.default_rng(seed), NearDuplicates(threshold=0.5, ngram=2, permutations=64)
+    words = invented_words(12)
+    texts = [" ".join(rng.choice([*words, "7", "8"], 9)) for _ in range(6)]
+    for _ in range(60):  # changed in one word
+        parts = texts[rng.integers(len(texts))].split()
+        parts[rng.integers(9)] = str(rng.choice([*words, "7"]))
+        texts.append(" ".join(parts))
+    store = RowStore.of([row(str(i), text) for i, text in enumerate(texts)], Digesting(near))
+    pairs, same = store.similar_pairs(near.threshold)
+    digests = digest(texts, near)
+    sets = [set(digests.shingles.row(i).tolist()) for i in range(len(texts))]
+    found = {tuple(pair): bool(equal) for pair, equal in zip(pairs.tolist(), same, strict=True)}
+    for first, second in combinations(range(len(texts)), 2):
+        share = len(sets[first] & sets[second]) / len(sets[first] | sets[second])
+        bucket = (digests.bands[first] == digests.bands[second]).any()
+        assert (first, second) not in found or (share >= 0.5 and bucket)
+        if share >= 0.5 and any(
+            digests.bands[first, band] == digests.bands[second, band]
+            and not (digests.bands[:second, band] == digests.bands[second, band])[first + 1 :].any()
+            for band in range(digests.bands.shape[1])
+        ):
+            assert found[first, second] == (digests.salt[first] == digests.salt[second]), "the one before it"
+    assert 0 < sum(found.values()) < len(found), "the seed shows nothing"
 
 
 def test_bands_and_rows_are_datasketchs() -> None:

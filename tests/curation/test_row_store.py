@@ -11,7 +11,6 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.curation import curation, processes, row_store
-from mathrl.curation import deduplicate as deduplication
 from mathrl.curation.curated import Curated, Spill
 from mathrl.curation.deduplicate import Clusters, Dropped, deduplicate
 from mathrl.curation.processes import in_order
@@ -125,16 +124,10 @@ def test_a_killed_run_goes_on_after_its_last_complete_shard(
     assert {file: file.stat().st_mtime_ns for file in complete} == complete, "complete shards are not written again"
 
 
-@pytest.mark.parametrize(
-    ("step", "at", "marks"),
-    [
-        ("mathrl.curation.deduplicate._similar_pairs", 4, "s*-band_*.npy"),
-        ("mathrl.curation.curation._Step._search", 4, "*.decontaminate.hits"),
-    ],
-)
 def test_a_run_killed_later_does_not_repeat_what_is_complete(
-    params: Curate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, at: int, marks: str
+    params: Curate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    step, at, marks = "mathrl.curation.curation._Step._search", 4, "*.decontaminate.hits"
     expected = content(curation.run(params, 0))
     monkeypatch.setattr(row_store, "ROWS", 16)
     monkeypatch.setattr(processes, "cores", lambda: 1)
@@ -186,28 +179,6 @@ def test_rows_are_found_by_what_they_share() -> None:
     assert store.alike("high", "low")[0].tolist() == [1, 6, 2, 7] and store.in_earlier(6).tolist() == [6, 7]
     store.rename(np.array([6]), "made")
     assert store.alike("id")[0].tolist() == [2, 7] and store.problem(6).id == "made/rl/1"
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_are_joined_a_few_pairs_at_a_time_as_they_are_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deduplication, "EDGES", 3)
-    rng = np.random.default_rng(seed)
-    pairs = rng.integers(0, 40, (seed, 2))
-    labels = deduplication._joined(np.arange(40, dtype=np.int32), pairs)
-    expected = list(range(40))
-    for first, second in pairs.tolist():
-        low, high = sorted((expected[first], expected[second]))
-        expected = [low if label == high else label for label in expected]
-    assert labels.tolist() == expected
-
-
-def test_two_clusters_that_many_pairs_join_are_one() -> None:
-    first = np.arange(256)
-    within = np.stack([np.repeat([0, 256], 256), np.arange(512)], axis=1)
-    labels = deduplication._joined(np.arange(512, dtype=np.int32), within)
-    assert set(labels.tolist()) == {0, 256}
-    joined = deduplication._joined(labels, np.stack([first, first + 256], axis=1))
-    assert not joined.any()  # 256 links between the same two, which a byte would count as none
 
 
 def test_clusters_are_lists_of_numbers() -> None:

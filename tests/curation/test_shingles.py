@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from mathrl.curation.deduplicate import as_matrix, jaccard
 from mathrl.curation.shingles import Rows, shingles, sign
 
 
@@ -15,7 +14,8 @@ def by_hand(tokens: list[str], ngram: int) -> set[tuple[str, ...]]:
 
 
 def similarity(rows: Rows, first: int, second: int) -> float:
-    return float(jaccard(as_matrix(rows), np.array([first]), np.array([second]))[0])
+    one, other = set(rows.row(first).tolist()), set(rows.row(second).tolist())
+    return len(one & other) / max(1, len(one | other))
 
 
 @pytest.mark.parametrize("ngram", [1, 2, 5])
