@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mathrl.params.optimizer import OPTIMIZER, AdamW, Adapters, Optimizer
-from mathrl.params.section import Section
+from mathrl.params.optimizer import AdamW, Adapters, Optimizer
+from mathrl.params.section import Section, types_help
 
 
 class Ramp(Section):
@@ -34,7 +34,7 @@ class Critic(Section):
         "policy. DVC does not watch it; in a recipe, name a step as the critic instead.",
     )
     # The rate of verl's PPO examples.
-    optimizer: Optimizer = Field(AdamW(lr=1e-5, warmup_steps=0), description=OPTIMIZER)
+    optimizer: Optimizer = Field(AdamW(lr=1e-5, warmup_steps=0), description=types_help(Optimizer))
     lora: Adapters | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     clip: float | None = Field(
         0.5, gt=0, description="Value clipping: maximum distance of a value from the old value; null: no clipping."
@@ -200,9 +200,3 @@ Advantage = Annotated[
     Grpo | DrGrpo | Rloo | Gdpo | MaxRl | PassAtK | Pkpo | Reinforce | Remax | Rft | Process | Gae | Distillation,
     Field(discriminator="type"),
 ]
-ADVANTAGE = (
-    "grpo: GRPO; dr_grpo: Dr.GRPO (no division by the std); rloo: RLOO; gdpo: GDPO (each reward part normalised in its "
-    "group); max_rl: MaxRL (divided by the group's mean); pass_at_k: pass@k training; pkpo: policy gradient of pass@k; "
-    "reinforce: the return; remax: ReMax (baseline: the greedy response's reward); rft: online RFT (1 or 0); process: "
-    "GRPO with process supervision; gae: PPO with a critic; distillation: teacher minus policy log-prob."
-)

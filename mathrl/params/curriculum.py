@@ -135,8 +135,3 @@ FixedOrder = Shuffled | AsGiven | EasyToHard
 Curriculum = Annotated[
     Shuffled | AsGiven | EasyToHard | PassRate | PoolCurriculum | UserCurriculum, Field(discriminator="type")
 ]
-CURRICULUM = (
-    "Order of the problems. shuffled: reshuffled every pass; as_given: order of the mixture; easy_to_hard: by "
-    "measured pass rate, else by level; pass_rate: sampled with weight p (1 - p), p the pass rate in training; pools: "
-    "hard, medium and easy problems by weight; user: a class of yours."
-)

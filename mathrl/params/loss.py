@@ -98,11 +98,6 @@ class DppoKl(_Dppo):
 
 
 Loss = Annotated[PpoClip | Gspo | Cispo | ReinforceLoss | Sapo | Gmpo | DppoTv | DppoKl, Field(discriminator="type")]
-LOSS = (
-    "clip: per-token PPO clipping; gspo: sequence-level ratio; cispo: clipped importance weight; reinforce: no ratio; "
-    "sapo: smooth gate instead of a clip; gmpo: geometric mean of clipped ratios; dppo_tv, dppo_kl: tokens whose "
-    "probability moved too far have no loss."
-)
 
 
 class KlController(Section):
@@ -151,10 +146,6 @@ class KlProbe(Section):
 
 
 Kl = Annotated[LossKl | RewardKl | KlProbe, Field(discriminator="type")]
-KL = (
-    "KL to the reference. loss: a term of the loss; reward: taken off the reward of each token; probe: measured only; "
-    "null: none, no reference."
-)
 
 
 class _Importance(Section):

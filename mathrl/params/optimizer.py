@@ -69,7 +69,6 @@ class Muon(_Optimizer):
 
 
 Optimizer = Annotated[AdamW | Muon, Field(discriminator="type")]
-OPTIMIZER = "adamw: AdamW on every weight; muon: Muon on the hidden matrices, AdamW on the rest."
 
 
 def other_rates(before: str, after: str, written: Mapping[str, Any]) -> dict[str, float]:

@@ -60,6 +60,18 @@ def usual_tag(section: type[BaseModel], name: str) -> str:
     return str(getattr(section.model_fields[name].default, field, next(iter(members))))
 
 
+def types_help(union: Any, about: str = "") -> str:
+    """The help of a field that is a union: `about`, and the types by the first sentence of their docstrings.
+
+    Example: "adamw: AdamW on every weight (arXiv:1711.05101); muon: Muon on the hidden matrices …".
+    """
+    tags = tags_of(union)
+    assert tags is not None
+    first = {tag: (member.__doc__ or "").strip().splitlines()[0] for tag, member in tags.members.items()}
+    lines = (f"{tag}: {line.rstrip('.')}" for tag, line in first.items())
+    return about + "; ".join(lines) + "."
+
+
 SECRET = "secret"  # the type of an error whose input must not be shown
 # The first of several kinds is what Prefect's form begins with: one without fields, which looks folded.
 AS_IT_IS = {"title": "as it is", "type": "object", "properties": {}, "additionalProperties": False}

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mathrl.params.advantage import ADVANTAGE, Advantage, Critic, Gae, Gdpo, Grpo, MaxRl
-from mathrl.params.curriculum import CURRICULUM, AdaptiveSamples, Curriculum, PoolCurriculum, Shuffled
-from mathrl.params.loss import KL, LOSS, Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
-from mathrl.params.optimizer import OPTIMIZER, AdamW, Adapters, Lora, Optimizer
-from mathrl.params.section import Section
+from mathrl.params.advantage import Advantage, Critic, Gae, Gdpo, Grpo, MaxRl
+from mathrl.params.curriculum import AdaptiveSamples, Curriculum, PoolCurriculum, Shuffled
+from mathrl.params.loss import Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
+from mathrl.params.optimizer import AdamW, Adapters, Lora, Optimizer
+from mathrl.params.section import Section, types_help
 from mathrl.params.training import MathRl, RlEngine, SftEngine
 
 MOST_STALENESS = 8
@@ -115,7 +115,7 @@ class Sft(Section):
         "blocks after ```python blocks; null: every token is learned.",
     )
     # The rate of verl's SFT trainer; Tulu 3 (arXiv:2411.15124) takes 5e-6 at 8B.
-    optimizer: Optimizer = Field(AdamW(lr=1e-5, schedule="cosine"), description=OPTIMIZER)
+    optimizer: Optimizer = Field(AdamW(lr=1e-5, schedule="cosine"), description=types_help(Optimizer))
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     dropout: bool = Field(
         True, description="Keep the dropout of the model's configuration; always off in RL, DPO and reward models."
@@ -166,12 +166,13 @@ class Rl(Section):
     minibatches: int = Field(1, ge=1, description="Mini-batches (optimizer steps) per epoch over the rollouts.")
     # DeepSeekMath (arXiv:2402.03300) at 7B, DAPO (arXiv:2503.14476) at 32B and verl at 0.5B.
     optimizer: Optimizer = Field(
-        AdamW(lr=1e-6, beta2=0.999, weight_decay=0.01, warmup_steps=5, schedule="constant"), description=OPTIMIZER
+        AdamW(lr=1e-6, beta2=0.999, weight_decay=0.01, warmup_steps=5, schedule="constant"),
+        description=types_help(Optimizer),
     )
     lora: Adapters | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
-    advantage: Advantage = Field(Grpo(), description=ADVANTAGE)
-    loss: Loss = Field(PpoClip(), description=LOSS)
-    kl: Kl | None = Field(None, description=KL)
+    advantage: Advantage = Field(Grpo(), description=types_help(Advantage))
+    loss: Loss = Field(PpoClip(), description=types_help(Loss))
+    kl: Kl | None = Field(None, description=types_help(Kl, "KL to the reference; null: none, no reference. "))
     # A factory: a section given in part is {when: always}, whatever the default has.
     importance: Importance | None = Field(
         default_factory=lambda: Truncated(when="other_engine"),
@@ -187,7 +188,7 @@ class Rl(Section):
     asynchronous: Asynchronous | None = Field(
         None, description="Sample while the trainer updates, with weights a little older; null: sample, then train."
     )
-    curriculum: Curriculum = Field(Shuffled(), description=CURRICULUM)
+    curriculum: Curriculum = Field(Shuffled(), description=types_help(Curriculum, "Order of the problems. "))
     ema: float | None = Field(
         None,
         gt=0,
@@ -336,7 +337,7 @@ class Dpo(Section):
         False, description="Divide log-ratios by the response length (mean per token instead of sum)."
     )
     # Tulu 3 (arXiv:2411.15124) at 8B.
-    optimizer: Optimizer = Field(AdamW(lr=5e-7), description=OPTIMIZER)
+    optimizer: Optimizer = Field(AdamW(lr=5e-7), description=types_help(Optimizer))
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA); null: train all weights.")
     dev_share: float = Field(0.1, ge=0, lt=1, description="Share of the problems held out to measure dev/judged_right.")
     tokens_per_microbatch: TokensPerMicrobatch = 8192
@@ -350,7 +351,7 @@ class RewardModel(Section):
     steps: int = Field(100, ge=1, description="Optimizer steps.")
     batch: int = Field(64, ge=1, description="Pairs, or responses with labelled steps, per optimizer step.")
     # InstructGPT (arXiv:2203.02155), appendix C.
-    optimizer: Optimizer = Field(AdamW(lr=1e-5), description=OPTIMIZER)
+    optimizer: Optimizer = Field(AdamW(lr=1e-5), description=types_help(Optimizer))
     lora: Lora | None = Field(None, description="Train low-rank adapters (LoRA) and the head; null: train all weights.")
     labels: Literal["soft", "hard"] = Field(
         "soft", description="Label of a step: soft: share of correct continuations; hard: whether any was correct."
