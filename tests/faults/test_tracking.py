@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -27,9 +26,9 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> None:
         time.sleep(0.2)
 
 
-def serve(folder: Path, port: int, env: dict[str, str]) -> "subprocess.Popen[bytes]":
+def serve(python: Path, folder: Path, port: int, env: dict[str, str]) -> "subprocess.Popen[bytes]":
     server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
+        [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
          "--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'served.db'}",
          "--artifacts-destination", str(folder / "artifacts")],
         env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -53,8 +52,9 @@ def end(server: "subprocess.Popen[bytes]") -> None:
 
 @pytest.mark.timeout(900)
 def test_steps_that_the_server_missed_are_uploaded_once(
-    breakable: Callable[..., Any], empty_store: Path, tmp_path: Path
+    breakable: Callable[..., Any], empty_store: Path, warm_python: Path, tmp_path: Path
 ) -> None:
+    python = warm_python / "python"
     shutil.copy(empty_store, tmp_path / "served.db")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -71,7 +71,7 @@ def test_steps_that_the_server_missed_are_uploaded_once(
         "MATHRL_MIRROR": "",
     }
     env = {key: value for key, value in (os.environ | settings).items() if value}
-    server = serve(tmp_path, port, env)
+    server = serve(python, tmp_path, port, env)
     try:
         # The mirror has sent some steps when the server dies, and continues to the end of the run.
         process = broken.start("rl", **settings)
@@ -96,10 +96,10 @@ def test_steps_that_the_server_missed_are_uploaded_once(
         assert 1 <= sent_before_the_kill < STEPS and errors.count("`mathrl runs sync` uploads") == 1, errors
         assert (folder / "models" / "rl" / "model.safetensors").exists()
 
-        server = serve(tmp_path, port, env)
+        server = serve(python, tmp_path, port, env)
         for _ in range(2):
             done = subprocess.run(
-                [sys.executable, "-c", "from mathrl.cli import main; main()", "sync"],
+                [python, "-c", "from mathrl.cli import main; main()", "sync"],
                 cwd=folder,
                 env=env,
                 capture_output=True,

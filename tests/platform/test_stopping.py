@@ -29,7 +29,7 @@ def checkout(checkout: Checkout) -> Checkout:
 
 @pytest.fixture
 def unsignalled(checkout: Checkout, warm_python: Path) -> Iterator[Checkout]:
-    """For tests that signal nothing but a server: programs that have their imports."""
+    """For tests that signal nothing but a server, or kill: programs that have their imports."""
     checkout.use_python(warm_python)
     yield checkout
     checkout.use_python(Path(sys.executable).parent)
@@ -82,10 +82,10 @@ def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: 
     wait_for(lambda: not is_alive(int(pids.read_text())), 60, "its end")
 
 
-def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(checkout: Checkout) -> None:
-    (checkout.folder / ".dvc" / "tmp" / "rwlock").write_text("")  # as a kill in the middle of writing leaves it
-    checkout.mathrl("run", "sft", MATHRL_MIRROR="none")
-    assert not list((checkout.home / "state").glob("sft-*/"))
+def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(unsignalled: Checkout) -> None:
+    (unsignalled.folder / ".dvc" / "tmp" / "rwlock").write_text("")  # as a kill in the middle of writing leaves it
+    unsignalled.mathrl("run", "sft", MATHRL_MIRROR="none")
+    assert not list((unsignalled.home / "state").glob("sft-*/"))
 
 
 def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
@@ -108,27 +108,27 @@ def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
     assert '"status": "stopped"' in records[0].read_text()
 
 
-def test_two_of_one_stage_at_once_is_refused(checkout: Checkout, tmp_path: Path) -> None:
+def test_two_of_one_stage_at_once_is_refused(unsignalled: Checkout, tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.write_text("difficulty")
-    env = checkout.env | {"STANDIN_HELD": f"@{held}", "MATHRL_MIRROR": "none"}
-    command = [sys.executable, "-m", "mathrl.stages.difficulty"]
-    first = subprocess.Popen(command, cwd=checkout.folder, env=env, stderr=subprocess.DEVNULL)
+    env = unsignalled.env | {"STANDIN_HELD": f"@{held}", "MATHRL_MIRROR": "none"}
+    command = [unsignalled.executable, "-m", "mathrl.stages.difficulty"]
+    first = subprocess.Popen(command, cwd=unsignalled.folder, env=env, stderr=subprocess.DEVNULL)
     try:
-        states = checkout.home / "state"
+        states = unsignalled.home / "state"
         wait_for(lambda: any(states.glob("difficulty-*.lock")), 120, "its lock")
-        second = checkout.run(*command, ok=False, MATHRL_MIRROR="none")
+        second = unsignalled.run(*command, ok=False, MATHRL_MIRROR="none")
         assert second.returncode == 2
         assert "error: stage difficulty is already running with these parameters and inputs" in second.stderr
         assert first.poll() is None, "and the first goes on"
         # A flow's waits, and says that it wants to be started again: DVC then has what the first made.
         own = env | {"MATHRL_FLOW_RUN": "a flow"}
-        third = subprocess.Popen(command, cwd=checkout.folder, env=own, text=True, stderr=subprocess.PIPE)
+        third = subprocess.Popen(command, cwd=unsignalled.folder, env=own, text=True, stderr=subprocess.PIPE)
         assert third.stderr is not None
         assert any("waiting for it to end" in line for line in third.stderr)
         held.unlink()
         assert third.wait(timeout=120) == 75
-        (record,) = (checkout.home / "records").glob("difficulty-*/run.json")
+        (record,) = (unsignalled.home / "records").glob("difficulty-*/run.json")
         assert '"status": "finished"' in record.read_text(), "the run that Ctrl-C stopped went on"
     finally:
         first.kill()
