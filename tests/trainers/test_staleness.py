@@ -179,6 +179,9 @@ def test_a_run_is_repeated_to_the_bit_from_its_log(small: Any, tmp_path: Path) -
         assert row["ranks"][0].keys() == {"segments", "arrived", "trained", "dropped", "digest"}
 
 
+SIZES: dict[str, Any] = {"group_size": 2, "max_tokens": 6, "dev": {"every": 0}}
+
+
 class Summing(Threads):
     def sum_(self, tensor: torch.Tensor) -> None:
         tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
@@ -190,7 +193,7 @@ def test_two_ranks_sample_their_own_groups_and_train_on_all_also_when_repeated_a
     steps, log, start = 3, tmp_path / "run" / "events.jsonl", small.policy()[0]
 
     def two(name: str, last: int = steps, **replay: Any) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
-        params = small.changed(FREE, steps=steps, dev={"every": 0}, asynchronous=replay)
+        params = small.changed(FREE, **SIZES, steps=steps, asynchronous={"staleness": 1, **replay})
 
         def work(ranks: Ranks) -> torch.Tensor:
             model = copy.deepcopy(start)  # not made in threads, which would share its random numbers
