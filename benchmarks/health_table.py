@@ -12,8 +12,8 @@ from health_runs import KINDS, RL
 
 from mathrl.core.statistics import wilson
 from mathrl.health.watch import ALL_RULES, Finding, examine
-from mathrl.params.health import Health
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 
 HEALTH = Health(patience=28)  # of runs of 32 steps; chosen on the even seeds
 BEHIND = 0.1  # true accuracy below that of plain runs at the same step

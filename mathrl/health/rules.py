@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from mathrl.core.statistics import sum_in_order
 from mathrl.health.mismatch import ALIGNMENT, LAG, alignment_metric
 from mathrl.params.curriculum import Shuffled
-from mathrl.params.health import Health
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 
 Row = Mapping[str, float]
 Diagnosis = tuple[str, str, str]  # evidence, cause, remedy

@@ -20,8 +20,8 @@ from mathrl.core.errors import UserError
 from mathrl.health.rules import ACCURACY, DEV, RULES, Diagnosis, Row, Rule, accuracy, gain, mean, now, then
 from mathrl.params.advantage import DrGrpo, Gdpo, Grpo, Rloo
 from mathrl.params.curriculum import Shuffled
-from mathrl.params.health import Health
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 
 # What the verifier takes for right, and what another grader says of the same responses.
 GRADERS = (

@@ -7,14 +7,13 @@ from pydantic import Field
 
 from mathrl.params.data import Curate, Difficulty, Mix
 from mathrl.params.evaluate import Evaluate, Register
-from mathrl.params.health import Health
 from mathrl.params.pages import Pages
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model, Prompt, Reward, Run
 from mathrl.params.section import Section
 from mathrl.params.sweep import Sweep
 from mathrl.params.train import Controls, Dpo, RewardModel, Rl, Sample, Sft
-from mathrl.params.training import Training, Verl
+from mathrl.params.training import Health, Training, Verl
 
 # Stages by name, with the sections that each reads: its parameter dependencies in dvc.yaml (a test compares them) and
 # the form of its flow. First the pipeline, in the order in which its stages run.

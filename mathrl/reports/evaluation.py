@@ -16,8 +16,7 @@ from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.params.run import PretrainedModel
 from mathrl.planning.final_values import doubts_of, verdict
-from mathrl.reports.examples import examples_markdown, side_by_side
-from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k
+from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k, examples_markdown, side_by_side
 
 
 def evaluate_once(

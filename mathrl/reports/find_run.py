@@ -14,11 +14,11 @@ from mathrl.core.files import read_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES
 from mathrl.core.records import METRICS, RunRecord, maker_of, read_record, records_folder
-from mathrl.params.health import Health
 from mathrl.params.load import S, validated, without_removed
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import READS, TARGETS
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import find_run
 

@@ -15,8 +15,7 @@ from mathrl.core.figures import LINES, colour, panels
 from mathrl.core.files import write_jsonl
 from mathrl.core.metrics import without_timings
 from mathrl.core.results import Interval, ModelFigures
-from mathrl.reports.examples import first_responses
-from mathrl.reports.pictures import draw_rates
+from mathrl.reports.pictures import draw_rates, first_responses
 
 Rows = Sequence[Mapping[str, Any]]
 Models = Mapping[str, ModelFigures]

@@ -26,7 +26,7 @@ from mathrl.params.evaluate import TEST
 from mathrl.reading.inputs import INPUTS, link, of_sources
 from mathrl.reading.sources import resolve_benchmark
 from mathrl.reports.evaluation import draw, figures_of
-from mathrl.reports.examples import examples_markdown, side_by_side
+from mathrl.reports.pictures import examples_markdown, side_by_side
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 

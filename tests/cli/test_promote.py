@@ -21,10 +21,10 @@ from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation.paired import Comparison
 from mathrl.health.watch import examine
 from mathrl.models.base import make_base
-from mathrl.params.health import Health
 from mathrl.params.run import FreshModel, Model
 from mathrl.params.schema import READS
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 from mathrl.registry import promote as gate_stage
 from mathrl.registry.promote import Evidence, judge
 from mathrl.registry.versions import champions, describe, register_version

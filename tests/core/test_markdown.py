@@ -21,7 +21,7 @@ from mathrl.curation import curation, curation_account
 from mathrl.curation.quality import DESCRIPTIONS
 from mathrl.params.data import Curate
 from mathrl.reports import model_card
-from mathrl.reports.examples import examples_markdown, side_by_side
+from mathrl.reports.pictures import examples_markdown, side_by_side
 from mathrl.sweeps.report import markdown as trials_markdown
 from mathrl.tasks import report as artifacts
 from mathrl.tasks.graph import Graph

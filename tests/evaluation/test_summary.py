@@ -8,7 +8,7 @@ from mathrl.evaluation.summary import summarise
 from mathrl.grading import equal_answers
 from mathrl.params.evaluate import Evaluate
 from mathrl.reports import pictures
-from mathrl.reports.examples import examples_markdown, side_by_side
+from mathrl.reports.pictures import examples_markdown, side_by_side
 
 HOW = Evaluate(samples=4, ks=(1, 2, 4))
 

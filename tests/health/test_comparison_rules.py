@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mathrl.health.watch import ALL_RULES, examine
-from mathrl.params.health import Health, RuleName
 from mathrl.params.train import Rl
+from mathrl.params.training import Health, RuleName
 
 HEALTH = Health(window=2, patience=4)
 RULES = {"reward_hacking", "reward_alone", "centring", "agreement", "dev_gap", "entropy_rise", "empty"}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mathrl.health.watch import examine
-from mathrl.params.health import Health
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 
 HEALTH = Health(window=2, patience=4)
 GROWING = [10.0, 10.0, 11.0, 12.0, 14.0, 16.0]

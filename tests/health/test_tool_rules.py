@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mathrl.health.watch import examine
-from mathrl.params.health import Health
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 
 HEALTH = Health(window=2, patience=4)
 RULES = {"tool_down", "tool_calls", "told_answers"}

@@ -19,9 +19,9 @@ from mathrl.health.watch import HealthMonitor, examine
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.advantage import Critic
-from mathrl.params.health import Health
 from mathrl.params.run import Prompt, Reward
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 from mathrl.rewards import compose
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler

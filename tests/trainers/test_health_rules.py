@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mathrl.health.watch import examine
-from mathrl.params.health import Health
 from mathrl.params.section import unions_of
 from mathrl.params.train import Asynchronous, Rl
+from mathrl.params.training import Health
 from mathrl.trainers.rollouts import correlation, repeated_shares
 
 RL = Rl()
