@@ -27,6 +27,7 @@ SETTINGS = {
     "PREFECT__SERVER_FINAL": "1",
     "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT60S",
     "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # it has no page
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "0",  # none is used, and the first start would write some fifty
 }
 
 
