@@ -70,7 +70,6 @@ def trial_lock(sweep: Sweep, number: int) -> TrialLock | None:
     if sweep.storage == "journal":
         return locked_file(study_folder(sweep.study) / "locks" / f"{number:04d}")
     connection = _connect()
-    connection.execute(text(KEEPALIVE))
     if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _key(sweep, number)}):
         return connection
     connection.close()
@@ -91,7 +90,9 @@ def locked_file(path: Path) -> IO[bytes] | None:
 
 def _connect() -> Connection:
     with _clear_errors():
-        return create_engine(_url(), poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+        connection = create_engine(_url(), poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+        connection.execute(text(KEEPALIVE))
+        return connection
 
 
 def _key(sweep: Sweep, *number: int) -> int:
