@@ -33,7 +33,7 @@ from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.packing import Group
 from mathrl.params import Params
-from mathrl.reports.probe import completion_group, probed, score_groups, solution_group
+from mathrl.reports.probe import completion_group, probe_score, score_groups, solution_group
 from mathrl.trainers.sft import train_sft
 from mathrl.trainers.training_run import TrainingRun
 
@@ -92,7 +92,7 @@ def one(params: Params, dose: int, seed: int) -> dict[str, Any]:
         scored = iter(score.logprob for score in score_groups(network, groups))
         rows = [(next(scored), [next(scored) for _ in others]) for _, others in pairs]
         own, others = [row[0] for row in rows], [row[1] for row in rows]
-        auc = probed(name, own, others, 1 - 0.05 / len(SCORES)).auc
+        auc = probe_score(name, own, others, 1 - 0.05 / len(SCORES)).auc
         flat = [value for values in others for value in values]
         leads = [score - fmean(values) for score, values in rows]
         result[name] = {

@@ -83,7 +83,7 @@ def read_runs(results: Sequence[Mapping[str, Any]]) -> list[Run]:
     for result in results:
         behind = [step for step, value in result["true"] if value < statistics.mean(plain.get(step, [0])) - BEHIND]
         rows, rl = result["rows"], Rl.model_validate(RL | dict(KINDS[result["kind"]].rl))
-        shown = examine(rows, HEALTH, rl).ordered
+        shown = examine(rows, HEALTH, rl).sorted_findings
         first = first_findings(rows, rl)
         runs.append(Run(result["kind"], result["seed"], first, shown, min(behind, default=None), result["seconds"]))
     return runs

@@ -4,7 +4,7 @@ A trial takes a second and reports five values. `--workers` processes run `--tri
 them, drawn by chance, is killed (SIGKILL), or stopped for eight seconds (SIGSTOP, in a share `--stops` of all cases),
 and a new one starts in the place of a killed one. The sides:
 
-- mathrl: `claim` and `fenced` with a journal file, and with PostgreSQL (where initdb is on PATH and can run);
+- mathrl: `claim` and `while_holding` with a journal file, and with PostgreSQL (where initdb is on PATH and can run);
 - optuna: `Study.optimize` with RDBStorage(heartbeat_interval=1, grace_period=2), RetryHeartbeatStaleTrialCallback and
   MaxTrialsCallback over complete trials, with sqlite (made before the workers start), and with PostgreSQL.
 
@@ -44,7 +44,7 @@ from optuna.trial import Trial, TrialState
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.storage import storage_of, study_lock
 from mathrl.sweeps.study import OpenStudy
-from mathrl.sweeps.trial_claim import TrialLost, claim, fenced
+from mathrl.sweeps.trial_claim import TrialLost, claim, while_holding
 
 STEPS, STEP_SECONDS, EVERY_SECONDS, STOP_SECONDS = 5, 0.2, 3.0, 8.0
 LIMIT_SECONDS = 240.0
@@ -68,9 +68,9 @@ def mathrl_worker(sweep: Sweep, file: Path) -> None:
         try:
             for step in range(STEPS):
                 time.sleep(STEP_SECONDS)
-                with fenced(claimed):
+                with while_holding(claimed):
                     trial.report(0.1 * step, step)
-            with fenced(claimed):
+            with while_holding(claimed):
                 opened.study.tell(trial, trial.params["rl.optimizer.lr"])
         except TrialLost:
             log("lost", trial.number)

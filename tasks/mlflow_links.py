@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect.artifacts import create_link_artifact
 
 from mathrl.core.mirroring import CURVES_VIEW, TRAINING, results_address
-from mathrl.core.paths import rollouts_page, shown, tracking_uri
+from mathrl.core.paths import rollouts_page, tracking_uri, without_password
 from mathrl.core.records import RunRecord, all_records, newest_record
 
 LINKED: set[Path] = set()  # records, and their rollouts, to which this process has made a link
@@ -34,7 +34,7 @@ def parent_page(record: RunRecord) -> str | None:
 
 
 def _page(record: RunRecord, run_id: str) -> str | None:
-    uri = shown(tracking_uri())
+    uri = without_password(tracking_uri())
     if not uri.startswith("http") or not run_id:
         return None
     return f"{uri}/#/experiments/{record.mirror_state().experiment}/runs/{run_id}"
@@ -65,7 +65,7 @@ def compare_page(record: RunRecord) -> str | None:
 def results_page(record: RunRecord) -> str | None:
     """The list of the runs of the record's experiment with their results, best first."""
     experiment = record.mirror_state().experiment
-    return results_address(shown(tracking_uri()), experiment) if run_page(record) else None
+    return results_address(without_password(tracking_uri()), experiment) if run_page(record) else None
 
 
 def link_run(record: RunRecord, step: str) -> None:

@@ -21,7 +21,7 @@ def app() -> Any:
     """The server of `mathrl ui`."""
     from prefect.server.api.server import create_app
 
-    return _guarded(create_app(final=True))
+    return _guard(create_app(final=True))
 
 
 def app_of_a_command() -> Any:
@@ -36,7 +36,7 @@ def app_of_a_command() -> Any:
         )
         from prefect.server.api.server import create_app
 
-    return _guarded(create_app())
+    return _guard(create_app())
 
 
 def check_schemas_once() -> None:
@@ -56,7 +56,7 @@ def check_schemas_once() -> None:
     _VALIDATOR.check_schema = staticmethod(check_once)  # type: ignore[method-assign,assignment]
 
 
-def _guarded(server: Any) -> Any:
+def _guard(server: Any) -> Any:
     check_schemas_once()
     origins = [origin.strip().lower() for origin in os.environ.get(ORIGINS, "").split(",")]
     # Around the application and not a middleware of it: Prefect's services ask it in memory, under another host name.

@@ -138,17 +138,17 @@ def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
 def is_up_to_date(workspace: Path, stage: str, env: Mapping[str, str]) -> bool:
     """Whether DVC would run neither the stage nor one before it; False also where it cannot say, as beside another."""
     command = [sys.executable, "-m", "dvc", "status", "--json", "--with-deps", stage]
-    return _changed(command, workspace, env) == set()
+    return _changed_stages(command, workspace, env) == set()
 
 
 def stages_up_to_date(workspace: Path, stages: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """The first of the stages, in their order, that DVC would skip; none where it cannot say."""
     command = [sys.executable, "-m", "dvc", "status", "--json", "--with-deps", stages[-1]]
-    changed = _changed(command, workspace, env)
+    changed = _changed_stages(command, workspace, env)
     return [] if changed is None else list(itertools.takewhile(lambda stage: stage not in changed, stages))
 
 
-def _changed(command: Sequence[str], workspace: Path, env: Mapping[str, str]) -> set[str] | None:
+def _changed_stages(command: Sequence[str], workspace: Path, env: Mapping[str, str]) -> set[str] | None:
     """The stages that `dvc status` says have changed, without the two whose files are written before; None where DVC
     cannot say."""
     try:
@@ -247,7 +247,7 @@ class Repro:
                 self.pending.append(current)
                 return outcome
 
-    def upcoming(self) -> str | None:
+    def next_stage(self) -> str | None:
         """The stage that runs or was skipped next, for `follow`; None if DVC has ended."""
         current = self._next()
         self.pending.append(current)
@@ -369,7 +369,7 @@ def remove_if_half_written(workspace: Path, file: str, show: Callable[[str], Non
 
 
 @contextmanager
-def running(repro: Repro) -> Iterator[Repro]:
+def run_to_end(repro: Repro) -> Iterator[Repro]:
     """End the child when the block ends: on success, a stage's failure, cancellation.
 
     If anything else fails (e.g. the Prefect server is gone), let the stages finish first, so their outputs are kept.

@@ -54,7 +54,7 @@ def stage_run_name(target: str, workspace: Workspace) -> str:
     sections = workspace.params.model_dump(mode="json", by_alias=True)
     pipeline = {section: sections[section] for stage in STAGES for section in READS[stage]}
     changed = changed_since_commit(pipeline, workspace.preset or "", workspace.folder, workspace.groups)
-    return changed_run_name(target, workspace.chosen, changed, commit_of(workspace.folder))
+    return changed_run_name(target, workspace.composition, changed, commit_of(workspace.folder))
 
 
 def run_name(title: str, workspace: Workspace, seeds: Sequence[int]) -> str:
@@ -64,7 +64,7 @@ def run_name(title: str, workspace: Workspace, seeds: Sequence[int]) -> str:
     'recipe study gsm8k lr=2e-4 seeds 0, 1'
     """
     settings = [o for o in workspace.overrides if not (o.startswith("run.seed=") or is_group(o))]
-    words = [title, workspace.chosen, *(setting.split(".", 1)[-1][:28] for setting in settings[:3])]
+    words = [title, workspace.composition, *(setting.split(".", 1)[-1][:28] for setting in settings[:3])]
     words += [f"and {len(settings) - 3} more"] if len(settings) > 3 else []
     words += [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
     return " ".join(filter(None, words))

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.core.mirroring import mirroring
+from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import main_checkout
 from mathrl.params.form import form_overrides
 from mathrl.params.recipe_steps import DEFAULT
@@ -25,7 +25,7 @@ from mathrl.tasks.report import report_recipe, report_stages, report_step
 from mathrl.tasks.repro import environment
 from mathrl.tasks.run_names import announce_model, name_run
 from mathrl.tasks.runner import announce, run_graph
-from mathrl.tasks.workspace import Workspace, link_inputs, prepare, prepare_recipe, working
+from mathrl.tasks.workspace import Workspace, hold_workspace, link_inputs, prepare, prepare_recipe
 
 Sections = Mapping[str, BaseModel | None]
 Links = Sequence[tuple[Sequence[str], Sequence[str]]]  # stages, and the overrides with which they name files
@@ -129,15 +129,15 @@ def _run(
     show = line_handler(title[1], workspace, doubts)
     live = announce(graph, env) if jobs == 1 else None
 
-    def ended(graph: Graph, step: str) -> None:
+    def announce_step(graph: Graph, step: str) -> None:
         report_step(graph, step)
         announce_model(step, graph.place(step, "model"), workspace)
 
-    with tags(*named), working(workspace, show), mirroring(env, folder):
+    with tags(*named), hold_workspace(workspace, show), while_mirroring(env, folder):
         for stages, overrides in links:
             link_inputs(folder, stages, load_params(folder / "params", overrides=overrides), env, overrides)
         own = graph.file != PIPELINE and not graph.pipeline_part  # a recipe that makes its splits itself
         if asked and not check_lengths(workspace, asked, env) and not own:
-            run_graph(Graph(folder, target="curate"), env, show, ended)  # then it is known what the hub has
+            run_graph(Graph(folder, target="curate"), env, show, announce_step)  # then it is known what the hub has
             check_lengths(workspace, asked, env)
-        run_graph(graph, env, show, ended, jobs=jobs, processes=workspace.params.run.processes, live=live)
+        run_graph(graph, env, show, announce_step, jobs=jobs, processes=workspace.params.run.processes, live=live)

@@ -20,7 +20,7 @@ from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.mirroring import mirroring
+from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import home, main_checkout
 from mathrl.params.form import form_overrides
 from mathrl.tasks.concurrency import slot
@@ -59,7 +59,7 @@ def run_sweep(
     settings = Workspace(root, params, preset, tuple(overrides))
     run_tags = name_run("sweep", params.sweep.study, settings, [])
     show = line_handler(f"sweep {params.sweep.study}", settings)
-    with tags(*run_tags), in_use(root), slot(show), mirroring(env, root):
+    with tags(*run_tags), in_use(root), slot(show), while_mirroring(env, root):
         try:
             follow(overrides, root, env, show)
         finally:
@@ -76,7 +76,7 @@ def study_environment(root: Path) -> dict[str, str]:
 def compare_winner(overrides: Sequence[str], root: Path, folder: Path, jobs: int) -> None:
     """The winner of the study in `folder` against the present parameters, as a recipe of the folder `root`."""
 
-    def asked(*words: str) -> str:
+    def output_of(*words: str) -> str:
         command = [sys.executable, "-m", "mathrl.sweeps.compare", *words, *overrides]
         answer = subprocess.run(
             command, cwd=root, env=study_environment(root), capture_output=True, text=True, check=False
@@ -85,10 +85,10 @@ def compare_winner(overrides: Sequence[str], root: Path, folder: Path, jobs: int
             raise UserError(answer.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
         return answer.stdout
 
-    found = json.loads(asked("recipe").splitlines()[-1])
+    found = json.loads(output_of("recipe").splitlines()[-1])
     if found["recipe"]:
         run_recipe(found["recipe"], jobs=jobs, folder=root.absolute())
-        asked("verdict", found["recipe"], str(found["winner"]))
+        output_of("verdict", found["recipe"], str(found["winner"]))
     verdict = read_json(folder / "comparison.json")["verdict"]
     create_markdown_artifact(verdict, key="sweep-comparison", description="Winner and present parameters on test")
 

@@ -56,7 +56,7 @@ class Workspace:
         return tuple(override for override in self.overrides if is_group(override))
 
     @property
-    def chosen(self) -> str:
+    def composition(self) -> str:
         """The groups and the preset in a few words: "data=gsm8k model=Qwen2.5-0.5B dapo"."""
         return chosen_words(self.groups, self.preset or "")
 
@@ -116,7 +116,7 @@ def _override(folder: Path, preset: str | None, overrides: Sequence[str]) -> Par
 
 
 @contextmanager
-def working(workspace: Workspace, show: Callable[[str], None]) -> Iterator[None]:
+def hold_workspace(workspace: Workspace, show: Callable[[str], None]) -> Iterator[None]:
     """Hold the workspace for one run at a time, since DVC refuses a second one; others wait, with a notice."""
     with in_use(workspace.folder):
         lock = FileLock(_locks(workspace.folder) / "mathrl.lock")
@@ -152,7 +152,7 @@ def _locks(folder: Path) -> Path:
 
 
 def _refuse_dirty(root: Path, allow_dirty: bool) -> None:
-    code = [name for name in uncommitted(root) if is_code(name)]
+    code = [name for name in uncommitted_files(root) if is_code(name)]
     if code and not allow_dirty:
         raise UserError(
             f"a run with overrides starts from the last commit, which lacks your changes to {_some(code)}: "
@@ -178,7 +178,7 @@ def prune(root: Path, folder: Path) -> bool:
     return True
 
 
-def uncommitted(root: Path) -> list[str]:
+def uncommitted_files(root: Path) -> list[str]:
     """Tracked files that differ from HEAD (a renamed one by both names), and untracked ones in the code folders."""
     entries = iter(_git(root, "status", "--porcelain", "-z", "--untracked-files=all").split("\0")[:-1])
     names: list[str] = []

@@ -39,7 +39,7 @@ WORDS: dict[Any, str] = {
 
 def parameter_reference() -> str:
     """The page's markdown."""
-    params = read_layers(NONE, None, None, DATA).stated()
+    params = read_layers(NONE, None, None, DATA).stated_params()
     used: dict[type[Section], list[str]] = {}
     lines = [INTRODUCTION]
     for name, info in Params.model_fields.items():

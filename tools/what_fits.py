@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mathrl.compose.checks import validate
-from mathrl.compose.derived import GB, MODELS, spoken, with_lora
-from mathrl.compose.fitting import Fit, fitted, planned_stages
+from mathrl.compose.derived import GB, MODELS, describe_hardware, with_lora
+from mathrl.compose.fitting import Fit, fit_settings, planned_stages
 from mathrl.compose.settings import BACKEND, ENGINE, OFFLOAD_PARAMETERS, TRAINED
 from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import known_shape
@@ -124,7 +124,7 @@ def fit_of(method: str, adapters: bool, model: str, hardware: Hardware, *more: s
     params = settings(method, *more)
     stages = planned_stages(params)
     shape = known_shape(MODELS.get(model, model))
-    return fitted(with_lora(params, stages) if adapters else params, (), hardware, shape, stages)
+    return fit_settings(with_lora(params, stages) if adapters else params, (), hardware, shape, stages)
 
 
 def cell(fit: Fit | None) -> str:
@@ -140,7 +140,7 @@ def cell(fit: Fit | None) -> str:
 
 def table(method: str, adapters: bool) -> list[str]:
     """Lines of a table: a row per model, a column per machine."""
-    lines = [f"| model | {' | '.join(spoken(card) for card in CARDS)} |", "|---" * (len(CARDS) + 1) + "|"]
+    lines = [f"| model | {' | '.join(describe_hardware(card) for card in CARDS)} |", "|---" * (len(CARDS) + 1) + "|"]
     for name in MODELS:
         cells = [cell(fit_of(method, adapters, name, card)) for card in CARDS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -153,7 +153,7 @@ def published() -> list[str]:
     for row in PUBLISHED:
         fit = fit_of(row.method, row.adapters, row.model, row.hardware, *row.settings)
         peak = "" if fit is None else f"; {max(plan.peak for plan in fit.plans.values()) / GB:.1f} GB of the GPU"
-        here = f"{spoken(row.hardware)}: {cell(fit)}{peak}"
+        here = f"{describe_hardware(row.hardware)}: {cell(fit)}{peak}"
         lines.append(f"| {row.run} | {row.published} | {here} | {row.verdict} |")
     return lines
 

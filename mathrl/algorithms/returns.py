@@ -38,7 +38,7 @@ def discounted_returns(rewards_N: Tensor, lengths_S: Tensor, gamma: float) -> Te
     >>> discounted_returns(torch.tensor([1.0, 0.0, 2.0, 5.0]), torch.tensor([3, 1]), 0.5)
     tensor([1.5000, 1.0000, 2.0000, 5.0000])
     """
-    rewards_SL, real_SL = padded(rewards_N, lengths_S)
+    rewards_SL, real_SL = pad(rewards_N, lengths_S)
     returns_SL = torch.zeros_like(rewards_SL)
     later_S = torch.zeros_like(rewards_SL[:, 0])
     for column in reversed(range(rewards_SL.shape[1])):
@@ -63,7 +63,7 @@ def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, la
     Returns:
         advantages_N and returns_N.
     """
-    (rewards_SL, real_SL), (values_SL, _) = padded(rewards_N, lengths_S), padded(values_N, lengths_S)
+    (rewards_SL, real_SL), (values_SL, _) = pad(rewards_N, lengths_S), pad(values_N, lengths_S)
     advantages_SL = torch.zeros_like(rewards_SL)
     later_S = torch.zeros_like(rewards_SL[:, 0])
     value_after_S = torch.zeros_like(later_S)
@@ -77,7 +77,7 @@ def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, la
     return advantages_N, advantages_N + values_N
 
 
-def padded(values_N: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
+def pad(values_N: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
     """[N] → [S, L] with zeros on the right, and the mask of the tokens; L is at least 1.
 
     >>> padded(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2]))[0]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.options import Overrides, Presets, joined
+from mathrl.cli.options import Overrides, Presets, join_presets
 from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
@@ -49,7 +49,7 @@ def compare(
     """
     start = Path.cwd()
     os.chdir(main_checkout())
-    params = load_params(preset=joined(presets), overrides=overrides or ())
+    params = load_params(preset=join_presets(presets), overrides=overrides or ())
     if looks > 1:
         folders = [model_folder(text, start) for text in (before, after)]
         name = benchmark or params.evaluate.benchmarks[0]
@@ -69,13 +69,13 @@ def compare(
 
 
 def _print(comparison: dict[str, Any], confidence: float) -> None:
-    models, test, metric = comparison["models"], comparison["comparison"], _spoken(comparison["metric"])
+    models, test, metric = comparison["models"], comparison["comparison"], _metric_words(comparison["metric"])
     others = [name for name in next(iter(models.values())) if name.startswith(("pass_at_", "maj_at_"))]
     others = [k for k in others if k != comparison["metric"] and all(k in figures for figures in models.values())]
     rows = [
         {"model": name, "runs": str(len(figures["runs"])), metric: f"{figures['mean']:.3f}"}
         | {f"{confidence:.0%} interval": f"{figures['low']:.3f} to {figures['high']:.3f}"}
-        | {_spoken(other): f"{figures[other]:.3f}" for other in others}
+        | {_metric_words(other): f"{figures[other]:.3f}" for other in others}
         | {"mean length": f"{figures['response_length']:.1f}", "truncated": f"{figures['truncated_share']:.1%}"}
         for name, figures in models.items()
     ]
@@ -100,7 +100,7 @@ def _group(by: str, group: str, row: Mapping[str, Any], models: Sequence[str]) -
     return {by: group, "problems": str(row["problems"]), **rates, **differences}
 
 
-def _spoken(metric: str) -> str:
+def _metric_words(metric: str) -> str:
     return metric.replace("_at_", "@")
 
 

@@ -107,7 +107,7 @@ def decide(
             break
         if answer in KEYS:
             with decisions.open("a", encoding="utf-8") as stream:  # each at once: nothing is lost on Ctrl-C
-                stream.write(json.dumps(doubt.decided(KEYS[answer]), ensure_ascii=False) + "\n")
+                stream.write(json.dumps(doubt.decision_row(KEYS[answer]), ensure_ascii=False) + "\n")
             added += 1
     if as_json:
         print_document({"undecided": len(doubts) - added, "added": added, "decisions": str(decisions)})

@@ -18,12 +18,12 @@ import typer
 
 import mathrl
 from mathrl.cli.output import AsJson, print_document
-from mathrl.cli.ui import answering
+from mathrl.cli.ui import running_servers
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable, install_command
 from mathrl.core.errors import EXIT_NO, UserError
 from mathrl.core.gpus import nvidia_smi, visible_gpus
-from mathrl.core.paths import home, main_checkout, shown, tracking_uri
+from mathrl.core.paths import home, main_checkout, tracking_uri, without_password
 from mathrl.core.records import all_records
 from mathrl.engines.verl_process import attention_of, verl_python
 from mathrl.servers.ask_server import state_of
@@ -253,7 +253,7 @@ def _python() -> list[Finding]:
     return [("missing", version_line, "install Python 3.11, 3.12 or 3.13")]
 
 
-def needed() -> list[str]:
+def needed_distributions() -> list[str]:
     """The distributions that mathrl declares for the verifier and for the platform."""
     declared = importlib.metadata.requires("mathrl") or []
     requirements = [line for line in declared if "extra" not in line or re.search(r"extra == .platform.", line)]
@@ -261,11 +261,11 @@ def needed() -> list[str]:
 
 
 def _packages() -> list[Finding]:
-    versions = {name: installed_version(name) for name in needed()}
+    versions = {name: installed_version(name) for name in needed_distributions()}
     pins = _pins()
     findings: list[Finding] = []
     for name, installed in versions.items():
-        pin = pins.get(_normalized(name))
+        pin = pins.get(_normal_name(name))
         if installed is None:
             findings.append(("missing", name, install_command()))
         elif pin and installed.split("+")[0] != pin:
@@ -336,10 +336,10 @@ def _servers() -> list[Finding]:
     uri = tracking_uri()
     try:
         check_answers(uri)
-        findings: list[Finding] = [("ok", f"tracking at {shown(uri)}", "")]
+        findings: list[Finding] = [("ok", f"tracking at {without_password(uri)}", "")]
     except UserError as error:
         findings = [("missing", str(error), "mathrl ui")]
-    servers = answering()
+    servers = running_servers()
     for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
         url = servers.get(variable)
         findings.append(("ok", f"{name} server at {url}", "") if url else ("absent", f"{name} server", "mathrl ui"))
@@ -377,8 +377,8 @@ def _lock() -> str:
 
 def _pins() -> dict[str, str]:
     lines = (TEMPLATE / _lock()).read_text(encoding="utf-8").splitlines()
-    return {_normalized(m[1]): m[2] for line in lines if (m := re.match(r"([\w.-]+)==(\S+)", line))}
+    return {_normal_name(m[1]): m[2] for line in lines if (m := re.match(r"([\w.-]+)==(\S+)", line))}
 
 
-def _normalized(distribution: str) -> str:
+def _normal_name(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.options import Choices, Overrides, Presets, join_presets, with_choices
 from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.compose.checks import tool_problems
@@ -128,7 +128,7 @@ def evaluate(
     os.chdir(main_checkout())
     options = {"evaluate.limit": limit, "evaluate.samples": samples}
     settings = [f"{name}={value}" for name, value in options.items() if value is not None]
-    preset = joined(presets)
+    preset = join_presets(presets)
     params = load_params(preset=preset, overrides=[*(overrides or ()), *settings])
     name, started_from = Path(model).name, params.model.base.path if params.model.base.type == "pretrained" else ""
     if not local.exists() and Path(started_from).is_absolute() and Path(started_from).name == name:

@@ -43,15 +43,15 @@ def fit_params(preset: str | None, overrides: Sequence[str]) -> list[str]:
     """
     chosen, settings = split_choices(overrides)
     layers = read_layers(FOLDER, preset, None, chosen)
-    params = layers.stated(settings)
+    params = layers.stated_params(settings)
     base = params.model.base
     if not isinstance(base, PretrainedModel):
         print(f"nothing to derive: {FOR_FRESH}")
         return []
     hardware = hardware_of(layers.groups.get("hardware", "")) or this_machine()
     tokens = data_tokens(params)
-    print(f"for {spoken(hardware)}; {_counted(tokens)}")
-    found = derive(params, set(written_keys(layers.written(settings))), hardware, _model(params, base), tokens)
+    print(f"for {describe_hardware(hardware)}; {_describe_tokens(tokens)}")
+    found = derive(params, set(written_keys(layers.written_values(settings))), hardware, _model(params, base), tokens)
     show(params, found)
     if preset or overrides:
         write_experiment(FOLDER, preset, overrides)
@@ -59,7 +59,7 @@ def fit_params(preset: str | None, overrides: Sequence[str]) -> list[str]:
     new = changes(params, found)
     if not new:
         print("nothing to write: every value is there already")
-    return [f"{key}={_text(new[key])}" for key in _write(new, read_layers().stated())]
+    return [f"{key}={_text(new[key])}" for key in _write(new, read_layers().stated_params())]
 
 
 def named_hardware(
@@ -79,7 +79,7 @@ def named_hardware(
     chosen, settings = split_choices(overrides)
     layers = read_layers(FOLDER, preset, None, chosen)
     hardware = hardware_of(layers.groups.get("hardware", ""))
-    count = gpus or (hardware.count if hardware else 1 if fit else layers.stated(settings).run.processes)
+    count = gpus or (hardware.count if hardware else 1 if fit else layers.stated_params(settings).run.processes)
     return [f"hardware={count}x{memory / 1e9:g}GB"]
 
 
@@ -98,7 +98,7 @@ def this_machine() -> Hardware:
     return Hardware("cpu", memory=psutil.virtual_memory().total, count=os.cpu_count() or 1)
 
 
-def spoken(hardware: Hardware) -> str:
+def describe_hardware(hardware: Hardware) -> str:
     kind = f"GPU{'s' * (hardware.count > 1)} of" if hardware.is_gpu else "cores with"
     return f"{hardware.count} {kind} {hardware.memory / 1e9:.0f} GB"
 
@@ -119,7 +119,7 @@ def show(params: Params, found: Sequence[Derived]) -> None:
     print_table("What follows; what is written in params/, a preset or --set stays", rows, ("setting", "why"))
 
 
-def _counted(tokens: DataTokens | None) -> str:
+def _describe_tokens(tokens: DataTokens | None) -> str:
     if tokens is None:
         return "the data's tokens are not known: data or tokenizer are not on this machine"
     solutions = "no solutions" if tokens.solutions_p95 is None else f"solutions of up to {tokens.solutions_p95:,.0f}"

@@ -49,11 +49,11 @@ def grade(
     truths = [_truth(file, number, row, answer_key) for number, row in rows]
     verdicts = grade_batch(responses, truths, extraction=extraction)
 
-    def graded() -> Iterator[dict[str, Any]]:
+    def graded_rows() -> Iterator[dict[str, Any]]:
         for (_, row), verdict in zip(rows, verdicts, strict=True):
             yield row | {"correct": verdict.correct, "extracted": verdict.extracted, "rule": verdict.rule}
 
-    write_jsonl(output, graded())
+    write_jsonl(output, graded_rows())
     right = sum(verdict.correct for verdict in verdicts)
     if as_json:
         print_document(
@@ -98,9 +98,9 @@ def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list
     truth = row[key]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list) or truth in ("", []):
         raise UserError(f"{file}, line {number}, field {key}: expected an answer or a list of them, found {truth!r}")
-    return [str(answer) for answer in truth] if isinstance(truth, list) else _marked(str(truth))
+    return [str(answer) for answer in truth] if isinstance(truth, list) else _answer_after_mark(str(truth))
 
 
-def _marked(truth: str) -> str:
+def _answer_after_mark(truth: str) -> str:
     """The answer after GSM8K's mark, where a row has its whole solution: "3+4=7 #### 7" -> "7"."""
     return truth.rpartition("####")[2].strip() or truth

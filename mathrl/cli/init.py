@@ -105,7 +105,7 @@ def init(
     with written_aside(folder.absolute()) as aside:
         _write_template(aside, folder.name, f"{Path(model).name} on {data.name}")
         write_text(aside / "params" / "experiment.yaml", EXPERIMENT + dump_yaml({"model": model, "method": "grpo"}))
-        for name, values in differing(sections, aside / "params").items():
+        for name, values in differences(sections, aside / "params").items():
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
             write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
         params = load_params(aside / "params")
@@ -137,11 +137,11 @@ def _make_demo(folder: Path, as_json: bool) -> None:
         print(f"project: {folder}\nnext: {next_command}    (a few minutes)")
 
 
-def differing(sections: Mapping[str, dict[str, Any]], params: Path) -> dict[str, dict[str, Any]]:
+def differences(sections: Mapping[str, dict[str, Any]], params: Path) -> dict[str, dict[str, Any]]:
     """What of the sections is not as the composition of the project `params` has it, and the defaults."""
     curate, mix = sections["curate"]["sources"], sections["mix"]["components"]
     least = [f"curate.sources={json.dumps(curate)}", f"mix.components={json.dumps(mix)}"]
-    beneath = read_layers(params).stated(least).model_dump(mode="json", by_alias=True)
+    beneath = read_layers(params).stated_params(least).model_dump(mode="json", by_alias=True)
     differ = {name: _without_repeated(values, beneath[name]) for name, values in sections.items()}
     differ["curate"]["sources"], differ["mix"]["components"] = curate, mix
     return {name: values for name, values in differ.items() if values}

@@ -12,7 +12,7 @@ from mathrl.cli.output import AsJson, print_document, print_table
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable, write_text
-from mathrl.params.load import validated
+from mathrl.params.load import validate_section
 from mathrl.params.messages import did_you_mean
 from mathrl.params.run import Prompt
 
@@ -124,13 +124,15 @@ def prompting_of(model: str | None, template: str | None) -> "Prompting":
     from mathrl.data.templates import is_chat, prompt_text, render
 
     if model is None:
-        prompt = validated(Prompt, {"template": template or "boxed"}, "--template")
+        prompt = validate_section(Prompt, {"template": template or "boxed"}, "--template")
         return Prompting(lambda problem: problem.question if is_chat(problem, prompt) else prompt_text(problem, prompt))
     from mathrl.models.load import load_tokenizer  # torch
     from mathrl.planning.project import suited_prompt
 
     tokenizer = load_tokenizer(model)
-    prompt = validated(Prompt, suited_prompt(tokenizer) | ({"template": template} if template else {}), "--template")
+    prompt = validate_section(
+        Prompt, suited_prompt(tokenizer) | ({"template": template} if template else {}), "--template"
+    )
     return Prompting(
         lambda problem: prompt_text(problem, prompt, tokenizer),
         lambda text: len(tokenizer.encode(text, add_special_tokens=False)),

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from jinja2 import Environment, StrictUndefined
 
-from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, joined, with_choices
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, join_presets, with_choices
 from mathrl.cli.output import AsJson, print_document
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
@@ -97,7 +97,7 @@ def launch(
     overrides = with_choices(choices, overrides)
     output = output and output.absolute()
     os.chdir(main_checkout())
-    preset = joined(presets)
+    preset = join_presets(presets)
     settings = [*(overrides or ()), *_server_settings(machines, preset, overrides or ())]
     settings += _verl_settings(machines, load_params(preset=preset, overrides=settings))
     steps = plan_steps(stage, load_params(preset=preset, overrides=settings), servers=machines.sampler_nodes > 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mathrl.cli.options import Overrides, Presets, joined
+from mathrl.cli.options import Overrides, Presets, join_presets
 from mathrl.cli.output import AsJson, print_document
 from mathrl.compose import load_params
 from mathrl.core.code_values import code_text
@@ -42,7 +42,7 @@ def promote(
 ) -> None:
     """Make a registered version the champion if it passes the gate; exit status 1 if not."""
     os.chdir(main_checkout())
-    promoted, message = gate.promote(connect(), model, benchmark, joined(presets), overrides or ())
+    promoted, message = gate.promote(connect(), model, benchmark, join_presets(presets), overrides or ())
     if as_json:
         print_document({"promoted": promoted, "decision": message})
     else:
@@ -193,17 +193,20 @@ def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "
             if there != check.expected:
                 clone.pull([path for other in certificate.stages[:first] for path in _outermost(other.expected)])
             check = replace(check, found=clone.digests(paths), fetched=True)
-            if check.differing:
+            if check.differing_outputs:
                 raise UserError(
-                    f"dvc.lock here is of other bytes of {', '.join(check.differing)} than the model's: check out the "
-                    "commit that has the lock of its run"
+                    f"dvc.lock here is of other bytes of {', '.join(check.differing_outputs)} than the model's: "
+                    "check out the commit that has the lock of its run"
                 )
         else:
             seconds = clone.run(check.stage)
             check = replace(check, found=clone.digests(paths) or {"": ""}, seconds=seconds)
         certificate.stages[number] = check
         write_json(file, certificate.to_row())
-        print(f"{check.stage}: {check.outcome}" + (f" ({', '.join(check.differing)})" if check.differing else ""))
+        print(
+            f"{check.stage}: {check.outcome}"
+            + (f" ({', '.join(check.differing_outputs)})" if check.differing_outputs else "")
+        )
         if check.outcome == "differs":
             break
     return certificate
@@ -237,7 +240,7 @@ def alignment(
     """
     local, rows = Path(model).absolute(), problems.absolute() if problems else DEV
     os.chdir(main_checkout())
-    params = load_params(preset=joined(presets), overrides=overrides or ())
+    params = load_params(preset=join_presets(presets), overrides=overrides or ())
     if not rows.is_file():
         raise UserError(f"{rows}: no such file; run `mathrl run curate`, or give --problems FILE")
     from mathrl.reports.alignment import compare_forwards  # torch and transformers: after the checks

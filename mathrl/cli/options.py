@@ -65,6 +65,6 @@ def as_words(preset: str | Sequence[str] | None, overrides: Sequence[str] | None
     return groups + "".join(f" {option} {shlex.quote(value)}" for option, value in options)
 
 
-def joined(presets: Sequence[str] | None) -> str | None:
+def join_presets(presets: Sequence[str] | None) -> str | None:
     """Presets as one name: ["gsm8k", "dapo"] -> "gsm8k+dapo"."""
     return "+".join(presets) if presets else None

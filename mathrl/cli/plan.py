@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from mathrl.cli.fit import fit_params, hardware_chosen, judge_lengths, named_hardware
-from mathrl.cli.options import Overrides, Presets, as_words, joined
+from mathrl.cli.options import Overrides, Presets, as_words, join_presets
 from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.plan_evaluation import evaluate
 from mathrl.compose import load_params
@@ -86,7 +86,7 @@ def plan_run(
         return
     if simulate is not None:
         return show_simulation(simulate, as_json)
-    preset, settings = joined(presets), list(overrides or ())
+    preset, settings = join_presets(presets), list(overrides or ())
     if gpu_memory and re.fullmatch(r"[0-9.\s]+", gpu_memory):
         gpu_memory = f"{gpu_memory.strip()}GB"
         print(f"--gpu-memory: read as {gpu_memory}")
@@ -106,7 +106,7 @@ def plan_run(
     params.training.check_ranks(params.run.processes)
     shape = shape_of(config)
 
-    def resolved(changes: Sequence[str]) -> Params | None:
+    def resolve(changes: Sequence[str]) -> Params | None:
         try:
             return load_params(preset=preset, overrides=[*settings, *changes])
         except UserError:
@@ -114,9 +114,7 @@ def plan_run(
 
     details, verdict = io.StringIO(), list[str]()
     with redirect_stdout(details):  # the verdict is known last and printed first
-        fits = _plan_memory(
-            shape, params, resolved, memory, gpu_memory or "", (prompt_tokens, response_tokens), verdict
-        )
+        fits = _plan_memory(shape, params, resolve, memory, gpu_memory or "", (prompt_tokens, response_tokens), verdict)
         if fits:
             verdict += show_time(params, shape, preset, settings)
     cut = chain(*judge_lengths(params, STAGES, settings))
@@ -174,7 +172,7 @@ def _plan_memory(
     stages: list[Stage] = ["sft", "rl"] if params.sft.steps else ["rl"]
     for stage in stages:
 
-        def planned(chosen: Params, stage: "Stage" = stage) -> "MemoryPlan":
+        def plan_with(chosen: Params, stage: "Stage" = stage) -> "MemoryPlan":
             return plan_memory(
                 shape,
                 chosen,
@@ -185,9 +183,9 @@ def _plan_memory(
                 gpu_memory=memory or 0.0,
             )
 
-        show(stage, planned(params), processes, memory)
+        show(stage, plan_with(params), processes, memory)
         if memory is None:
-            needed, there = planned(params).peak * processes / GIB, psutil.virtual_memory().total / GIB
+            needed, there = plan_with(params).peak * processes / GIB, psutil.virtual_memory().total / GIB
             fit = "fits" if needed < there else "does not fit"
             verdict.append(f"{stage} {fit} this machine: it needs {needed:.2f} GiB of {there:.1f} GiB")
             if stage == "rl" and params.model.base.type == "pretrained" and params.run.device != "cpu":
@@ -196,10 +194,10 @@ def _plan_memory(
         if stage == "rl" and not show_servers(shape, params, memory):
             verdict.append("the servers of rl do not fit; see below")
             fits = False
-        if planned(params).lacking:
-            show_refusal(planned(params), lambda: check_vllm_share(shape, params, memory))
+        if plan_with(params).lacking:
+            show_refusal(plan_with(params), lambda: check_vllm_share(shape, params, memory))
         room = memory * (1 - RESERVE)
-        changes = advise(params, stage, room, resolved, planned)
+        changes = advise(params, stage, room, resolved, plan_with)
         if changes is None:
             verdict.append(
                 f"{stage} does not fit {gpu_memory} with any setting: use more GPUs (--gpus) or a smaller model"
@@ -211,9 +209,9 @@ def _plan_memory(
             verdict.append(f"{stage} does not fit {gpu_memory}; it fits with these settings:")
             verdict += [f"    --set '{change}'" for change in changes]
             if after is not None:
-                show(f"{stage}, changed", planned(after), after.run.processes, memory)
+                show(f"{stage}, changed", plan_with(after), after.run.processes, memory)
         else:
-            share = (room - planned(params).peak) / memory
+            share = (room - plan_with(params).peak) / memory
             narrow = f"{share:.0%} of it is left, no margin for fragmentation: lower {stage}.tokens_per_microbatch"
             left = narrow if share < MARGIN else f"{share:.0%} of it is left"
             verdict.append(f"{stage} fits {gpu_memory}; {left}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.options import Choices, Overrides, Presets, join_presets, with_choices
 from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
@@ -56,7 +56,7 @@ def evaluate(
         raise UserError("give what the evaluation must show: --difference 0.03, or --width 0.05 for one model")
     start = Path.cwd()
     os.chdir(main_checkout())
-    params = load_params(preset=joined(presets), overrides=overrides or ())
+    params = load_params(preset=join_presets(presets), overrides=overrides or ())
     confidence = params.evaluate.confidence
     pilots = [find_run(text, start, None, params) for text in pilot or ()]
     spread = _spread(pilots, pair=difference is not None)

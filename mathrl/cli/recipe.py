@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, join_presets, with_choices
 from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.cli.run import call_flow, run
 from mathrl.compose import load_params
@@ -61,7 +61,7 @@ def recipe(
     """
     overrides = with_choices(choices, overrides)
     os.chdir(main_checkout())
-    preset = joined(presets)
+    preset = join_presets(presets)
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
         print_recipes(as_json)
     elif only_graph:

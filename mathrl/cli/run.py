@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, joined, with_choices
+from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, join_presets, with_choices
 from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.cli.own_server import own_server
-from mathrl.cli.ui import answering
+from mathrl.cli.ui import running_servers
 from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
@@ -25,7 +25,7 @@ from mathrl.core.code_values import OWN, changed_code, keep_results
 from mathrl.core.environment import UI, Variable, without_collections
 from mathrl.core.errors import EXIT_TERMINATED, UserError
 from mathrl.core.files import read_json
-from mathrl.core.paths import GROUPS, home, main_checkout, shown, tracking_uri
+from mathrl.core.paths import GROUPS, home, main_checkout, tracking_uri, without_password
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params
 from mathrl.params.load import FOLDER, dump_yaml
@@ -68,13 +68,13 @@ def run(
         raise UserError(f"no stage {stage!r}{did_you_mean(stage, TARGETS)}; stages: {', '.join(TARGETS)}")
     overrides = with_choices(choices, overrides)
     os.chdir(main_checkout())
-    preset = joined(presets)
+    preset = join_presets(presets)
     params = load_params(preset=preset, overrides=overrides or ())  # before any server is started
     stages = stages_until(stage)
     doubtful = check_final_values(params, stages, overrides or ())
     chosen, settings = split_choices(overrides or ())
     layers = read_layers(FOLDER, preset, None, chosen)
-    layers.derived(settings, stages)  # refuses what does not fit the hardware
+    layers.derive(settings, stages)  # refuses what does not fit the hardware
     _report_code(stages, keep, dry_run)
     if dry_run:
         from mathrl.cli.fit import judge_lengths  # the formats of rows, for a dry run alone
@@ -132,11 +132,11 @@ def _plan_document(
     from mathrl.stages import curate  # scipy, for this alone
 
     stages = stages_until(stage)
-    rows = differing(params, layers.said_by(settings), sections_read(stages))
+    rows = differences(params, layers.said_by(settings), sections_read(stages))
     return {
         "target": stage,
         "stages": stages,
-        "composition": layers.composed(),
+        "composition": layers.experiment_values(),
         "parameters": [{"key": key, "value": value, "source": source} for key, value, source in rows],
         "sources": curate.resolve(params),
         "model": _model(params),
@@ -150,7 +150,7 @@ def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str],
     MLflow gets what it lacks of earlier runs, as at the end of a flow.
     """
     from mathrl.tasks.repro import environment, is_up_to_date
-    from mathrl.tasks.workspace import link_inputs, prepare, working
+    from mathrl.tasks.workspace import hold_workspace, link_inputs, prepare
     from mathrl.tracking.mirror import Mirror  # as what follows, for this command alone
 
     _use_servers()
@@ -160,7 +160,7 @@ def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str],
     def show(text: str) -> None:
         print(text, end="", file=sys.stderr, flush=True)
 
-    with working(workspace, show):
+    with hold_workspace(workspace, show):
         link_inputs(folder, stages, workspace.params, env)
         if not is_up_to_date(folder, stages[-1], env):
             return None
@@ -229,7 +229,7 @@ def call_flow(name: str, **options: Any) -> str:
 
 def _use_servers() -> None:
     """Name the servers of `mathrl ui` that answer to all that this process starts."""
-    for variable, url in answering().items():
+    for variable, url in running_servers().items():
         os.environ.setdefault(variable, url)
 
 
@@ -271,11 +271,11 @@ def _print_parameters(stage: str, params: Params, said: tuple[Layers, Sequence[s
         print(dump_yaml(params.model_dump(mode="json", by_alias=True)))
         return
     layers, settings = said
-    composed = layers.composed()
+    composed = layers.experiment_values()
     words = [f"{kind}={composed[kind]}" for kind in GROUPS if kind in composed]
     words += [f"preset {name}" for name in composed.get("presets", ())]
     print(f"composition: {', '.join(words) or 'none'}")
-    rows = list(differing(params, layers.said_by(settings), sections_read(stages_until(stage))))
+    rows = list(differences(params, layers.said_by(settings), sections_read(stages_until(stage))))
     print(f"parameters that differ from the defaults (--verbose prints all):{'' if rows else ' none'}")
     width = min(LONGEST_KEY, max((len(f"{key}: {value}") for key, value, _ in rows), default=0))
     for key, value, source in rows:
@@ -283,7 +283,7 @@ def _print_parameters(stage: str, params: Params, said: tuple[Layers, Sequence[s
     print()
 
 
-def differing(params: Params, said: Mapping[str, str], sections: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def differences(params: Params, said: Mapping[str, str], sections: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Each value that differs from its default, by dotted key, with who said so."""
     values, defaults = params.model_dump(mode="json", by_alias=True), section_defaults()
     for section in sections:
@@ -333,7 +333,7 @@ def _print_results(folder: Path, params: Params, seconds: float) -> None:
             summary.verdict,
             f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
-            f"tracking: {shown(tracking_uri())}",
+            f"tracking: {without_password(tracking_uri())}",
             f"to look at it: {UI}   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
             "one page about the run, with curves and examples: mathrl runs report",
             f"took {seconds:.0f} s",

@@ -15,7 +15,7 @@ import typer
 
 from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.cli.recipe import controls
-from mathrl.cli.ui import answering
+from mathrl.cli.ui import running_servers
 from mathrl.compose import load_params
 from mathrl.compose.changes import differences
 from mathrl.core.errors import EXIT_NO, EXIT_TERMINATED, UserError
@@ -27,7 +27,7 @@ from mathrl.health.watch import examine, judging_rules, sentence
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.recipes.recipe import recipe_files
-from mathrl.reports.audit import Audit, add_cases, find_responses, open_audit, shown
+from mathrl.reports.audit import Audit, add_cases, find_responses, open_audit, row_to_show
 from mathrl.reports.find_rollouts import find_rollouts
 from mathrl.reports.find_run import find_training_run, mlflow_record, near_run
 from mathrl.reports.html import Material, pipeline_material, step_material, write_report
@@ -126,7 +126,7 @@ def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, 
 
 
 def _sorted_runs(sort: str) -> list[RunRow]:
-    for variable, url in answering().items():
+    for variable, url in running_servers().items():
         os.environ.setdefault(variable, url)
     rows = list(list_runs(connect()))
     if sort in SORTS:
@@ -142,12 +142,12 @@ def _adopt(root: Path, folder: Path, note: Mapping[str, Any]) -> str:
     Raises:
         UserError: params/ has changed since the run started, so that other results would follow.
     """
-    from mathrl.sweeps.promote import edited, promote  # optuna
+    from mathrl.sweeps.promote import edit_yaml, promote  # optuna
 
     os.chdir(root)
     diff_command = ["git", "diff", "--name-only", str(note["commit"]), "HEAD", "--", "params"]
     changed = subprocess.run(diff_command, capture_output=True, text=True, check=True).stdout.split()
-    changed += [name for name in workspace.uncommitted(root) if name.startswith("params/")]
+    changed += [name for name in workspace.uncommitted_files(root) if name.startswith("params/")]
     if changed:
         raise UserError(
             f"{', '.join(changed)} changed after {folder.name} started, so params/ with its overrides would give other "
@@ -159,7 +159,7 @@ def _adopt(root: Path, folder: Path, note: Mapping[str, Any]) -> str:
     verb = "recipe" if note["run"] in (files := recipe_files()) else "run"
     if (folder / recipe).exists() and (overrides := read_yaml(folder / recipe).get("overrides")):
         text = files[note["run"]].read_text(encoding="utf-8")
-        write_text(recipe, edited(text, {"overrides": overrides}, str(recipe)))
+        write_text(recipe, edit_yaml(text, {"overrides": overrides}, str(recipe)))
         diff += f"{recipe}: overrides {', '.join(overrides)}\n"
     print(diff.rstrip())
     print(f"to restore its results from DVC's cache: mathrl {verb} {note['run']}")
@@ -336,7 +336,7 @@ def _ask(started: Audit) -> None:
     """Ask in the terminal until all are labelled, q, or the end of the input."""
     open_items = started.open
     for number, item in enumerate(open_items, len(started.sample) - len(open_items) + 1):
-        text = shown(item.row)
+        text = row_to_show(item.row)
         response = text["response"]
         print(f"\n--- {number} of {len(started.sample)}\n{text['question']}")
         print(("… " if len(response) > SHOWN else "") + response[-SHOWN:])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mathrl.cli.options import Choices, Overrides, Presets, joined, with_choices
+from mathrl.cli.options import Choices, Overrides, Presets, join_presets, with_choices
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_loopback, main_checkout
@@ -28,7 +28,7 @@ def serve(
     check_key(host)
     local = Path(model).absolute()  # relative to the current folder, not to the checkout
     os.chdir(main_checkout())
-    params = load_params(preset=joined(presets), overrides=overrides or ())
+    params = load_params(preset=join_presets(presets), overrides=overrides or ())
     from mathrl.servers.serve import serve_command, serve_environment  # torch: after the checks
 
     folder = local if local.exists() else model

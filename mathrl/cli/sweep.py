@@ -8,7 +8,7 @@ from wsgiref.simple_server import make_server
 
 import typer
 
-from mathrl.cli.options import Choices, joined, with_choices
+from mathrl.cli.options import Choices, join_presets, with_choices
 from mathrl.cli.output import AsJson, print_document, print_table
 from mathrl.cli.recipe import print_recipe
 from mathrl.cli.run import call_flow
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Run a study, or continue it; params/sweep.yaml has its search space."""
     settings = _settings(study, with_choices(choices, overrides), trials=trials, hours=hours, workers=workers)
-    folder, storage, _ = _call_flow(joined(presets), settings, compare=False, allow_dirty=allow_dirty)
+    folder, storage, _ = _call_flow(join_presets(presets), settings, compare=False, allow_dirty=allow_dirty)
     opened = read_study(folder.name, storage)
     if as_json:
         print_document(_study_document(opened, folder))
@@ -78,7 +78,7 @@ def compare(
     """Rerun the winner and the present parameters on fresh seeds and compare them on test."""
     settings = _settings(study, with_choices(choices, overrides))
     began = time.time()
-    folder, _, place = _call_flow(joined(presets), settings, compare=True, allow_dirty=allow_dirty)
+    folder, _, place = _call_flow(join_presets(presets), settings, compare=True, allow_dirty=allow_dirty)
     found = read_json(folder / COMPARISON)
     if as_json:
         print_document(found | {"folder": str(folder)})
@@ -92,7 +92,7 @@ def compare(
 @sweep.command()
 def show(study: Study = None, as_json: AsJson = False) -> None:
     """Print the trials, the best first."""
-    opened, name, folder = _existing(study)
+    opened, name, folder = _open_existing(study)
     if as_json:
         print_document(_study_document(opened, folder))
     else:
@@ -102,7 +102,7 @@ def show(study: Study = None, as_json: AsJson = False) -> None:
 @sweep.command()
 def promote(study: Study = None, as_json: AsJson = False) -> None:
     """Write the winner's parameters into params/ and print the diff, for you to commit."""
-    opened, name, folder = _existing(study)
+    opened, name, folder = _open_existing(study)
     winner = best(opened.get_trials(deepcopy=False))
     if winner is None:
         raise UserError(f"study {name} has no complete trial yet: mathrl sweep run")
@@ -133,7 +133,7 @@ def dashboard(
         from optuna_dashboard import wsgi
     except ImportError:
         raise UserError("optuna-dashboard is missing: pip install -c constraints.txt 'mathrl[sweep]'") from None
-    opened, name, _ = _existing(study)
+    opened, name, _ = _open_existing(study)
     if listens(port):
         raise UserError(f"port {port} is in use: stop that program, or choose another --port")
     print(f"study {name}: http://{HOST}:{port}/dashboard")
@@ -194,7 +194,7 @@ def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow
     return folder, section.storage, place
 
 
-def _existing(study: str | None) -> tuple[Any, str, Any]:
+def _open_existing(study: str | None) -> tuple[Any, str, Any]:
     """The study with its name and folder."""
     os.chdir(main_checkout())
     section = load_params().sweep

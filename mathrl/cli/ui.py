@@ -138,7 +138,7 @@ def _results_page(server: str, store: str, host: str) -> str:
     return results_address(server, experiment.experiment_id)
 
 
-def answering() -> dict[str, str]:
+def running_servers() -> dict[str, str]:
     """The addresses of the servers that `mathrl ui` started and that answer now, by environment variable."""
     try:
         urls: dict[str, str] = json.loads((home() / SERVERS).read_text())

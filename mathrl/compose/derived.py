@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from mathrl.compose.fitting import FEWEST_TOKENS, FITTED, MOST_TOKENS, Fit, fitted, planned_stages
+from mathrl.compose.fitting import FEWEST_TOKENS, FITTED, MOST_TOKENS, Fit, fit_settings, planned_stages
 from mathrl.compose.settings import (
     BACKEND,
     CRITIC,
@@ -40,7 +40,7 @@ from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.planning.final_values import SHORTEST, usual_rate
 from mathrl.planning.memory_states import Stage
-from mathrl.planning.project import LONGEST, MORE, prompt_tokens, response_tokens, rounded
+from mathrl.planning.project import LONGEST, MORE, prompt_tokens, response_tokens, round_up
 
 PLAN = "memory plan (docs/how_to/planning.md)"
 MUON_SOURCE = "Muon's update is about ten times smaller: Liu et al. 2025, arXiv:2502.16982, equation 4"
@@ -98,7 +98,7 @@ def derive(
     planned = planned_stages(params, stages)
     if hardware is None or model is None or not hardware.memory or not planned:
         return found + rates
-    fit = fitted(params, written, hardware, model.shape, planned)
+    fit = fit_settings(params, written, hardware, model.shape, planned)
     if fit is None and not refuse:
         return found + rates
     if fit is None:
@@ -152,7 +152,7 @@ def _response(params: Params, tokens: DataTokens | None, hardware: Hardware | No
     if response < MORE * solved:
         return response, f"{half}, and responses get {longest:,} beyond the solutions at most", DATA
     least = f", and {'an instruct' if chat else 'a base'} model gets {response} at least"
-    return response, half + (least if response > rounded(MORE * solved) else ""), DATA
+    return response, half + (least if response > round_up(MORE * solved) else ""), DATA
 
 
 def _rates(params: Params, written: Collection[str], model: KnownModel | None) -> Iterator[Derived]:
@@ -267,13 +267,13 @@ def too_large(
     processes = params.run.processes
     if hardware.is_gpu and PROCESSES in written and processes > hardware.count:
         return UserError(
-            f"run.processes is {processes}, and {spoken(hardware)} have {hardware.count}: leave it empty, or set "
-            f"it to {hardware.count}"
+            f"run.processes is {processes}, and {describe_hardware(hardware)} have {hardware.count}: leave it empty, "
+            f"or set it to {hardware.count}"
         )
     remedies = list(dict.fromkeys(_remedies(params, written, hardware, shape, stages)))
     would = f"it would fit with {', or '.join(remedies)}" if remedies else "take a smaller model and more GPUs"
     size = f"{shape.parameters / GB:.3g} billion parameters"
-    return UserError(f"{size} with {_trained(params, stages)} do not fit {spoken(hardware)}: {would}")
+    return UserError(f"{size} with {_trained_words(params, stages)} do not fit {describe_hardware(hardware)}: {would}")
 
 
 def _remedies(
@@ -284,14 +284,16 @@ def _remedies(
     def fit(on: Hardware, changed: Params = params, size: ModelShape = shape) -> Fit | None:
         # hardware=1x8GB says run.processes too, which more GPUs would change.
         said = written if on.count == hardware.count else set(written) - {PROCESSES}
-        return fitted(changed, said, on, size, stages)
+        return fit_settings(changed, said, on, size, stages)
 
     def first(machines: Iterable[Hardware], changed: Params = params) -> Iterator[str]:
         found = ((machine, fit(machine, changed)) for machine in machines)
-        yield from islice((f"{spoken(machine)}{_offloaded(fit)}" for machine, fit in found if fit is not None), 1)
+        yield from islice(
+            (f"{describe_hardware(machine)}{_offload_words(fit)}" for machine, fit in found if fit is not None), 1
+        )
 
     if not hardware.is_gpu and PROCESSES in written:
-        fewer = fitted(params, set(written) - {PROCESSES}, hardware, shape, stages)
+        fewer = fit_settings(params, set(written) - {PROCESSES}, hardware, shape, stages)
         if fewer is not None:
             yield f"fewer processes ({PROCESSES}={fewer.params.run.processes})"
     cards = [replace(hardware, memory=int(size * GB)) for size in CARDS if size * GB > hardware.memory]
@@ -314,14 +316,14 @@ def _remedies(
         yield from first(cards)
         several = [replace(card, count=count) for card in cards for count in COUNTS if count > hardware.count]
         several.sort(key=lambda each: (each.count * each.memory, each.count))
-        yield from islice((spoken(each) for each in several if (found := fit(each)) and not found.host), 1)
+        yield from islice((describe_hardware(each) for each in several if (found := fit(each)) and not found.host), 1)
     smaller = (name for name in reversed(MODELS.values()) if known_shape(name).parameters < shape.parameters)
     model = next((name for name in smaller if fit(hardware, size=known_shape(name))), None)
     if model is not None:
         yield f"a smaller model (model={model})"
 
 
-def _offloaded(fit: Fit) -> str:
+def _offload_words(fit: Fit) -> str:
     return f" with {fit.host / GB:.0f} GB of CPU memory" if fit.host else ""
 
 
@@ -337,12 +339,12 @@ def _trained_keys(params: Params, stages: Sequence[Stage]) -> list[Trained]:
     return [TRAINED[name] for name in names if value_at(params, TRAINED[name].lora) is None]
 
 
-def _trained(params: Params, stages: Sequence[Stage]) -> str:
+def _trained_words(params: Params, stages: Sequence[Stage]) -> str:
     full = any(getattr(params, stage).lora is None for stage in stages)
     return "all weights trained" if full else "adapters trained (LoRA)"
 
 
-def spoken(hardware: Hardware) -> str:
+def describe_hardware(hardware: Hardware) -> str:
     """As a person writes it: 8x80GB."""
     if hardware.is_gpu:
         return f"{hardware.count}x{hardware.memory / GB:g}GB"

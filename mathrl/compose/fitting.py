@@ -82,7 +82,7 @@ def planned_stages(params: Params, stages: Collection[str] = FITTED) -> tuple[St
     return tuple(stage for stage in FITTED if stage in stages and own[stage])
 
 
-def fitted(
+def fit_settings(
     params: Params, written: Collection[str], hardware: Hardware, shape: ModelShape, stages: Sequence[Stage]
 ) -> Fit | None:
     """The settings with which the stages fit the hardware; None if there are none."""
@@ -144,7 +144,7 @@ class _Case:
         if not fitting:
             return None
         values, batches = max(fitting, key=lambda item: sum(item[1].values()))  # the first of equal ones
-        return self.finished(params, values, batches)
+        return self.finish(params, values, batches)
 
     def on_cpus(self) -> Fit | None:
         """As many processes as leave whole micro-batches, at most one per core; a last one may have smaller ones."""
@@ -155,7 +155,7 @@ class _Case:
             batches = self.micro_batches(params, {})
             most = {stage: self.ladder(params, stage)[0] for stage in self.stages}
             if batches is not None and (batches == most or count == counts[-1]):
-                return self.finished(params, {}, batches)
+                return self.finish(params, {}, batches)
         return None
 
     def arrangements(self, params: Params) -> list[Values]:
@@ -165,12 +165,12 @@ class _Case:
             zero = params.training.deepspeed
             own = {STAGE: zero.stage, OFFLOAD_OPTIMIZER: zero.offload_optimizer}
             several = [{BACKEND: "deepspeed", **own, OFFLOAD_PARAMETERS: zero.offload_parameters}, *ZERO]
-        return [values for values in several if self.allowed(params, values)]
+        return [values for values in several if self.may_change(params, values)]
 
     def offloads(self, params: Params) -> list[Values]:
-        return [values for values in OFFLOADS if self.allowed(params, values)]
+        return [values for values in OFFLOADS if self.may_change(params, values)]
 
-    def allowed(self, params: Params, values: Values) -> bool:
+    def may_change(self, params: Params, values: Values) -> bool:
         """Whether nobody wrote other values, and the rest of the run can do with these."""
         if any(key in self.written and value_at(params, key) != value for key, value in values.items()):
             return False
@@ -196,7 +196,7 @@ class _Case:
         key, kind = TRAINED[stage].microbatch, self.hardware.kind
         if key in self.written:
             return [value_at(params, key)]
-        least = max(FEWEST_TOKENS[kind], _rounded(longest_request(params)))
+        least = max(FEWEST_TOKENS[kind], _round_up(longest_request(params)))
         sizes = [MOST_TOKENS[kind] >> n for n in range(8) if MOST_TOKENS[kind] >> n > least]
         return [least] if self.attempt.fewest else [*sizes, least]
 
@@ -213,19 +213,19 @@ class _Case:
     def samplers(self, params: Params) -> Iterator[Params]:
         """The settings of the sampler that need least memory, if rl fits with them."""
         for parallel in self.parallels(params):
-            yield from self.shared(params, parallel, self.sequences(params)[-1], LEAST_CACHED)
+            yield from self.smallest_shares(params, parallel, self.sequences(params)[-1], LEAST_CACHED)
 
     def best_sampler(self, params: Params) -> Params:
         """The sampler that decodes most at a time with a cache that holds a part of it, else the first that fits."""
         for parallel in self.parallels(params):
             for sequences in self.sequences(params):
                 for cached in (sequences, -(-sequences // CACHED)):
-                    found = next(self.shared(params, parallel, sequences, max(cached, LEAST_CACHED)), None)
+                    found = next(self.smallest_shares(params, parallel, sequences, max(cached, LEAST_CACHED)), None)
                     if found is not None:
                         return found
         return next(self.samplers(params))
 
-    def shared(self, params: Params, parallel: int, sequences: int, cached: int) -> Iterator[Params]:
+    def smallest_shares(self, params: Params, parallel: int, sequences: int, cached: int) -> Iterator[Params]:
         """The parameters with vLLM's smallest share that caches so many sequences, if the stage fits with it."""
         values: Values = {SEQUENCES: sequences}
         if not self.vllm(params):
@@ -284,7 +284,7 @@ class _Case:
         each = 1 if self.hardware.is_gpu else params.run.processes
         return None if plan.excess(self.room / each) else plan
 
-    def finished(self, params: Params, values: Values, batches: Mapping[str, int]) -> Fit:
+    def finish(self, params: Params, values: Values, batches: Mapping[str, int]) -> Fit:
         """The rest of the settings: the sampler, and no recomputation where its memory is there anyway."""
         params = with_values(params, values)
         for stage in self.stages:
@@ -345,6 +345,6 @@ def _processes(params: Params, hardware: Hardware) -> int:
     return max(1, min(hardware.count - taken, params.rl.prompts_per_step))
 
 
-def _rounded(tokens: int) -> int:
+def _round_up(tokens: int) -> int:
     """Up to the next multiple of 256."""
     return 256 * -(-tokens // 256)

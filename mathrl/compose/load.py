@@ -43,7 +43,7 @@ class Layers:
     groups: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
-    def composed(self) -> dict[str, Any]:
+    def experiment_values(self) -> dict[str, Any]:
         """The groups and presets that apply, as params/experiment.yaml has them."""
         presets = self.composition.over(read_composition(self.folder)).presets
         return Composition(self.groups, presets).values()
@@ -51,7 +51,7 @@ class Layers:
     @cached_property
     def values(self) -> dict[str, Any]:
         """The values of every section, as they are written."""
-        return self.written()
+        return self.written_values()
 
     def params(self, overrides: Iterable[str] = ()) -> Params:
         """The parameters with dotted overrides, among which there may be groups such as data=gsm8k; old names are
@@ -63,26 +63,26 @@ class Layers:
         chosen, settings = split_choices(overrides)
         if chosen.groups:
             return read_layers(self.folder, None, None, chosen.over(self.composition)).params(settings)
-        values, old = self._merged(settings)
+        values, old = self._merge(settings)
         old.report()
-        params = validate(values, self._origin(settings), lambda key: self._said(key, settings))
-        return with_values(params, {each.key: each.value for each in self._following(params, values)})
+        params = validate(values, self._origin(settings), lambda key: self._who_said(key, settings))
+        return with_values(params, {each.key: each.value for each in self._derive_from(params, values)})
 
-    def stated(self, overrides: Iterable[str] = ()) -> Params:
+    def stated_params(self, overrides: Iterable[str] = ()) -> Params:
         """The parameters with what somebody said alone, and else the schema's defaults."""
         settings = list(overrides)
-        return validate(self.written(settings), self._origin(settings))
+        return validate(self.written_values(settings), self._origin(settings))
 
-    def derived(self, overrides: Iterable[str] = (), stages: Sequence[str] = ()) -> list[Derived]:
+    def derive(self, overrides: Iterable[str] = (), stages: Sequence[str] = ()) -> list[Derived]:
         """What follows from the values that somebody wrote.
 
         Raises:
             UserError: values do not fit the schema, or the stages do not fit the hardware of the composition.
         """
         settings = list(overrides)
-        return self._following(self.stated(settings), self.written(settings), stages)
+        return self._derive_from(self.stated_params(settings), self.written_values(settings), stages)
 
-    def _following(self, params: Params, values: Mapping[str, Any], stages: Sequence[str] = ()) -> list[Derived]:
+    def _derive_from(self, params: Params, values: Mapping[str, Any], stages: Sequence[str] = ()) -> list[Derived]:
         base, written = params.model.base, set(written_keys(values))
         name = list(registered_name(params, written))
         if not isinstance(base, PretrainedModel):
@@ -102,7 +102,7 @@ class Layers:
             AttributeError: no such parameter.
         """
         overrides, path = list(overrides), new_key(key).split(".")
-        written = written_at(self.written(overrides), path)
+        written = written_at(self.written_values(overrides), path)
         if written is not None:
             return written
         try:
@@ -129,15 +129,15 @@ class Layers:
         settings = list(overrides)
         said: dict[str, str] = {}
         parts = self._parts(self.is_fresh(settings))
-        for key in _leaves(self.written(settings)):
+        for key in _leaves(self.written_values(settings)):
             source = next((source for source, sections in reversed(parts) if _has(sections, key)), SET)
             said[".".join(key)] = source
         for override in settings:
             name = override.partition("=")[0].strip().removesuffix("+").strip()
             said |= {key: SET for key in said if key == name or key.startswith(f"{name}.")}
-        return said | {each.key: f"derived: {each.reason}" for each in self.derived(settings)}
+        return said | {each.key: f"derived: {each.reason}" for each in self.derive(settings)}
 
-    def _said(self, key: str, settings: Sequence[str]) -> str:
+    def _who_said(self, key: str, settings: Sequence[str]) -> str:
         """Who said the value of a key, an override by its own words; "" where nobody did."""
         for override in reversed(settings):
             name = new_key(override.partition("=")[0].strip().removesuffix("+").strip())
@@ -155,11 +155,11 @@ class Layers:
                 parts.append((layer.source, layer.fresh))
         return parts
 
-    def written(self, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    def written_values(self, overrides: Iterable[str] = ()) -> dict[str, Any]:
         """What somebody wrote, of every section: groups, presets, files and the overrides, by the names of now."""
-        return self._merged(list(overrides))[0]
+        return self._merge(list(overrides))[0]
 
-    def _merged(self, settings: Sequence[str]) -> tuple[dict[str, Any], OldNames]:
+    def _merge(self, settings: Sequence[str]) -> tuple[dict[str, Any], OldNames]:
         fresh = self.is_fresh(settings)
         if fresh not in self._below:
             self._below[fresh] = self._without_overrides(fresh)
@@ -278,11 +278,11 @@ def write_experiment(folder: Path, preset: str | None, overrides: Iterable[str])
     """
     chosen, settings = split_choices(overrides)
     layers = read_layers(folder, preset, None, chosen)
-    composed = layers.composed()
-    if composed != read_layers(folder).composed():
+    composed = layers.experiment_values()
+    if composed != read_layers(folder).experiment_values():
         write_text(folder / FILE, dump_yaml(composed))
     # What follows from the rest follows again, and is written nowhere.
-    write_params(read_layers(folder).stated(), layers.stated(settings), folder)
+    write_params(read_layers(folder).stated_params(), layers.stated_params(settings), folder)
     return load_params(folder)
 
 

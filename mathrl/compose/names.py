@@ -168,10 +168,10 @@ def layer_of(kind: str, name: str, folder: Path) -> Layer:
         return _hardware(name, files)
     if kind == "data":
         return _data(name, folder, files)
-    raise UserError(f"method={name}: no such method{did_you_mean(name, files)}; methods: {_listed(files)}")
+    raise UserError(f"method={name}: no such method{did_you_mean(name, files)}; methods: {_list_names(files)}")
 
 
-def _listed(files: Mapping[str, Path]) -> str:
+def _list_names(files: Mapping[str, Path]) -> str:
     return ", ".join(files) or "none"
 
 
@@ -189,7 +189,7 @@ def _model(name: str, files: Mapping[str, Path]) -> Layer:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not folder.is_dir():
         raise UserError(
             f"model={name}: no such model{did_you_mean(name, files)}{near_path(folder) if '/' in name else ''}; write "
-            f"one of {_listed(files)}, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or a model folder"
+            f"one of {_list_names(files)}, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or a model folder"
         )
     base = {"type": "pretrained", "path": name}
     return Layer(f"model={name}", {"model": {"base": base}, "prompt": prompt_of(name)})
@@ -238,8 +238,8 @@ def _hardware(name: str, files: Mapping[str, Path]) -> Layer:
     found = hardware_of(name)
     if found is None or not found.count or not found.memory:
         raise UserError(
-            f"hardware={name}: no such hardware{did_you_mean(name, files)}; write {_listed(files)}, or GPUs x memory, "
-            "such as 1x24GB, 8x80GB, or 2x8x80GB for two machines"
+            f"hardware={name}: no such hardware{did_you_mean(name, files)}; write {_list_names(files)}, or GPUs x "
+            "memory, such as 1x24GB, 8x80GB, or 2x8x80GB for two machines"
         )
     return Layer(f"hardware={name}", {"run": {"processes": found.count}, "rollout": {"vllm": {"sleep": True}}})
 
@@ -251,23 +251,23 @@ def _data(name: str, folder: Path, files: Mapping[str, Path]) -> Layer:
     """Several data sets joined by +, each with its weight in the mixture after a colon, or one file."""
     if Path(name).expanduser().exists() or DATA_FILE.search(name):
         return Layer(f"data={name}", _file_sections(Path(name)))
-    parts = [_weighted(part, name) for part in name.split("+")]
+    parts = [_split_weight(part, name) for part in name.split("+")]
     if len(parts) == 1 and parts[0][1] is None:
         raise UserError(
             f"data={name}: no such data{did_you_mean(name, files)}{near_path(Path(name)) if '/' in name else ''}; "
-            f"write one of {_listed(files)}, a file or folder of rows, or several joined by +, such as "
+            f"write one of {_list_names(files)}, a file or folder of rows, or several joined by +, such as "
             "gsm8k:0.7+math:0.3"
         )
     layers = [layer_of("data", part, folder) for part, _ in parts]
     weights = [weight for _, weight in parts]
     return Layer(
         f"data={name}",
-        _joined([layer.sections for layer in layers], weights),
-        _joined([merge(layer.sections, layer.fresh) for layer in layers], weights),
+        _join_data([layer.sections for layer in layers], weights),
+        _join_data([merge(layer.sections, layer.fresh) for layer in layers], weights),
     )
 
 
-def _weighted(part: str, whole: str) -> tuple[str, float | None]:
+def _split_weight(part: str, whole: str) -> tuple[str, float | None]:
     """
     >>> _weighted("gsm8k:0.7", ""), _weighted("math", "")
     (('gsm8k', 0.7), ('math', None))
@@ -282,7 +282,7 @@ def _weighted(part: str, whole: str) -> tuple[str, float | None]:
     return name, number
 
 
-def _joined(all_sections: list[Mapping[str, Any]], weights: list[float | None]) -> dict[str, Any]:
+def _join_data(all_sections: list[Mapping[str, Any]], weights: list[float | None]) -> dict[str, Any]:
     """Several data groups as one: all sources and benchmarks, components with their weights, the larger lengths."""
     joined: dict[str, Any] = {}
     for sections in all_sections:

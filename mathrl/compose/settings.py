@@ -28,7 +28,7 @@ class Trained(NamedTuple):
     checkpointing: str = ""
 
 
-def _trained(section: str, *own: str) -> Trained:
+def _trained_keys(section: str, *own: str) -> Trained:
     keys = ("optimizer.lr", "optimizer.type", "optimizer.adamw_scale", "lora", *own)
     return Trained(*(f"{section}.{key}" for key in keys))
 
@@ -38,11 +38,11 @@ PROMPT = "prompt.max_tokens"
 CRITIC = "rl.advantage.critic"
 RESPONSES = {stage: f"{stage}.max_tokens" for stage in SAMPLING}
 TRAINED = {
-    "sft": _trained("sft", "tokens_per_microbatch", "gradient_checkpointing"),
-    "rl": _trained("rl", "tokens_per_microbatch", "gradient_checkpointing"),
-    CRITIC: _trained(CRITIC),
-    "dpo": _trained("dpo", "tokens_per_microbatch"),
-    "reward_model": _trained("reward_model", "tokens_per_microbatch"),
+    "sft": _trained_keys("sft", "tokens_per_microbatch", "gradient_checkpointing"),
+    "rl": _trained_keys("rl", "tokens_per_microbatch", "gradient_checkpointing"),
+    CRITIC: _trained_keys(CRITIC),
+    "dpo": _trained_keys("dpo", "tokens_per_microbatch"),
+    "reward_model": _trained_keys("reward_model", "tokens_per_microbatch"),
 }
 NAME = "register.name"
 PROCESSES = "run.processes"

@@ -185,7 +185,7 @@ class _Files:
             self.modules[path] = next((file for file in places if file.is_file()), None)
         return self.modules[path]
 
-    def reached(self, starts: Sequence[Path], left_out: tuple[str, ...] = ()) -> set[Path]:
+    def reachable_files(self, starts: Sequence[Path], left_out: tuple[str, ...] = ()) -> set[Path]:
         """The files that some files import, directly or not, and these."""
         reached, waiting = set[Path](), list(starts)
         while waiting:
@@ -234,7 +234,7 @@ def _of_stage(stage: str, package: Path, files: _Files) -> str:
     rooms = [package / room for room in COMPOSES] if stage == RESOLVE else []
     starts = [package / "stages" / f"{stage}.py", *(file for room in rooms for file in sorted(room.rglob("*.py")))]
     shared = () if stage == RESOLVE else tuple(f"{package.name}/{room}" for room in SHARED)
-    reached = files.reached(starts, shared)
+    reached = files.reachable_files(starts, shared)
     folders = {*(file.parent for file in reached if file.name != "__init__.py"), *rooms}
     data = [file.read_bytes() for folder in sorted(folders) for file in sorted(_data_files(folder, folder in rooms))]
     return _digest(files.digest(reached), *(hashlib.sha256(content).hexdigest() for content in data))
@@ -258,7 +258,7 @@ def _own(project: Path) -> str:
         for path in re.findall(rf"\b{re.escape(package)}(?:[.:]\w+)*", text)
         if (found := _module_of(path.replace(":", "."), files))
     }
-    return files.digest(files.reached(sorted(named))) if named else ""
+    return files.digest(files.reachable_files(sorted(named))) if named else ""
 
 
 def _module_of(path: str, files: _Files) -> Path | None:
@@ -275,7 +275,7 @@ def _facts(content: bytes) -> tuple[str, dict[str, list[str]]]:
     return _digest("".join(texts)), imports
 
 
-def _bound(alias: ast.alias) -> str:
+def _bound_name(alias: ast.alias) -> str:
     """
     >>> _bound(ast.alias("floor")), _bound(ast.alias("numpy", "np"))
     ('floor', 'numpy as np')
@@ -291,10 +291,10 @@ def _dump(value: Any, texts: list[str], imports: dict[str, list[str]]) -> None:
         for item in value:
             if isinstance(item, ast.ImportFrom):
                 module = "." * item.level + (item.module or "")
-                imports.setdefault(module, []).extend(map(_bound, item.names))
+                imports.setdefault(module, []).extend(map(_bound_name, item.names))
             elif isinstance(item, ast.Import):
                 for alias in item.names:
-                    imports.setdefault(alias.name, []).append(_bound(alias).removeprefix(alias.name))
+                    imports.setdefault(alias.name, []).append(_bound_name(alias).removeprefix(alias.name))
             else:
                 _dump(item, texts, imports)
     elif isinstance(value, ast.AST):

@@ -39,13 +39,13 @@ def main(command: list[str]) -> int:
 def end_group(child: "subprocess.Popen[bytes]") -> None:
     """End every process of the child's group by the gentlest signal that works."""
     for number, seconds in ((signal.SIGINT, SIGINT_SECONDS), (signal.SIGTERM, SIGTERM_SECONDS)):
-        if not _signal(child.pid, number) or _gone(child, seconds):
+        if not _signal(child.pid, number) or _wait_for_end(child, seconds):
             return
     _signal(child.pid, signal.SIGKILL)
     child.wait()
 
 
-def _gone(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
+def _wait_for_end(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         child.poll()  # reaps it, so that it no longer counts as a member of its group

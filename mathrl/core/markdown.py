@@ -49,7 +49,7 @@ def code(text: str, most: int | None = None) -> str:
     return f"{ticks}{space}{text}{space}{ticks}"
 
 
-def fenced(text: str) -> str:
+def code_block(text: str) -> str:
     """The text as a block of code.
 
     >>> print(fenced("1 + 1"))

@@ -20,7 +20,7 @@ def results_address(server: str, experiment: str) -> str:
 
 
 @contextmanager
-def mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = None) -> Iterator[None]:
+def while_mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | None = None) -> Iterator[None]:
     """Run a mirror with this environment, in this folder, unless the environment names a running one.
 
     Within the context `env` names it to the stages that are started with it. At the end it uploads the rest.

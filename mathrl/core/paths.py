@@ -172,7 +172,7 @@ def with_driver(uri: str) -> str:
     return f"postgresql+psycopg2://{rest}" if scheme in ("postgresql", "postgres") else uri
 
 
-def shown(uri: str) -> str:
+def without_password(uri: str) -> str:
     """The URI without user name and password."""
     parts = urllib.parse.urlsplit(uri)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri

@@ -149,7 +149,7 @@ class RunRecord:
 
     def last_change(self) -> float:
         """When the run or its mirror last wrote something, in Unix seconds; 0 if the record is gone."""
-        return max((_modified(self.folder / name) or 0 for name in (RUN, METRICS, MIRROR)), default=0) / 1e9
+        return max((_modified_at(self.folder / name) or 0 for name in (RUN, METRICS, MIRROR)), default=0) / 1e9
 
 
 @dataclass
@@ -197,7 +197,7 @@ def written_times(prefix: str = "") -> dict[Path, int]:
     Oldest first. A record that is removed meanwhile is left out.
     """
     files = records_folder().glob(f"{glob.escape(prefix)}*/{RUN}")
-    times = {file.parent: _modified(file) for file in files}
+    times = {file.parent: _modified_at(file) for file in files}
     return dict(sorted(((folder, time) for folder, time in times.items() if time), key=lambda item: item[1]))
 
 
@@ -249,7 +249,7 @@ def _known_fields(kind: type[RunRecord | MirrorState], row: dict[str, Any]) -> d
     return {name: value for name, value in row.items() if name in names and value is not None}
 
 
-def _modified(file: Path) -> int | None:
+def _modified_at(file: Path) -> int | None:
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:

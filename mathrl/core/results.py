@@ -287,7 +287,7 @@ class EvaluationSummary:
     @classmethod
     def read(cls, file: Path) -> "EvaluationSummary":
         """Raises UserError: no such file, or no summary of an evaluation."""
-        return _parsed(file, cls.from_row)
+        return _parse_file(file, cls.from_row)
 
     def write(self, file: Path) -> None:
         write_json(file, self.to_row())
@@ -309,7 +309,7 @@ RecipeSummary = Mapping[str, Mapping[str, BenchmarkResults]]
 
 def read_recipe_summary(file: Path) -> RecipeSummary:
     """Raises UserError: no such file, or no summary of a recipe."""
-    return _parsed(
+    return _parse_file(
         file,
         lambda rows: {
             step: {name: BenchmarkResults.from_row(row) for name, row in benchmarks.items()}
@@ -362,7 +362,7 @@ def _by_name(models: Collection[str]) -> list[str]:
     return [*(name for name in PIPELINE if name in models), *sorted(set(models) - set(PIPELINE))]
 
 
-def _parsed(file: Path, parse: Callable[[Any], T]) -> T:
+def _parse_file(file: Path, parse: Callable[[Any], T]) -> T:
     rows = read_json(file)
     try:
         return parse(rows)

@@ -172,7 +172,7 @@ class Completion:
     calls: tuple[ToolCall, ...] = ()
 
     @property
-    def sampled(self) -> Sampled:
+    def sampled_mask(self) -> Sampled:
         """Whether each token was sampled; the others are outputs of tools."""
         sampled = np.ones(len(self.tokens), np.bool_)
         for call in self.calls:

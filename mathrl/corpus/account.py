@@ -26,8 +26,8 @@ def account(out: CollectedPages, pages: Corpus, settings: Pages, seed: int) -> d
             {
                 "round": r.number, "positives": r.positives, "negatives": r.negatives,
                 "collected": len(r.collected), "new_share": round(r.new_share, 6), "promoted": r.promoted,
-                "lowest_score": round(r.lowest_score, 4), "precision": _rounded(r.precision),
-                "recall": _rounded(r.recall), "expected_precision": round(r.expected_precision, 6),
+                "lowest_score": round(r.lowest_score, 4), "precision": _round_figure(r.precision),
+                "recall": _round_figure(r.recall), "expected_precision": round(r.expected_precision, 6),
                 "expected_recall": round(r.expected_recall, 6), "f1": round(r.f1, 6),
             }
             for r in out.rounds
@@ -108,5 +108,5 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_figure(value: float | None) -> float | None:
     return None if value is None else round(value, 6)

@@ -115,7 +115,7 @@ def inputs_of(texts: Sequence[str], classifier: PageClassifier) -> Inputs:
     return vectorizer(classifier.ngram).transform(texts)
 
 
-def stacked(parts: Sequence[Inputs]) -> Inputs:
+def stack(parts: Sequence[Inputs]) -> Inputs:
     return vstack(parts, format="csr") if isinstance(parts[0], csr_matrix) else np.concatenate(parts)
 
 

@@ -15,7 +15,7 @@ from mathrl.core.hashing import derive_seed
 from mathrl.core.paths import main_checkout
 from mathrl.curation.decontaminate import EvaluationIndex
 from mathrl.params.pages import Pages, PagesClean, Seeds
-from mathrl.reading.reading import Read, input_row, read_source, taken
+from mathrl.reading.reading import Read, input_row, read_source, split_rejected
 from mathrl.reading.row_files import list_files, read_rows
 from mathrl.reading.row_values import BadRow, payload
 from mathrl.reading.sources import resolve_evaluation
@@ -183,7 +183,7 @@ def read_evaluation(params: PagesClean, seed: int) -> tuple[EvaluationIndex, lis
     index, inputs = EvaluationIndex(params.ngram, "words"), []
     for source in resolve_evaluation(params.benchmarks, params.files, params.data_folder):
         read = Read()
-        problems, _ = taken(read_source(source, seed, read), "correct the row")
+        problems, _ = split_rejected(read_source(source, seed, read), "correct the row")
         for problem in problems:
             index.add_problem(problem)
         inputs.append(input_row(source, read))

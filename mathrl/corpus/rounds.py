@@ -26,7 +26,7 @@ import numpy.typing as npt
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
 from mathrl.corpus.calibration import FOLDS, Floats, best_cut, calibrate, fold_numbers, posterior
-from mathrl.corpus.classifier import Inputs, fit, inputs_of, stacked
+from mathrl.corpus.classifier import Inputs, fit, inputs_of, stack
 from mathrl.corpus.corpus import Corpus, Numbers
 from mathrl.curation.decontaminate import EvaluationIndex, Hit
 from mathrl.data.grams import exact_key
@@ -249,7 +249,7 @@ def _score(
     labels = np.concatenate([seeds.labels, np.repeat([1, 0], [len(added.positives), len(added.negatives)])])
     fit_seed = derive_seed(seed, "pages", number)
     folds = fold_numbers([*seeds.keys, *map(pages.key, numbers)], labels, fit_seed)
-    texts = stacked([seeds.inputs, pages.inputs(numbers)])
+    texts = stack([seeds.inputs, pages.inputs(numbers)])
     models, trained = fit(params.classifier, texts, labels, folds, seed=fit_seed)
     scores = _Scores(trained, pages.score(models, number))
     scores.pages[numbers] = trained[len(seeds.keys) :]  # by the model that did not see the page

@@ -28,7 +28,16 @@ from mathrl.curation.row_shards import SPLITS, Digesting, Item, Numbers, Summary
 from mathrl.curation.row_store import RowStore, ShardRows, StoredProblems, shard_tasks
 from mathrl.curation.similar_questions import model_folder
 from mathrl.params.data import Curate, Decontaminate
-from mathrl.reading.reading import Read, Reader, Rejected, input_row, read_source, repeated, rows_of, taken
+from mathrl.reading.reading import (
+    Read,
+    Reader,
+    Rejected,
+    input_row,
+    read_source,
+    reject_repeated,
+    rows_of,
+    split_rejected,
+)
 from mathrl.reading.row_files import Row
 from mathrl.reading.sources import ResolvedSource, absolute, resolve_evaluation, resolve_source
 
@@ -90,7 +99,7 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None, folder: 
         against += kept.of(*({"dev", "test"} & {*clean.against}))
         for resolved in planned.evaluation:
             read = Read()
-            problems_of_set, bad = taken(read_source(resolved, seed, read), remedy)
+            problems_of_set, bad = split_rejected(read_source(resolved, seed, read), remedy)
             curated.evaluation_inputs.append(input_row(resolved, read))
             curated.rejected += bad
             curated.evaluation_sizes[resolved.name] = len(problems_of_set)
@@ -149,9 +158,9 @@ def decontaminate_splits(
     curated.evaluation_homes |= homes
     curated.too_short += search.index.too_short
 
-    def contaminated() -> Iterator[tuple[int, Reason]]:
+    def contaminated_rows() -> Iterator[tuple[int, Reason]]:
         for number, hit in stored_hits(problems.of(*TRAINED), search, name.replace(" ", "-")):
-            if not hit.dropped(params.min_share):
+            if not hit.is_dropped(params.min_share):
                 # Reported, so that a person can judge the threshold.
                 curated.hits.append(replace(hit, others=()) if hit.others else hit)
                 continue
@@ -164,7 +173,7 @@ def decontaminate_splits(
             detail = f"{kind} of its {hit.part}, share {hit.share:.2f}{why}: {hit.ngram or 'similar words'}"
             yield number, Reason("contaminated", hit.eval_id, detail)
 
-    return curated.drop(name, problems, contaminated())
+    return curated.drop(name, problems, contaminated_rows())
 
 
 def _search(against: Sequence[Problem], params: Decontaminate, curated: Curated) -> Search:
@@ -206,7 +215,7 @@ def share_out_sft(
     barred: list[int] = []
     if clean:
         solution_hits = hits_of_solutions(problems.of("rl"), _search(against, clean, curated))
-        barred = [number for number, hit in solution_hits if hit.dropped(clean.min_share)]
+        barred = [number for number, hit in solution_hits if hit.is_dropped(clean.min_share)]
     share_out(problems, "sft", curate.sft_share, seed, np.array(barred, np.int64))
     curated.solutions_barred = len(barred)
 
@@ -335,7 +344,7 @@ def _repeats(store: RowStore, since: int, source: str) -> dict[int, Rejected]:
     repeats = {}
     for number in np.sort(numbers[numbers != groups]).tolist():  # a group has the number of its first row
         shard, at = store.place(number)
-        repeats[number] = repeated(store.problem(number).id, *store.shards[shard].places(at), source)
+        repeats[number] = reject_repeated(store.problem(number).id, *store.shards[shard].places(at), source)
     return repeats
 
 

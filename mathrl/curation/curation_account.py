@@ -183,7 +183,7 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
         parts += ["No hit large enough to drop a row." if curated.hits else "No hit."]
     if curated.hits:
         went, stay = (
-            Counter(min(9, int(hit.share * 10)) for hit in curated.hits if hit.dropped(settings.min_share) == large)
+            Counter(min(9, int(hit.share * 10)) for hit in curated.hits if hit.is_dropped(settings.min_share) == large)
             for large in (True, False)
         )
         shares = (

@@ -61,7 +61,7 @@ class Hit:
     decision: Verdict | None = None
     semantic: bool = False
 
-    def dropped(self, min_share: float) -> bool:
+    def is_dropped(self, min_share: float) -> bool:
         """Whether the training text goes: by a person's decision, else by its share."""
         return self.decision == "drop" or (self.decision is None and (self.semantic or self.share >= min_share))
 
@@ -77,7 +77,7 @@ class Hit:
             del row["semantic"]
         keys = {"train_key": text_key(self.train_text), "eval_key": text_key(self.eval_text)}
         cut = {name: row[name][:SHOWN] for name in ("train_text", "eval_text")}
-        return {**row, **cut, **keys, "dropped": self.dropped(min_share)}
+        return {**row, **cut, **keys, "dropped": self.is_dropped(min_share)}
 
 
 class EvaluationIndex:
@@ -114,7 +114,7 @@ class EvaluationIndex:
             self.too_short.append(f"{id} ({part})")
             return
         self.__dict__.pop("_windows", None)
-        self.__dict__.pop("_judged", None)
+        self.__dict__.pop("_decisions_by_text", None)
         self.__dict__.pop("_numbers", None)
         if self.similar and part == "question":
             self.similar.add(len(self.texts), text)
@@ -135,7 +135,7 @@ class EvaluationIndex:
 
     @cached_property
     def _windows(self) -> WindowIndex:
-        return WindowIndex(Rows.joined(self._grams), self.ngram)
+        return WindowIndex(Rows.join(self._grams), self.ngram)
 
     def may_hit(self, texts: Rows) -> npt.NDArray[np.bool_]:
         """For the hashes of the grams of each text, whether it may have a hit: an indexed window stands in it.
@@ -153,14 +153,14 @@ class EvaluationIndex:
         words = [compared_grams(text) for _, text, _ in texts]
         hashed = hash_tokens(words, TokenHashes(self._known))
         strongest: list[Hit | None] = [None] * len(texts)
-        for pairs in self._windows.pairs(hashed, self._skipped([skip for _, _, skip in texts])):
+        for pairs in self._windows.pairs(hashed, self._skipped_texts([skip for _, _, skip in texts])):
             shares = self._coverage(pairs, hashed) if self.share == "coverage" else self._common_words(pairs, hashed)
             starts = np.flatnonzero(np.diff(pairs.rows, prepend=-1))
             for start, end in zip(starts, np.append(starts[1:], len(pairs.rows)), strict=True):
                 row = int(pairs.rows[start])
                 strongest[row] = self._hit(texts[row][0], texts[row][1], words[row], pairs, range(start, end), shares)
         if self.similar and self.similar.numbers:
-            rest = [row for row, hit in enumerate(strongest) if hit is None or not hit.dropped(self.min_share)]
+            rest = [row for row, hit in enumerate(strongest) if hit is None or not hit.is_dropped(self.min_share)]
             for row, similar in zip(rest, self._semantic_hits([texts[row] for row in rest]), strict=True):
                 strongest[row] = max(
                     filter(None, [strongest[row], similar]), key=lambda hit: hit.strength, default=None
@@ -174,7 +174,7 @@ class EvaluationIndex:
         for start in range(0, len(texts), CHUNK):
             chunk = texts[start : start + CHUNK]
             for (train_id, text, skip), cosines in zip(chunk, self.similar.cosines([t[1] for t in chunk]), strict=True):
-                judged = self._judged.get(text_key(text), {}) if self._judged else {}
+                judged = self._decisions_by_text.get(text_key(text), {}) if self._decisions_by_text else {}
                 enough = cosines >= self.similar.params.min_similarity
                 at = np.flatnonzero(enough | np.isin(numbers, list(judged)) if judged else enough)
                 near = [(int(numbers[i]), float(cosines[i])) for i in at if self.texts[numbers[i]][0] not in skip]
@@ -198,7 +198,7 @@ class EvaluationIndex:
         return {number: numbers_of(grams(self.raw[number])) for number in listed}
 
     @cached_property
-    def _judged(self) -> dict[str, dict[int, Verdict]]:
+    def _decisions_by_text(self) -> dict[str, dict[int, Verdict]]:
         """The decisions on each training text, by number of the evaluation question."""
         of_key: dict[str, list[int]] = {}
         for number in self.similar.numbers if self.similar else ():
@@ -208,7 +208,7 @@ class EvaluationIndex:
             judged.setdefault(train_key, {}).update(dict.fromkeys(of_key.get(eval_key, ()), verdict))
         return judged
 
-    def _skipped(self, skips: Sequence[frozenset[str]]) -> Skipped | None:
+    def _skipped_texts(self, skips: Sequence[frozenset[str]]) -> Skipped | None:
         """Which evaluation text does not count for which row; None if all do."""
         if not any(skips):
             return None
@@ -223,7 +223,7 @@ class EvaluationIndex:
         starts = pairs.starts[at.start : at.stop + 1]
         numbers, of_text = pairs.texts[at.start : at.stop].tolist(), shares[at.start : at.stop].tolist()
         counts, first = (starts[1:] - starts[:-1]).tolist(), pairs.places[starts[:-1]].tolist()
-        decided = self._decided(text, numbers)
+        decided = self._decisions_on(text, numbers)
         ranks = [RANK[decided.get(number)] for number in numbers] if decided else [0] * len(numbers)
         best = max(zip(ranks, of_text, counts, range(0, -len(numbers), -1), strict=True))[-1] * -1
         number = numbers[best]
@@ -261,7 +261,7 @@ class EvaluationIndex:
         ordered = (self.texts[numbers[i]][0] for i in sorted(range(len(numbers)), key=place) if i != best)
         return tuple(islice(dict.fromkeys(id for id in ordered if id != self.texts[numbers[best]][0]), 20))
 
-    def _decided(self, text: str, numbers: Iterable[int]) -> dict[int, Verdict]:
+    def _decisions_on(self, text: str, numbers: Iterable[int]) -> dict[int, Verdict]:
         """The decisions on this training text, by number of the evaluation text."""
         if not self.decisions:
             return {}

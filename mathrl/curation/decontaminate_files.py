@@ -62,13 +62,13 @@ def decontaminate_files(
         for row, (_, strongest) in zip(rows, hits_of_rows, strict=True):
             counts["rows"] += 1
             hits.extend([strongest] if strongest else [])
-            if strongest is None or not strongest.dropped(rule.min_share):
+            if strongest is None or not strongest.is_dropped(rule.min_share):
                 yield row
 
     kept = _write(output, clean(), list_files(train))
     hits.sort(key=lambda hit: -hit.share)
     write_jsonl(report, (hit.to_row(rule.min_share) for hit in hits))
-    dropped = [hit for hit in hits if hit.dropped(rule.min_share)]
+    dropped = [hit for hit in hits if hit.is_dropped(rule.min_share)]
     return {
         "rows": counts["rows"],
         "kept": kept,
@@ -115,12 +115,12 @@ def _problem(row: Row, keys: Keys, *, strict: bool) -> Problem:
             f"{', '.join(sorted(row.values)) or 'no field'}); name its field with --prompt-key"
         )
     solution = _text(look_up(row.values, keys.solution or "solution"))
-    answers = [text for key in _named(keys.answer, ANSWER_KEYS) if (text := _text(look_up(row.values, key)))]
+    answers = [text for key in _with_key(keys.answer, ANSWER_KEYS) if (text := _text(look_up(row.values, key)))]
     id = look_up(row.values, keys.id or "id")
     return Problem(str(id) if id is not None else row.name, question, tuple(answers), row.name, "sft", solution)
 
 
-def _named(key: str | None, others: Sequence[str]) -> Sequence[str]:
+def _with_key(key: str | None, others: Sequence[str]) -> Sequence[str]:
     return [key, *others] if key else others
 
 

@@ -22,7 +22,7 @@ from mathrl.curation.quality import DESCRIPTIONS, broken_rules
 from mathrl.data.grams import exact_key
 from mathrl.grading import reading
 from mathrl.params.data import Decontaminate, FileSource, Quality, Rule
-from mathrl.params.load import dump_yaml, validated
+from mathrl.params.load import dump_yaml, validate_section
 from mathrl.reading.reading import Read, Rejected, read_source
 from mathrl.reading.registry import REGISTRY
 from mathrl.reading.row_files import Draw, list_files, read_rows
@@ -220,7 +220,7 @@ def curate_section(
 ) -> str:
     """The section of params/curate.yaml for these rows: nine tenths to train on, a tenth to test on."""
     source = {"type": "file", "name": name, "path": str(path.absolute()), "split": "rl", **source_fields(shape)}
-    validated(FileSource, source, "the guessed source")
+    validate_section(FileSource, source, "the guessed source")
     section: dict[str, Any] = {"sources": [source], "test_share": 0.1, "dev_share": 0.05}
     section["on_bad_row"] = "reject" if bad else "stop"
     section["deduplicate"] = {"exact": True, "near": {}}
@@ -242,12 +242,12 @@ def languages(texts: Iterable[str]) -> Counter[str]:
 def _sample(files: Sequence[Path], seed: int) -> list[dict[str, Any]]:
     draw = Draw(SAMPLE, random.Random(derive_seed(seed, "sniff")))
     for file in files:
-        for row in read_rows(file, wanted=draw.wanted):
+        for row in read_rows(file, wanted=draw.wants_more):
             if row.problem:
                 draw.skip()
             else:
                 draw.add(row.values)
-    rows = list(draw.chosen())
+    rows = list(draw.chosen_rows())
     if not rows:
         raise UserError(f"{', '.join(map(str, files))}: no row that can be read")
     return rows
@@ -288,7 +288,7 @@ def _flaws(problems: Sequence[Problem]) -> tuple[list[Flaw], int]:
     one that the gate only reports.
     """
     pieces = [problems[start : start + PIECE] for start in range(0, len(problems), PIECE)]
-    broken = list(chain.from_iterable(in_order(_broken, GATE, pieces)))
+    broken = list(chain.from_iterable(in_order(_rules_broken_by, GATE, pieces)))
     rows = Counter(chain.from_iterable(broken))
     flaws = [
         Flaw(
@@ -304,7 +304,7 @@ def _flaws(problems: Sequence[Problem]) -> tuple[list[Flaw], int]:
     return flaws, sum(not dropping.isdisjoint(rules) for rules in broken)
 
 
-def _broken(gate: Quality, problems: Sequence[Problem]) -> list[list[Rule]]:
+def _rules_broken_by(gate: Quality, problems: Sequence[Problem]) -> list[list[Rule]]:
     return [broken_rules(problem, {}, gate) for problem in problems]
 
 

@@ -27,7 +27,7 @@ def in_order(work: Callable[[Shared, Task], Result], shared: Shared, tasks: Iter
     Few tasks wait at a time, so `tasks` may be a stream that does not fit into memory. An error in the stream is
     raised after the results of the tasks before it. `work` must be picklable; `shared` is sent to each process once.
     """
-    stream = _caught(tasks)
+    stream = _catch_error(tasks)
     first = list(islice(stream, FEWEST))
     processes = cores()
     if processes == 1 or len(first) < FEWEST:
@@ -54,7 +54,7 @@ def in_order(work: Callable[[Shared, Task], Result], shared: Shared, tasks: Iter
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _caught(tasks: Iterable[Task]) -> Iterator[tuple[Any, Exception | None]]:
+def _catch_error(tasks: Iterable[Task]) -> Iterator[tuple[Any, Exception | None]]:
     """The tasks, each without an error, and last the error with which they ended, if they did."""
     try:
         for task in tasks:

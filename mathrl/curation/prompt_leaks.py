@@ -105,7 +105,9 @@ def leak(text: str, problem: Problem) -> str | None:
     truths, keyed = {_key(answer) for answer in problem.answers} - {""}, _key(text)
     if not any(truth in keyed for truth in truths):
         return None
-    return "its answer, marked as the answer" if any(_key(answer) in truths for answer in _marked(text)) else None
+    return (
+        "its answer, marked as the answer" if any(_key(answer) in truths for answer in _marked_answers(text)) else None
+    )
 
 
 def copied_share(solution: str, text: str) -> float:
@@ -146,7 +148,7 @@ def check_prompts(problems: Iterable[Problem], prompt: Prompt, tokenizer: Any) -
         )
 
 
-def _marked(text: str) -> Iterator[str]:
+def _marked_answers(text: str) -> Iterator[str]:
     """What the text marks as an answer."""
     for rule in (last_boxed, after_hashes, answer_tag):
         if (answer := rule(text)) is not None:

@@ -208,7 +208,7 @@ def broken_rules(problem: Problem, votes: Mapping[str, Sequence[str]], quality: 
         "figure": figure and not in_words,
         "figure_described": in_words,
         "context": lacks_its_context(problem.question),
-        "leak": leak(_shown(problem), problem) is not None,
+        "leak": leak(_text_of(problem), problem) is not None,
         "solution_disagrees": solution_disagrees(problem),
         "unparseable": problem.control.task is None and not any(map(_is_readable, problem.answers)),
         "majority": majority_disagrees(problem, votes.get(problem.id, ()), quality),
@@ -330,7 +330,7 @@ def _is_readable(answer: str) -> bool:
     return reading(answer) != "not parsed" or option_set(answer, contiguous=True) is not None
 
 
-def _shown(problem: Problem) -> str:
+def _text_of(problem: Problem) -> str:
     return "\n".join([problem.question, *(turn["content"] for turn in problem.control.messages)])
 
 

@@ -30,10 +30,10 @@ class _Gate:
 def pass_gate(problems: StoredProblems, samples: Path | None, quality: Quality, curated: Curated) -> StoredProblems:
     """The rows without the training rows that break a rule of `quality.drop`; dev and test rows all stay."""
     gate = _Gate(votes_of(read_jsonl(samples)) if samples else {}, quality)
-    return curated.drop("quality", problems, _failed(problems, gate, curated))
+    return curated.drop("quality", problems, _failing_rows(problems, gate, curated))
 
 
-def _failed(problems: StoredProblems, gate: _Gate, curated: Curated) -> Iterator[tuple[int, Reason]]:
+def _failing_rows(problems: StoredProblems, gate: _Gate, curated: Curated) -> Iterator[tuple[int, Reason]]:
     """The rows to drop, by number; every row that breaks a rule goes into the account."""
     for number, broken in chain.from_iterable(in_order(_check, gate, problems.pieces())):
         curated.broken.append(broken)

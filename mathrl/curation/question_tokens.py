@@ -8,7 +8,7 @@ import re
 
 import regex
 
-from mathrl.data.grams import LETTER, folded
+from mathrl.data.grams import LETTER, fold
 
 _SUPERSCRIPTS = {ord(sign): f"^{digit}" for sign, digit in zip("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789", strict=True)}
 _SIGNS = _SUPERSCRIPTS | {ord(sign): "-" for sign in "−–—‐‑‒"} | str.maketrans({"’": "'", "×": "*", "⋅": "*", "·": "*"})
@@ -58,7 +58,7 @@ def question_tokens(text: str) -> list[str]:
     if text.isascii():
         plain, rule = text.lower(), _ASCII_TOKEN
     else:
-        plain = folded(text.translate(_SIGNS)).translate(_SIGNS)
+        plain = fold(text.translate(_SIGNS)).translate(_SIGNS)
         rule = _ANY_TOKEN
     if not _PLAIN.fullmatch(plain):
         plain = plain.replace("\\$", " ").replace("{,}", ",")

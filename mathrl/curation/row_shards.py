@@ -78,7 +78,7 @@ def write_shard(digesting: Digesting, task: ShardTask) -> Summary:
             summary.rejected.append((len(problems), made))
         else:
             left_out += 1
-    lines = [encoded(problem) for problem in problems]
+    lines = [encode(problem) for problem in problems]
     with written_aside(task.stem.with_suffix(".jsonl")) as aside:
         aside.write_bytes(b"".join(lines))
     account = {
@@ -100,7 +100,7 @@ def is_complete(stem: Path) -> bool:
     return stem.with_suffix(".arrow").exists()
 
 
-def encoded(problem: Problem) -> bytes:
+def encode(problem: Problem) -> bytes:
     """The problem's line in a curated file."""
     return (_LINE.encode(problem.to_row()) + "\n").encode("utf-8", errors=ESCAPE)
 
@@ -123,17 +123,17 @@ class Shard:
         self.stem = stem
 
     @cached_property
-    def _mapped(self) -> mmap:
+    def _memory_map(self) -> mmap:
         with self.stem.with_suffix(".arrow").open("rb") as stream:  # Arrow opens no path of another encoding
             return mmap(stream.fileno(), 0, access=ACCESS_READ)
 
     @cached_property
     def table(self) -> Any:
-        return pa.ipc.open_file(pa.py_buffer(self._mapped)).read_all()
+        return pa.ipc.open_file(pa.py_buffer(self._memory_map)).read_all()
 
     def release(self) -> None:
         """Let the system have back the memory of what was read; it is read again on demand."""
-        self._mapped.madvise(MADV_DONTNEED)
+        self._memory_map.madvise(MADV_DONTNEED)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -216,7 +216,7 @@ def _gram_hashes(texts: Sequence[str]) -> Any:
     cache = TokenHashes()
     for start in range(0, len(texts), CHUNK):
         parts.append(hash_tokens([compared_grams(text) for text in texts[start : start + CHUNK]], cache))
-    return _lists(Rows.joined(parts))
+    return _lists(Rows.join(parts))
 
 
 def _lists(rows: Rows) -> Any:

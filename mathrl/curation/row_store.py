@@ -28,7 +28,7 @@ from mathrl.curation.row_shards import (
     Shard,
     ShardTask,
     as_bytes,
-    encoded,
+    encode,
     is_complete,
     write_shard,
 )
@@ -201,13 +201,13 @@ class RowStore:
 
     def problem(self, number: int) -> Problem:
         shard, at = self.place(number)
-        return self._made(number, self.shards[shard].line(at))
+        return self._make_problem(number, self.shards[shard].line(at))
 
     def problems(self, numbers: Numbers) -> Iterator[Problem]:
         """Problems of ascending numbers, read a shard at a time."""
         for shard, at in self.by_shard(numbers):
             for place, line in zip(at.tolist(), self.shards[shard].lines(at), strict=True):
-                yield self._made(int(self.starts[shard]) + place, line)
+                yield self._make_problem(int(self.starts[shard]) + place, line)
 
     def lines(self, numbers: Numbers) -> Iterator[bytes]:
         """The rows as lines of a curated file."""
@@ -216,7 +216,7 @@ class RowStore:
             changed = (self.splits[start + at] != read[at]) | self._renamed[start + at]
             lines = self.shards[shard].lines(at)
             for place, line, other in zip(at.tolist(), lines, changed.tolist(), strict=True):
-                yield encoded(self._made(start + place, line)) if other else line
+                yield encode(self._make_problem(start + place, line)) if other else line
 
     def values(self, column: str, numbers: Numbers) -> Any:
         """The values of ascending numbers in a column of numbers."""
@@ -244,7 +244,7 @@ class RowStore:
         first = int(self.starts[shard])
         return ShardRows(self.shards[shard].stem, first, at, self.splits[first + at], self._renamed[first + at])
 
-    def _made(self, number: int, line: bytes) -> Problem:
+    def _make_problem(self, number: int, line: bytes) -> Problem:
         return _problem(line, int(self.splits[number]), bool(self._renamed[number]))
 
 

@@ -130,12 +130,12 @@ class WindowIndex:
         while start < len(texts):
             end = max(start + 1, int(np.searchsorted(total, total[start] + MATCHES, side="right")) - 1)
             if total[end] > total[start]:
-                pairs = self._measured(in_rows, in_texts, start, end, skipped)
+                pairs = self._measure_pairs(in_rows, in_texts, start, end, skipped)
                 if len(pairs.rows):
                     yield pairs
             start = end
 
-    def _measured(
+    def _measure_pairs(
         self, in_rows: list[_Matches], in_texts: list[_Matches], start: int, end: int, skipped: Skipped | None
     ) -> Pairs:
         """The pairs of the rows from `start` to `end`."""
@@ -150,12 +150,12 @@ class WindowIndex:
             pair = (row - start) * len(self.sizes) + text
             counted = ~skipped.masks[skipped.of_row[row], text] if skipped else np.ones(len(row), bool)
             keys.append((pair << _PLACE | (found.postings.places[posting] if of_text else place))[counted])
-        pairs, of_row, places, starts = self._covered(np.concatenate(keys_of_rows))
-        _, text_tokens, _, _ = self._covered(np.concatenate(keys_of_texts))
+        pairs, of_row, places, starts = self._covered_tokens(np.concatenate(keys_of_rows))
+        _, text_tokens, _, _ = self._covered_tokens(np.concatenate(keys_of_texts))
         rows, texts = np.divmod(pairs, len(self.sizes))
         return Pairs(rows + start, texts, of_row, text_tokens, places, starts)
 
-    def _covered(self, keys: Integers) -> tuple[Integers, Integers, Integers, Integers]:
+    def _covered_tokens(self, keys: Integers) -> tuple[Integers, Integers, Integers, Integers]:
         """Of keys of pair and place: the pairs, the tokens that their windows cover, the places, each pair's first."""
         keys.sort()
         keys = keys[np.diff(keys, prepend=-1) > 0]

@@ -39,7 +39,7 @@ class Rows:
         return self.flat[self.starts[number] : self.starts[number + 1]]
 
     @classmethod
-    def joined(cls, parts: Sequence["Rows"]) -> "Rows":
+    def join(cls, parts: Sequence["Rows"]) -> "Rows":
         lengths = np.concatenate([np.diff(part.starts) for part in parts]) if parts else np.empty(0, np.int64)
         flat = np.concatenate([part.flat for part in parts]) if parts else np.empty(0, np.uint64)
         return cls(flat, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
@@ -113,7 +113,7 @@ def digest(texts: Sequence[str], params: NearDuplicates) -> Digests:
     bands, rows = band_shape(params.threshold, params.permutations)
     parts = [_digest_chunk(texts[i : i + CHUNK], params, bands, rows) for i in range(0, len(texts), CHUNK)]
     return Digests(
-        Rows.joined([part.shingles for part in parts]),
+        Rows.join([part.shingles for part in parts]),
         np.concatenate([part.bands for part in parts]) if parts else np.empty((0, bands), np.uint64),
         np.concatenate([part.salt for part in parts]) if parts else np.empty(0, np.uint64),
     )
@@ -164,10 +164,10 @@ def band_shape(threshold: float, permutations: int) -> tuple[int, int]:
 def _band_keys(band: np.ndarray) -> Hashes:
     keys = np.zeros(len(band), dtype=np.uint64)
     for column in range(band.shape[1]):
-        keys = _mixed(keys, band[:, column].astype(np.uint64))
+        keys = _mix(keys, band[:, column].astype(np.uint64))
     return keys
 
 
-def _mixed(keys: Hashes, others: Hashes) -> Hashes:
+def _mix(keys: Hashes, others: Hashes) -> Hashes:
     mixed = (keys ^ others) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(29))

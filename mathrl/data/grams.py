@@ -83,7 +83,7 @@ def grams(text: str) -> list[str]:
         if "," not in text and "'" not in text:
             return matches
     else:
-        matches = _ANY_GRAM.findall(folded(text))
+        matches = _ANY_GRAM.findall(fold(text))
     return [gram.translate(_DROPPED) for gram in matches]
 
 
@@ -132,11 +132,11 @@ def numbers(text_grams: list[str]) -> tuple[str, ...]:
 
 def exact_key(text: str) -> int:
     """Equal for texts that differ only in case, white space and Unicode form, or look alike: 7+5 and 7-5 stay apart."""
-    same = text.lower() if text.isascii() else folded(text).casefold()
+    same = text.lower() if text.isascii() else fold(text).casefold()
     return xxhash.xxh3_128_intdigest("".join(same.split()).encode("utf-8", errors="surrogatepass"))
 
 
-def folded(text: str) -> str:
+def fold(text: str) -> str:
     r"""The text in lower case and Unicode's form NFKC, with letters that look like Latin ones as these.
 
     >>> folded("Ｗhаt Аre α and a?")  # full-width, and а and А of Cyrillic

@@ -111,10 +111,10 @@ def _pools(
                 f"mix: no problem of source {component.source}{band} in the rl split (its sources: {sources}); "
                 "widen the band or correct the source in params/mix.yaml"
             )
-    return [_capped(pool, c.cap, seed, i) for i, (c, pool) in enumerate(zip(components, pools, strict=True))]
+    return [_cap_sources(pool, c.cap, seed, i) for i, (c, pool) in enumerate(zip(components, pools, strict=True))]
 
 
-def _capped(pool: list[Problem], cap: int | None, seed: int, number: int) -> list[Problem]:
+def _cap_sources(pool: list[Problem], cap: int | None, seed: int, number: int) -> list[Problem]:
     """At most `cap` problems per source, in their order."""
     if cap is None:
         return pool

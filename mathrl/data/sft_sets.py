@@ -25,7 +25,7 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
     Raises:
         UserError: the demonstration is worked, and the problem has no solution.
     """
-    return encodable(_demonstration(problem, routed(prompt, problem), terse))
+    return encodable(_demonstration(problem, route(prompt, problem), terse))
 
 
 def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
@@ -44,7 +44,7 @@ def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
     return f"{solution}\n\nThe answer is \\boxed{{{answer}}}."
 
 
-def routed(prompt: Prompt, problem: Problem) -> Prompt:
+def route(prompt: Prompt, problem: Problem) -> Prompt:
     """The prompt section for this problem: the route of its task or source overrides the rest (R7).
 
     The first of `control.task`, `control.data_source` and the name of the source that has a route counts, as in the

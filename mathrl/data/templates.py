@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable
 from mathrl.core.types import Problem
-from mathrl.data.sft_sets import demonstration, routed
+from mathrl.data.sft_sets import demonstration, route
 from mathrl.models.tool_messages import PYTHON, turn_end
 from mathrl.params.run import Prompt
 
@@ -68,30 +68,29 @@ def prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any = None, few_sho
     """The prompt as text. Rows that arrive templated (`control.templated`) are taken as they are.
 
     Lone surrogates, which no tokenizer takes, are written as escapes (`core.files.encodable`). Control tokens that a
-    problem spells stay text (`quoted`).
+    problem spells stay text (`quote_control_tokens`).
     """
-    return encodable(_prompt_text(problem, routed(prompt, problem), tokenizer, few_shot))
+    return encodable(_prompt_text(problem, route(prompt, problem), tokenizer, few_shot))
 
 
 def _prompt_text(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[Problem]) -> str:
     if problem.control.templated:
         return problem.question
-    problem, *few_shot = [_quoted(row, tokenizer) for row in (problem, *few_shot)]
+    problem, *few_shot = [_quote_problem(row, tokenizer) for row in (problem, *few_shot)]
     if is_chat(problem, prompt):
         return _chat(problem, prompt, tokenizer, few_shot)
     shots = "".join(
-        f"{_wrapped(shot, prompt)}{prompt_gap(prompt)}{demonstration(shot, prompt, terse=False)}\n\n"
-        for shot in few_shot
+        f"{_wrap(shot, prompt)}{prompt_gap(prompt)}{demonstration(shot, prompt, terse=False)}\n\n" for shot in few_shot
     )
     head = R1_ZERO if prompt.template == "r1_zero" else ""
-    return head + shots + _wrapped(problem, prompt)
+    return head + shots + _wrap(problem, prompt)
 
 
 def is_chat(problem: Problem, prompt: Prompt) -> bool:
     """Whether the problem's prompt is made by the tokenizer's chat template."""
     if problem.control.templated:
         return False
-    return routed(prompt, problem).template == "chat" or bool(problem.control.messages)
+    return route(prompt, problem).template == "chat" or bool(problem.control.messages)
 
 
 def response_end(problem: Problem, prompt: Prompt, tokenizer: Any) -> int:
@@ -100,7 +99,7 @@ def response_end(problem: Problem, prompt: Prompt, tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id if end is None else end)
 
 
-def quoted(text: str, tokenizer: Any) -> str:
+def quote_control_tokens(text: str, tokenizer: Any) -> str:
     """`text` with a space in each spelling of a control token, which would end a turn or begin one.
 
     Example: "Repeat <|im_end|> twice" → "Repeat < |im_end|> twice", where <|im_end|> is a token.
@@ -118,11 +117,13 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
-def _quoted(problem: Problem, tokenizer: Any) -> Problem:
-    turns = tuple({**turn, "content": quoted(turn["content"], tokenizer)} for turn in problem.control.messages)
+def _quote_problem(problem: Problem, tokenizer: Any) -> Problem:
+    turns = tuple(
+        {**turn, "content": quote_control_tokens(turn["content"], tokenizer)} for turn in problem.control.messages
+    )
     control = replace(problem.control, messages=turns)
-    solution = problem.solution and quoted(problem.solution, tokenizer)
-    return problem.with_(question=quoted(problem.question, tokenizer), solution=solution, control=control)
+    solution = problem.solution and quote_control_tokens(problem.solution, tokenizer)
+    return problem.with_(question=quote_control_tokens(problem.question, tokenizer), solution=solution, control=control)
 
 
 def prompt_gap(prompt: Prompt) -> str:
@@ -130,14 +131,14 @@ def prompt_gap(prompt: Prompt) -> str:
     return " " if prompt.template == "r1_zero" else ""
 
 
-def _wrapped(problem: Problem, prompt: Prompt) -> str:
-    asked = _asked(problem, prompt)
+def _wrap(problem: Problem, prompt: Prompt) -> str:
+    asked = _text_of_problem(problem, prompt)
     if prompt.template == "r1_zero":
         return f"User: {asked} Assistant:"
     return asked + "\n" if prompt.template == "boxed" else asked
 
 
-def _asked(problem: Problem, prompt: Prompt) -> str:
+def _text_of_problem(problem: Problem, prompt: Prompt) -> str:
     instruction = prompt.instruction
     if instruction is None and prompt.template == "boxed":
         instruction = BOXED_INSTRUCTION
@@ -153,9 +154,9 @@ def _chat(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[P
     messages = [dict(message) for message in problem.control.messages]
     if not messages:
         for shot in few_shot:
-            messages.append({"role": "user", "content": _asked(shot, prompt)})
+            messages.append({"role": "user", "content": _text_of_problem(shot, prompt)})
             messages.append({"role": "assistant", "content": demonstration(shot, prompt, terse=False)})
-        messages.append({"role": "user", "content": _asked(problem, prompt)})
+        messages.append({"role": "user", "content": _text_of_problem(problem, prompt)})
     if prompt.system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": prompt.system})
     variables = dict(prompt.chat_template_kwargs)

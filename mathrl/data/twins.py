@@ -117,12 +117,12 @@ def _drafts(
                     extra=draft.extra,
                 )
         elif kind == "renumbered":
-            yield problem.with_(question=renumbered(problem.question, rng), answers=(), solution=None)
+            yield problem.with_(question=renumber(problem.question, rng), answers=(), solution=None)
         else:
-            yield problem.with_(question=reworded(problem.question, rng), solution=None)
+            yield problem.with_(question=reword(problem.question, rng), solution=None)
 
 
-def renumbered(question: str, rng: random.Random) -> str:
+def renumber(question: str, rng: random.Random) -> str:
     """The question with each number replaced by another with as many digits; equal numbers stay equal.
 
     >>> renumbered("12 and 12 plus 3.5", random.Random(0))
@@ -130,10 +130,10 @@ def renumbered(question: str, rng: random.Random) -> str:
     """
     new: dict[str, str] = {}
 
-    def exchanged(match: re.Match[str]) -> str:
+    def exchange(match: re.Match[str]) -> str:
         return new.setdefault(match[0], "".join(_digit(match[0], place, rng) for place in range(len(match[0]))))
 
-    return NUMBER.sub(exchanged, question)
+    return NUMBER.sub(exchange, question)
 
 
 def _digit(number: str, place: int, rng: random.Random) -> str:
@@ -144,7 +144,7 @@ def _digit(number: str, place: int, rng: random.Random) -> str:
     return str(rng.randint(1, 9) if leading else rng.randint(0, 9))
 
 
-def reworded(question: str, rng: random.Random) -> str:
+def reword(question: str, rng: random.Random) -> str:
     """The question with phrases of the task and names of people exchanged, as far as it has any that are known.
 
     >>> reworded("What is 7+5?", random.Random(1))

@@ -19,7 +19,7 @@ from mathrl.engines.trl_packages import GRPOTrainer, SFTTrainer, TrainerCallback
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import schedule
 from mathrl.learners.preemption import Stopped, StopRequest
-from mathrl.models.load import loading, resolve_folder
+from mathrl.models.load import resolve_folder, while_loading
 from mathrl.models.tool_messages import end_tokens
 from mathrl.models.transformers_import import AutoModelForCausalLM
 from mathrl.params.engines import TRL_METRICS
@@ -61,7 +61,7 @@ def _factor(optimizer: Optimizer, steps: int, step: int) -> float:
 def load_for_trl(folder: Path, model: Model, tokenizer: Any) -> Any:
     """The folder's model with float32 weights and its own layers, ending responses where mathrl's sampler does."""
     path, options = resolve_folder(folder, model)
-    with loading(folder, "a causal language model", "a Hugging Face folder with config.json and *.safetensors"):
+    with while_loading(folder, "a causal language model", "a Hugging Face folder with config.json and *.safetensors"):
         network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True, **options)
     network.generation_config.eos_token_id = end_tokens(tokenizer, network.generation_config)
     return network

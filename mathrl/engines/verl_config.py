@@ -53,7 +53,7 @@ class VerlFiles:
         return self.rows / "reward.json"
 
     @property
-    def graded(self) -> Path:
+    def graded_folder(self) -> Path:
         """Folder into which verl's processes write what they graded."""
         return self.rows / "graded"
 
@@ -84,14 +84,14 @@ def verl_settings(
     rl, engine = params.rl, verl_of(params.rl)
     settings: dict[str, Any] = {
         **_data(params, files, longest_prompt),
-        **_prefixed("actor_rollout_ref.model", _model(params, files)),
-        **_prefixed("actor_rollout_ref.actor", _actor(params, longest_prompt)),
-        **_prefixed("actor_rollout_ref.rollout", _rollout(params, longest_prompt)),
+        **_add_prefix("actor_rollout_ref.model", _model(params, files)),
+        **_add_prefix("actor_rollout_ref.actor", _actor(params, longest_prompt)),
+        **_add_prefix("actor_rollout_ref.rollout", _rollout(params, longest_prompt)),
         "actor_rollout_ref.ref.fsdp_config.dtype": params.model.precision,
         "actor_rollout_ref.nccl_timeout": round(60 * params.training.collective_timeout_minutes),
-        **_prefixed("algorithm", _algorithm(rl)),
+        **_add_prefix("algorithm", _algorithm(rl)),
         **_reward(files),
-        **_prefixed("trainer", _trainer(params, files, resume)),
+        **_add_prefix("trainer", _trainer(params, files, resume)),
     }
     if engine.ray_address is not None:
         settings["+ray_kwargs.ray_init.address"] = engine.ray_address
@@ -136,12 +136,12 @@ def _hydra_value(value: Any) -> str:
     return repr(value)
 
 
-def _prefixed(prefix: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _add_prefix(prefix: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{prefix}.{name}": value for name, value in settings.items()}
 
 
 def _data(params: Params, files: VerlFiles, longest_prompt: int) -> dict[str, Any]:
-    return _prefixed(
+    return _add_prefix(
         "data",
         {
             "train_files": [str(files.train)],
@@ -173,7 +173,7 @@ def _actor(params: Params, longest_prompt: int) -> dict[str, Any]:
     loss = rl.loss
     return {
         "strategy": "fsdp2",
-        **_prefixed("optim", _optimizer(rl)),
+        **_add_prefix("optim", _optimizer(rl)),
         "fsdp_config.dtype": params.model.precision,
         "fsdp_config.seed": seed,
         "data_loader_seed": seed,
@@ -256,7 +256,7 @@ def _algorithm(rl: Rl) -> dict[str, Any]:
         "use_kl_in_reward": in_reward,
         "kl_penalty": "kl",
         "kl_ctrl.kl_coef": rl.kl_coef,
-        **_prefixed("rollout_correction", _correction(rl)),
+        **_add_prefix("rollout_correction", _correction(rl)),
     }
 
 

@@ -178,7 +178,7 @@ def latest_checkpoint(checkpoints: Path, recorded: Collection[int]) -> VerlCheck
     `latest_checkpointed_iteration.txt` with N. The metrics of step N follow after that, and are lost to a kill in
     between: such a checkpoint is left out, since its step would be missing in the run's record.
     """
-    done = _tracked(checkpoints)
+    done = _tracked_step(checkpoints)
     for folder in sorted(checkpoints.glob("global_step_*"), key=_step, reverse=True):
         step = _step(folder)
         problem = "not written to its end" if step > done else _problem(folder)
@@ -194,7 +194,7 @@ def _step(folder: Path) -> int:
     return int(folder.name.rpartition("_")[2])
 
 
-def _tracked(checkpoints: Path) -> int:
+def _tracked_step(checkpoints: Path) -> int:
     """The step of the last checkpoint that verl wrote to its end, or 0."""
     file = checkpoints / TRACKER
     text = file.read_text(encoding="utf-8").strip() if file.exists() else ""

@@ -53,9 +53,9 @@ class VerlSteps:
         """The row of a step that verl has reported."""
         rl = self.params.rl
         row = verl_figures(data, self.params.run.processes * verl_of(rl).nodes)
-        train_figures, sampled = step_figures(take_graded(self.files.graded / f"step-{step}"), self.of, rl)
+        train_figures, sampled = step_figures(take_graded(self.files.graded_folder / f"step-{step}"), self.of, rl)
         self.sampled, self.trained = self.sampled + sampled, self.trained + int(train_figures["trained_tokens"])
-        row |= train_figures | dev_figures(take_graded(self.files.graded / DEV))
+        row |= train_figures | dev_figures(take_graded(self.files.graded_folder / DEV))
         self.accuracy = row.get("dev/accuracy", self.accuracy)
         if rl.optimizer.lr and self.lr is not None:
             row["lr_factor"] = self.lr / rl.optimizer.lr
@@ -90,7 +90,7 @@ def train(inputs: RlInputs) -> TrainedModel:
     prompts = [renderer.prompt_tokens(problem) for problem in problems]
     numbers, longest = write_rows(renderer, problems, prompts, dev, params, files)
     write_reward_settings(params, _ends(tokenizer, model), files)
-    shutil.rmtree(files.graded, ignore_errors=True)  # of steps that are done again
+    shutil.rmtree(files.graded_folder, ignore_errors=True)  # of steps that are done again
 
     kept = run.state / "values.jsonl"
     recorded = {int(row["step"]): row for row in JsonlSink(kept, resume_after=rl.steps).rows()}

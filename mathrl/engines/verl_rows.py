@@ -65,7 +65,7 @@ def write_reward_settings(params: Params, ends: Sequence[int], files: VerlFiles)
     settings = {
         "reward": params.reward.model_dump(mode="json", by_alias=True),
         "ends": list(ends),
-        "graded": str(files.graded),
+        "graded": str(files.graded_folder),
         "prompts_per_step": params.rl.prompts_per_step,
     }
     write_json(files.reward, settings)
@@ -131,7 +131,7 @@ def step_figures(rows: Sequence[Mapping[str, Any]], of: RowProblems, rl: Rl) -> 
     indices = sorted({int(row["index"]) for row in rows})
     numbers = [of.numbers[index] for index in indices]
     graded = [
-        [_graded(row, of.problems[number]) for row in rows if row["index"] == index]
+        [_graded_response(row, of.problems[number]) for row in rows if row["index"] == index]
         for index, number in zip(indices, numbers, strict=True)
     ]
     groups = rollout_groups(numbers, [of.prompts[number] for number in numbers], graded)
@@ -161,7 +161,7 @@ def dev_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _graded(row: Mapping[str, Any], problem: Problem) -> Graded:
+def _graded_response(row: Mapping[str, Any], problem: Problem) -> Graded:
     """Without log-probs: verl keeps those that it sampled with."""
     completion = Completion(
         tokens=np.asarray(row["tokens"], np.int32),

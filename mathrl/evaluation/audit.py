@@ -42,7 +42,7 @@ class Sampled:
     row: Row
 
     @property
-    def accepted(self) -> bool:
+    def is_accepted(self) -> bool:
         return bool(self.row["correct"])
 
 
@@ -127,8 +127,8 @@ def error_rates(
     for item in sample:
         label = labels.get(item.key)
         if label in ("y", "n"):
-            drawn, wrong = counts[item.accepted].get(item.stratum, (0, 0))
-            counts[item.accepted][item.stratum] = drawn + 1, wrong + ((label == "y") != item.accepted)
+            drawn, wrong = counts[item.is_accepted].get(item.stratum, (0, 0))
+            counts[item.is_accepted][item.stratum] = drawn + 1, wrong + ((label == "y") != item.is_accepted)
     drawn = sum(n for side in counts.values() for n, _ in side.values())
     wrong = sum(x for side in counts.values() for _, x in side.values())
     unsure = sum(labels.get(item.key) == "unsure" for item in sample)
@@ -137,7 +137,7 @@ def error_rates(
         return ErrorRates(None, None, drawn, unsure, wrong)
     rng = np.random.default_rng(derive_seed(seed, "audit"))
     errors = {
-        side: totals[side] * _corrected(_share_wrong(counts[side], sizes, rng), annotator_error)
+        side: totals[side] * _correct_shares(_share_wrong(counts[side], sizes, rng), annotator_error)
         for side in (True, False)
     }
     wrong_responses = errors[True] + totals[False] - errors[False]
@@ -179,7 +179,7 @@ def _share_wrong(counts: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]
     return shares
 
 
-def _corrected(shares: Any, annotator_error: float) -> Any:
+def _correct_shares(shares: Any, annotator_error: float) -> Any:
     return np.clip((shares - annotator_error) / (1 - 2 * annotator_error), 0, 1)
 
 

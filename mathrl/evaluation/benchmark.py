@@ -11,7 +11,7 @@ from mathrl.core.paths import CURATED_TEST
 from mathrl.core.types import EvalRow, Problem, read_problems
 from mathrl.params.evaluate import TEST
 from mathrl.params.schema import Params
-from mathrl.reading.reading import read_source, taken
+from mathrl.reading.reading import read_source, split_rejected
 from mathrl.reading.sources import resolve_benchmark
 
 
@@ -30,7 +30,7 @@ class EvaluatedModel:
     dropped: int
     verifier: dict[str, float] | None = None
 
-    def relabelled(self, model: str) -> "EvaluatedModel":
+    def relabel(self, model: str) -> "EvaluatedModel":
         """The same results under another name: for a model folder with the same bytes."""
         rows = [replace(row, model=model) for row in self.rows]
         responses = [{**row, "model": model} for row in self.responses]
@@ -52,7 +52,7 @@ def benchmark_problems(name: str, params: Params, test: Path = CURATED_TEST) -> 
         problems = read_problems(test)
     else:
         rows = read_source(resolve_benchmark(name, settings.data_folder), params.run.seed)
-        problems, _ = taken(rows, "a benchmark with a bad row is not used")
+        problems, _ = split_rejected(rows, "a benchmark with a bad row is not used")
     if settings.limit is not None and settings.limit < len(problems):
         # Independent of run.seed: runs with different seeds are compared on the same problems.
         rng = random.Random(derive_seed(0, "evaluate", "limit", name))

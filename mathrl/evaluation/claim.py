@@ -37,14 +37,14 @@ def claim_results(evaluations: Evaluations, claim: Claim, settings: Evaluate) ->
         votes = [values_of(run, f"maj_at_{k}") for run in start_runs]
         values[f"best_of_{k}"] = votes
         responses[f"best_of_{k}"] = responses_behind(start_runs, f"maj_at_{k}")
-        figures[f"best_of_{k}"] = _voted(figures[claim.start], votes, k, settings)
+        figures[f"best_of_{k}"] = _vote_figures(figures[claim.start], votes, k, settings)
     figures[claim.model] = summarise_seeds(model_runs, settings)
     for name, runs in ((claim.start, start_runs), (claim.model, model_runs)):
         values[name], responses[name] = [accuracies(run) for run in runs], responses_behind(runs)
     return BenchmarkResults(figures, _tests(values, responses, list(figures), settings))
 
 
-def _voted(start: ModelFigures, votes: Sequence[Values], k: int, settings: Evaluate) -> ModelFigures:
+def _vote_figures(start: ModelFigures, votes: Sequence[Values], k: int, settings: Evaluate) -> ModelFigures:
     """The figures of the start's majority vote over k samples; k responses are sampled for an answer."""
     return replace(
         start,

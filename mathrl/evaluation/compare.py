@@ -14,7 +14,7 @@ from mathrl.core.results import PIPELINE, Comparison
 from mathrl.core.statistics import sum_in_order
 from mathrl.evaluation.responses import ModelRun
 from mathrl.evaluation.runs import Values, compare_runs
-from mathrl.evaluation.summary import Key, Rows, grouped, interval_over, responses_behind, values_of
+from mathrl.evaluation.summary import Key, Rows, group_by, interval_over, responses_behind, values_of
 from mathrl.params.evaluate import Evaluate
 
 MOST_GROUPS = 50
@@ -88,13 +88,13 @@ def compare_pair(
 
 def verdict_of(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> str:
     """The sentence that stands for an evaluation of the models `labels`."""
-    test = leading(labels, comparisons)
+    test = leading_comparison(labels, comparisons)
     if test is not None:
         return test.verdict()
     return "one model: nothing to compare" if len(labels) < 2 else "fewer than two problems in common: nothing to test"
 
 
-def leading(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> Comparison | None:
+def leading_comparison(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> Comparison | None:
     """The test of the first of `pairs`, if it was made."""
     return next((comparisons.get(f"{before}_to_{after}") for before, after in pairs(labels)), None)
 
@@ -169,7 +169,7 @@ def _mean(values: Values) -> float:
 def _groups(rows: Rows, key: Key, values: Sides, tested: Callable[..., Comparison]) -> Groups:
     """The comparison within each level or subject, MOST_GROUPS at most."""
     compared: Groups = {}
-    for name, group in islice(grouped(rows, key).items(), MOST_GROUPS):
+    for name, group in islice(group_by(rows, key).items(), MOST_GROUPS):
         before, after = ([{row.problem_id: run[row.problem_id] for row in group} for run in side] for side in values)
         first, second = (sum_in_order(map(_mean, side)) / len(side) for side in (before, after))
         compared[name] = {"problems": len(group), "before": first, "after": second, "difference": second - first}
@@ -197,11 +197,11 @@ def look_levels(looks: int, level: float) -> tuple[float, ...]:
         return (level,)
     from scipy.optimize import brentq  # 0.3 s, and --help needs the module
 
-    bound = brentq(lambda c: crossing(looks, c) - level, 1.0, 5.0, xtol=1e-8)
+    bound = brentq(lambda c: crossing_chance(looks, c) - level, 1.0, 5.0, xtol=1e-8)
     return tuple(float(2 * ndtr(-bound * math.sqrt(looks / look))) for look in range(1, looks + 1))
 
 
-def crossing(looks: int, bound: float) -> float:
+def crossing_chance(looks: int, bound: float) -> float:
     """The chance that a Brownian motion is outside ±bound √looks at one of the times 1 to `looks`.
 
     Its density is carried from look to look on a grid (Armitage, McPherson and Rowe, JRSS A 132, 1969).

@@ -18,7 +18,7 @@ def conclusion(results: BenchmarkResults) -> list[str]:
     for control in controls:
         control_gain, model_gain = tests[f"{start}_to_{control}"], tests[f"{control}_to_{model}"]
         (unclear if not model_gain.shown else stands if model_gain.difference > 0 else better).append(control)
-        lines.append(f"{control}: {_own_effect(start, control_gain)}; {_left(model, model_gain)}")
+        lines.append(f"{control}: {_own_effect(start, control_gain)}; {_describe_difference(model, model_gain)}")
     if better:
         lines.append(f"the claim does not stand against {', '.join(better)}: better than {model}")
     if unclear:
@@ -37,7 +37,7 @@ def _own_effect(start: str, test: Comparison) -> str:
     return f"{'better' if test.difference > 0 else 'worse'} than {start} by {_figures(test)}"
 
 
-def _left(model: str, test: Comparison) -> str:
+def _describe_difference(model: str, test: Comparison) -> str:
     if not test.shown:
         return f"no difference shown from {model} ({_figures(test)})"
     return f"{model} is {'better' if test.difference > 0 else 'worse'} by {_figures(test)}"

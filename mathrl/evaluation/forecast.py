@@ -83,14 +83,14 @@ def forecast(curve: Curve, end: int, responses: int, *, confidence: float = 0.9)
     turned = np.where(draws.random.random(DRAWS) * end > points[-1][0], draws.random.random(DRAWS), at_end)
     mean, tail = float(at_end.mean()), (1 - confidence) / 2
 
-    def measured(accuracy: Any) -> Interval:
+    def measured_interval(accuracy: Any) -> Interval:
         values = np.clip(accuracy + draws.noise(accuracy, responses), 0, 1)
         low, high = np.quantile(values, (tail, 1 - tail))
         return Interval(mean, min(float(low), mean), max(float(high), mean))
 
     gain_low, gain_high = np.quantile(later - at_end, (tail, 1 - tail))
     gain = Interval(float((later - at_end).mean()), float(gain_low), float(gain_high))
-    return Forecast(points[-1][0], end, measured(turned), measured(at_end), further, gain)
+    return Forecast(points[-1][0], end, measured_interval(turned), measured_interval(at_end), further, gain)
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,10 @@ def compare(
             "evaluate both on the same benchmark"
         )
     differences_P = np.array([after_values[id] - before_values[id] for id in common])
-    return tested(before, after, differences_P, [], responses, confidence)
+    return paired_test(before, after, differences_P, [], responses, confidence)
 
 
-def tested(
+def paired_test(
     before: str,
     after: str,
     differences_P: np.ndarray,

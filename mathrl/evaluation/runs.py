@@ -16,7 +16,7 @@ import numpy as np
 
 from mathrl.core.errors import UserError
 from mathrl.core.results import Comparison, Interval
-from mathrl.evaluation.paired import tested
+from mathrl.evaluation.paired import paired_test
 from mathrl.evaluation.spread import VariancePart, half_width, part_of, share_interval
 
 Values = Mapping[str, float]  # of one run: problem id → value
@@ -78,7 +78,7 @@ def compare_runs(
     differences_P = tables[1].mean(axis=0) - tables[0].mean(axis=0)
     runs_parts = [_runs_part(table_RP) for table_RP in tables if len(table_RP) > 1]
     spread = sum(1 / (count * len(runs)) for count, runs in zip(responses, (before_runs, after_runs), strict=True)) / 2
-    test = tested(before, after, differences_P, runs_parts, 1 / spread, confidence)
+    test = paired_test(before, after, differences_P, runs_parts, 1 / spread, confidence)
     return replace(test, before_runs=len(before_runs), after_runs=len(after_runs))
 
 

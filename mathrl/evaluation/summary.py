@@ -139,11 +139,11 @@ def interval_over(runs: Sequence[Values], settings: Evaluate, *, share: bool = T
 def _groups(rows: Rows, key: Key, settings: Evaluate) -> Mapping[str, GroupFigures]:
     return {
         name: GroupFigures(len(members), interval_over([accuracies(members)], settings))
-        for name, members in grouped(rows, key).items()
+        for name, members in group_by(rows, key).items()
     }
 
 
-def grouped(rows: Rows, key: Key) -> dict[str, list[EvalRow]]:
+def group_by(rows: Rows, key: Key) -> dict[str, list[EvalRow]]:
     """The rows by level or subject, in the order of the keys; rows without one are left out."""
     groups: dict[Any, list[EvalRow]] = {}
     for row in rows:

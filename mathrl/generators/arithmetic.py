@@ -181,19 +181,19 @@ class LinearEquation(LinearEquationOptions):
             solution = Fraction(d - b, a - c)
             if solution.denominator == 1:
                 return None
-            left, right = f"{_term(a)} {_signed(b)}", f"{_term(c)} {_signed(d)}"
+            left, right = f"{_term(a)} {_with_sign(b)}", f"{_term(c)} {_with_sign(d)}"
         elif level == 3:
             assert x is not None
             solution, d = Fraction(x), a * (x + b) - c * x
-            left, right = f"{_factor(a)}(x {_signed(b)})", _side(c, d)
+            left, right = f"{_factor(a)}(x {_with_sign(b)})", _side(c, d)
         else:
             assert x is not None
             solution, d = Fraction(x), (a - c) * x + b
-            left, right = f"{_term(a)} {_signed(b)}", _side(c, d)
+            left, right = f"{_term(a)} {_with_sign(b)}", _side(c, d)
         constant = a * b if level == 3 else b
         steps = [f"{left} = {right}"]
         if level == 3:
-            steps.append(f"{_term(a)} {_signed(constant)} = {right}")
+            steps.append(f"{_term(a)} {_with_sign(constant)} = {right}")
         steps += [f"{_term(a - c)} = {d - constant}", f"x = {solution}"]
         question = f"Solve for x: {left} = {right}"
         return Draft(question, str(solution), "\n".join(dict.fromkeys(steps)), LEVELS[level])
@@ -205,7 +205,7 @@ class LinearEquation(LinearEquationOptions):
         if determinant == 0:
             return None
         e, f = a * x + b * y, c * x + d * y
-        first, second = f"{_term(a)} {_signed(b, 'y')} = {e}", f"{_term(c)} {_signed(d, 'y')} = {f}"
+        first, second = f"{_term(a)} {_with_sign(b, 'y')} = {e}", f"{_term(c)} {_with_sign(d, 'y')} = {f}"
         placed = f"{a * x}" if a * x >= 0 else f"({a * x})"
         steps = [
             f"Multiply the first equation by {d} and the second by {b} and subtract: "
@@ -231,7 +231,7 @@ def _term(a: int, name: str = "x") -> str:
     return f"{_factor(a)}{name}"
 
 
-def _signed(b: int, name: str = "") -> str:
+def _with_sign(b: int, name: str = "") -> str:
     size = str(abs(b)) if not name or abs(b) != 1 else ""
     return f"{'+' if b >= 0 else '-'} {size}{name}"
 
@@ -239,4 +239,4 @@ def _signed(b: int, name: str = "") -> str:
 def _side(c: int, d: int) -> str:
     if c == 0:
         return str(d)
-    return f"{_term(c)} {_signed(d)}" if d else _term(c)
+    return f"{_term(c)} {_with_sign(d)}" if d else _term(c)

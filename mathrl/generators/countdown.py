@@ -38,7 +38,7 @@ class Countdown(CountdownGameOptions):
             if not integral:
                 return None
             term = rng.choice(integral)
-            steps.append(f"{_shown(first[0])}{_operation(first, second, term)}={_shown(term[0])}")
+            steps.append(f"{_show_fraction(first[0])}{_operation(first, second, term)}={_show_fraction(term[0])}")
             terms.append(term)
         value, expression, _ = terms[0]
         if value > self.largest_target or value in numbers:
@@ -96,10 +96,10 @@ def _wrap(text: str, precedence: int, minimum: int) -> str:
 def _operation(first: Term, second: Term, result: Term) -> str:
     a, b, value = first[0], second[0], result[0]
     sign = next(s for s, v in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a / b if b else None)) if v == value)
-    return f"{sign}{_shown(b)}"
+    return f"{sign}{_show_fraction(b)}"
 
 
-def _shown(value: Fraction) -> str:
+def _show_fraction(value: Fraction) -> str:
     return str(value) if value >= 0 and value.denominator == 1 else f"({value})"
 
 

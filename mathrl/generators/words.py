@@ -53,7 +53,7 @@ class WordProblem(WordProblemOptions):
         structure = rng.choice(self._choices(language, level))
         numbers, work, answer = structure.draw(rng)
         who, distracted = people(rng, language), rng.random() < self.distractors
-        question = structure.told(numbers, who, rng, distracted)
+        question = structure.tell(numbers, who, rng, distracted)
         extra = {"structure": structure.name, "language": language, "distractor": distracted}
         return Draft(question, str(answer), "\n".join(work.lines), structure.kind, extra=extra)
 

@@ -314,7 +314,7 @@ def zero_variance(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | No
     )
 
 
-def truncated(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
+def truncated_responses(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value = now(rows, health, "rollout/truncated_share")
     if value is None or len(rows) < health.window or value <= health.truncated:
         return None
@@ -386,7 +386,7 @@ def dropped_groups(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | N
 RED = (collapse, kl, mismatch, stale_sampler, importance)
 YELLOW = (
     *(entropy, length, repetition, no_success, flat, spikes),
-    *(zero_variance, truncated, critic, reward_parts, timeouts, dropped_groups),
+    *(zero_variance, truncated_responses, critic, reward_parts, timeouts, dropped_groups),
 )
 RULES = (
     Rule("loss", "red", loss, needs_rl=False),  # type: ignore[arg-type]

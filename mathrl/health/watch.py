@@ -116,7 +116,7 @@ def dev_gap(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     )
 
 
-def centring(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
+def advantages_off_centre(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value = rows[-1].get("advantage/mean")
     if value is None or not isinstance(rl.advantage, CENTRED) or abs(value) <= ROUNDING:
         return None
@@ -157,7 +157,7 @@ def empty(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
 
 COMPARISON_RULES = (
     Rule("reward_hacking", "red", reward_hacking),
-    Rule("centring", "red", centring),
+    Rule("centring", "red", advantages_off_centre),
     Rule("agreement", "red", agreement),
     Rule("reward_alone", "yellow", reward_alone),
     Rule("dev_gap", "yellow", dev_gap),
@@ -255,18 +255,22 @@ class Watch:
         if not self.findings:
             return "green"
         recent = int(self.rows[-1]["step"]) - self.health.window
-        red = any(finding.colour == "red" and finding.last > recent for finding in self.ordered)
+        red = any(finding.colour == "red" and finding.last > recent for finding in self.sorted_findings)
         return "red" if red else "yellow"
 
     @property
-    def ordered(self) -> list[Finding]:
+    def sorted_findings(self) -> list[Finding]:
         """Red findings first, then by first step."""
         return sorted(self.findings.values(), key=lambda finding: (finding.colour != "red", finding.first))
 
     def report(self) -> dict[str, Any]:
         """{"colour": "yellow", "steps": 50, "findings": [{"rule": "flat", …}]}, for JSON."""
         steps = int(self.rows[-1]["step"]) if self.rows else 0
-        return {"colour": self.colour, "steps": steps, "findings": [asdict(finding) for finding in self.ordered]}
+        return {
+            "colour": self.colour,
+            "steps": steps,
+            "findings": [asdict(finding) for finding in self.sorted_findings],
+        }
 
 
 class _LookedAt(dict[str, float]):

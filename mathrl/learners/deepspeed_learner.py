@@ -38,7 +38,7 @@ from mathrl.learners.torch_learner import check_bad
 from mathrl.models.device import hardware_of
 from mathrl.models.lora import weight_parts
 from mathrl.models.scores import prepare
-from mathrl.models.sharding import gathered, gathered_weights, own_part, own_range
+from mathrl.models.sharding import gathered_weights, own_part, own_range, with_whole_weights
 from mathrl.models.weights import with_head
 from mathrl.params.optimizer import Optimizer
 
@@ -101,17 +101,17 @@ class DeepSpeedLearner(RootPasses):
         if self.stage < 3:
             yield
             return
-        with gathered(self.model.parameters()), without_hooks(self.engine):
+        with with_whole_weights(self.model.parameters()), without_hooks(self.engine):
             yield
 
-    def scoring(self) -> AbstractContextManager[None]:
+    def while_scoring(self) -> AbstractContextManager[None]:
         return nullcontext() if self.stage < 3 or self._gathered else without_trace(self.engine)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         parts = list(weight_parts(self.model))
         return with_head(((name, make()) for name, _, make in parts) if self._gathered else gathered_weights(parts))
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    def with_evaluated_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def keep_best(self) -> None:

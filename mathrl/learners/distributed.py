@@ -18,7 +18,7 @@ from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
 from mathrl.models.context_parallel import ContextGroup
 from mathrl.params.training import Training
-from mathrl.rollout.ranks import exchanging, join_ranks, leave_ranks, neighbours, object_group
+from mathrl.rollout.ranks import join_ranks, leave_ranks, neighbours, object_group, while_exchanging
 
 Item = TypeVar("Item")
 
@@ -88,7 +88,7 @@ class Ranks:
         self._together(lambda: dist.all_gather_object(values, value, group=self.objects))
         return values
 
-    def evened(self, micros: Sequence[Item], spare: Item) -> Iterator[tuple[Item, float]]:
+    def even_out(self, micros: Sequence[Item], spare: Item) -> Iterator[tuple[Item, float]]:
         """This rank's micro-batches with factor 1.0, then `spare` with 0.0 until each rank has as many.
 
         For passes in which ranks exchange weights or gradients: all of them make the same number of passes,
@@ -106,7 +106,7 @@ class Ranks:
         """
         start = time.monotonic()
         try:
-            with exchanging():
+            with while_exchanging():
                 dist.monitored_barrier(self.objects, self.timeout, wait_all_ranks=True)
                 exchange()
         except RuntimeError as error:

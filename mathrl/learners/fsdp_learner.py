@@ -77,14 +77,14 @@ class FsdpLearner(RootPasses):
     def gather_all(self) -> AbstractContextManager[None]:
         return all_gathered(self.model)
 
-    def scoring(self) -> AbstractContextManager[None]:
+    def while_scoring(self) -> AbstractContextManager[None]:
         return nullcontext() if self._gathered else layer_by_layer(self.model)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return with_head(gathered_weights(list(weight_parts(self.model))))
 
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
+    def with_evaluated_weights(self) -> Iterator[None]:
         if self.averaged is None:  # then the trained weights are those that are evaluated
             yield
             return

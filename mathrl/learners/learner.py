@@ -78,10 +78,10 @@ class Learner(Protocol):
         """Context in which every rank has all weights and samples from the model independently."""
         ...
 
-    def scoring(self) -> AbstractContextManager[None]:
+    def while_scoring(self) -> AbstractContextManager[None]:
         """Context for forward passes without a gradient; divided weights are gathered layer by layer.
 
-        All ranks make the same number of passes (see `Ranks.evened`).
+        All ranks make the same number of passes (see `Ranks.even_out`).
         """
         ...
 
@@ -89,7 +89,7 @@ class Learner(Protocol):
         """All weights as `full_weights` gives them, at every rank, some at a time."""
         ...
 
-    def evaluated(self) -> AbstractContextManager[None]:
+    def with_evaluated_weights(self) -> AbstractContextManager[None]:
         """Context in which the model holds the evaluated weights: the averaged ones if there are any."""
         ...
 

@@ -112,11 +112,11 @@ def reduce_figures(micro_batches: Sequence[Figures], ranks: Ranks) -> dict[str, 
     >>> reduce_figures([{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0)}], ranks)
     {'loss': tensor(3.)}
     """
-    here = {name: value.cpu() for name, value in _combined(micro_batches).items()}
-    return _combined(ranks.gather_shares(here))
+    here = {name: value.cpu() for name, value in _combine(micro_batches).items()}
+    return _combine(ranks.gather_shares(here))
 
 
-def _combined(parts: Sequence[Figures]) -> dict[str, Tensor]:
+def _combine(parts: Sequence[Figures]) -> dict[str, Tensor]:
     combined: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = [part[name] for part in parts if name in part]
@@ -133,9 +133,9 @@ def own_micro_batches(
     Shares have about equal size; `chosen` items only, where they are given.
     """
     chosen = range(len(sizes)) if chosen is None else chosen
-    share = balanced([sizes[item] for item in chosen], ranks.shares)[ranks.share]
+    share = balance([sizes[item] for item in chosen], ranks.shares)[ranks.share]
     items = [chosen[place] for place in share]
-    return filled(items, [sizes[item] for item in items], tokens)
+    return fill(items, [sizes[item] for item in items], tokens)
 
 
 def smallest(sizes: Sequence[int]) -> list[int]:
@@ -143,7 +143,7 @@ def smallest(sizes: Sequence[int]) -> list[int]:
     return [min(range(len(sizes)), key=lambda item: sizes[item])]
 
 
-def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
+def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
     """Item numbers in `parts` lists of nearly equal total size: the largest first, each to the lightest.
 
     >>> balanced([5, 1, 4, 2], 2)
@@ -158,7 +158,7 @@ def balanced(sizes: Sequence[int], parts: int) -> list[list[int]]:
     return shares
 
 
-def filled(items: Sequence[Item], sizes: Sequence[int], budget: int) -> list[list[Item]]:
+def fill(items: Sequence[Item], sizes: Sequence[int], budget: int) -> list[list[Item]]:
     """Consecutive items in lists of at most `budget` in size; a larger item stands alone.
 
     >>> filled("abcd", [3, 3, 9, 1], 6)

@@ -27,7 +27,7 @@ class RootPasses:
     def micro_batches(
         self, sizes: Sequence[int], tokens: int, chosen: Sequence[int] | None = None
     ) -> Iterator[tuple[list[int], float]]:
-        return self.ranks.evened(own_micro_batches(sizes, tokens, self.ranks, chosen), smallest(sizes))
+        return self.ranks.even_out(own_micro_batches(sizes, tokens, self.ranks, chosen), smallest(sizes))
 
     def through_root(self, loss_of: LossOf[Inputs]) -> LossOf[Inputs]:
         def forward(*inputs: Inputs.args, **named: Inputs.kwargs) -> tuple[Tensor, Figures]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mathrl.core.errors import memory_part
-from mathrl.learners.micro_batches import TokenBudget, attempts, filled, own_micro_batches, smallest
+from mathrl.learners.micro_batches import TokenBudget, attempts, fill, own_micro_batches, smallest
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group
 from mathrl.models.prepared import Kernel
@@ -49,7 +49,7 @@ def own_passes(
     share = slice(ranks.share, None, ranks.shares)
     for attempt in attempts(budget):
         with attempt as now, memory_part(part, now.advice):
-            micros = ranks.evened(filled(items[share], sizes[share], now.tokens), [items[0]])
+            micros = ranks.even_out(fill(items[share], sizes[share], now.tokens), [items[0]])
             results = [(forward(micro), counts) for micro, counts in micros]
     return [result for result, counts in results if counts]
 
@@ -93,7 +93,7 @@ def _own_token_scores(
             sizes = [piece.tokens_by(kernel) for piece in pieces]
             micros = own_micro_batches(sizes, now.tokens, budget.ranks)
             scores = {}
-            for micro, counts in budget.ranks.evened(micros, smallest(sizes)):
+            for micro, counts in budget.ranks.even_out(micros, smallest(sizes)):
                 values_N = forward([pieces[i] for i in micro]).float().cpu()
                 if counts:
                     ends = accumulate(sum(pieces[i].counts) for i in micro[:-1])

@@ -41,7 +41,7 @@ def load_to_train(load: Callable[..., Any], folder: Path | str, model: Model, ra
     backend = ranks.training.backend
     zero_3 = backend == "deepspeed" and ranks.training.deepspeed.stage == 3
     mesh = rank_mesh(ranks.device) if backend == "fsdp" else None
-    with _sharded(ranks, plain_dtype(model)) if zero_3 else nullcontext():
+    with _load_sharded(ranks, plain_dtype(model)) if zero_3 else nullcontext():
         network = load(folder, model, ranks.device, plain=ranks.divides, mesh=mesh)
     check_heads(*heads_of(network.config), ranks.training.context_ranks)
     return network
@@ -50,16 +50,16 @@ def load_to_train(load: Callable[..., Any], folder: Path | str, model: Model, ra
 def sharded_like(network: Any, ranks: Ranks) -> AbstractContextManager[None]:
     """Context in which transformers makes models sharded if ZeRO 3 shards this one (`make_scorer`, `sharded_copy`)."""
     by_zero = is_sharded(network) and not is_divided(network)
-    return _sharded(ranks, network.dtype) if by_zero else nullcontext()
+    return _load_sharded(ranks, network.dtype) if by_zero else nullcontext()
 
 
-def _sharded(ranks: Ranks, dtype: torch.dtype) -> AbstractContextManager[None]:
+def _load_sharded(ranks: Ranks, dtype: torch.dtype) -> AbstractContextManager[None]:
     import_deepspeed(ranks)
     return sharded_loads(_config(ranks, dtype))
 
 
 class FrozenModel:
-    """A model that does not learn. If it is sharded, a forward pass within `scoring` gathers it layer by layer."""
+    """A model that does not learn. If it is sharded, `while_scoring` gathers it layer by layer."""
 
     def __init__(self, model: Any, ranks: Ranks) -> None:
         self.model, self.engine = model, None
@@ -71,8 +71,8 @@ class FrozenModel:
         else:
             self.engine = make_engine(model, None, _config(ranks, model.dtype), ranks)
 
-    def scoring(self) -> AbstractContextManager[None]:
-        """See `Learner.scoring`."""
+    def while_scoring(self) -> AbstractContextManager[None]:
+        """See `Learner.while_scoring`."""
         if is_divided(self.model):
             return layer_by_layer(self.model)
         return nullcontext() if self.engine is None else without_trace(self.engine)
@@ -85,11 +85,11 @@ class FrozenModel:
 
 
 @contextmanager
-def scored(model: Any, ranks: Ranks) -> Iterator[None]:
+def while_scoring(model: Any, ranks: Ranks) -> Iterator[None]:
     """Context for forward passes of a model that has no learner yet."""
     frozen = FrozenModel(model, ranks)
     try:
-        with frozen.scoring():
+        with frozen.while_scoring():
             yield
     finally:
         frozen.close()

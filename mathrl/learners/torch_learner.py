@@ -87,14 +87,14 @@ class TorchLearner:
     def whole(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def scoring(self) -> AbstractContextManager[None]:
+    def while_scoring(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return full_weights(self.model)
 
     @contextmanager
-    def evaluated(self) -> Iterator[None]:
+    def with_evaluated_weights(self) -> Iterator[None]:
         if self.averaged is None:  # then the trained weights are those that are evaluated
             yield
             return

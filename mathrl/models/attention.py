@@ -102,7 +102,7 @@ class CausalLayout:
     def _efficient(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         repeats, width = query.shape[1] // key.shape[1], value.shape[-1]
         key, value = (heads.repeat_interleave(repeats, 1) for heads in (key, value))
-        return self._by_sequence(_widened(query), _widened(key), _widened(value), scale)[..., :width]
+        return self._by_sequence(_widen(query), _widen(key), _widen(value), scale)[..., :width]
 
     def _by_sequence(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         parts = zip(*(torch.split(heads_1nTd, self.lengths, 2) for heads_1nTd in (query, key, value)), strict=True)
@@ -149,7 +149,7 @@ class VarlenLayout:
                 for tensor in (key_T, value_T)
             )
         attention = varlen_reference if query.device.type == "cpu" else varlen_attention
-        out_THd = attention(_widened(query_T), _widened(key_T), _widened(value_T), self, scale)
+        out_THd = attention(_widen(query_T), _widen(key_T), _widen(value_T), self, scale)
         return out_THd[..., :width][None]
 
 
@@ -205,7 +205,7 @@ class _SharedKeys(torch.autograd.Function):
         return grad.view(-1, *grad_UKd.shape[1:]), None, None, None
 
 
-def _widened(heads: Tensor) -> Tensor:
+def _widen(heads: Tensor) -> Tensor:
     """Heads padded with zeros to a width that the kernels take, which changes no score and no output."""
     missing = flash_width(heads.shape[-1]) - heads.shape[-1]
     return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
@@ -232,7 +232,7 @@ class _BlockAttention(torch.autograd.Function):
             weights.append(probabilities)
         ctx.layout, ctx.scale, ctx.dtype = layout, scale, query_THd.dtype
         ctx.save_for_backward(query, key, value, *weights)
-        out = _joined(outs).index_select(0, layout.place_T)
+        out = _join(outs).index_select(0, layout.place_T)
         return out.view(query.shape[0], query.shape[1], value.shape[2]).to(query_THd.dtype)
 
     @staticmethod
@@ -251,8 +251,8 @@ class _BlockAttention(torch.autograd.Function):
             ).mul_(scale)
             grads_q.append(_flat(torch.matmul(grad_scores, k), block.query_rows_Sq))
             grads_k.append(_flat(torch.matmul(grad_scores.transpose(-1, -2), q), block.key_rows_Sk))
-        grad_q = _joined(grads_q).index_select(0, layout.place_T).view(query.shape)
-        grad_k, grad_v = (_summed(grads, layout) for grads in (grads_k, grads_v))
+        grad_q = _join(grads_q).index_select(0, layout.place_T).view(query.shape)
+        grad_k, grad_v = (_sum_gradients(grads, layout) for grads in (grads_k, grads_v))
         return (
             grad_q.to(ctx.dtype),
             grad_k.view(key.shape).to(ctx.dtype),
@@ -279,13 +279,13 @@ def _flat(heads_SKnd: Tensor, rows_Sn: Tensor) -> Tensor:
     return by_row.reshape(rows_Sn.numel(), -1)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _summed(grads: list[Tensor], layout: Layout) -> Tensor:
+def _sum_gradients(grads: list[Tensor], layout: Layout) -> Tensor:
     """The gradient of each token's key: the sum over its places, in a fixed order (index_add is slower)."""
-    return torch.nn.functional.embedding_bag(layout.uses, _joined(grads), layout.use_starts_T, mode="sum")
+    return torch.nn.functional.embedding_bag(layout.uses, _join(grads), layout.use_starts_T, mode="sum")
 
 
 class DecodeCache:

@@ -52,14 +52,14 @@ class SharedLayout:
         size, heads = self.context.size, heads_1ntd.shape[1]
         if heads < size:
             heads_1ntd = heads_1ntd.repeat_interleave(size // heads, 1)
-        return self._exchanged(torch.unflatten(heads_1ntd[0], 0, (size, -1))).transpose(0, 1).flatten(1, 2)[None]
+        return self._exchange(torch.unflatten(heads_1ntd[0], 0, (size, -1))).transpose(0, 1).flatten(1, 2)[None]
 
     def _own_tokens(self, out_1Thd: Tensor) -> Tensor:
         """[1, T, H / C, d] → [1, t, H, d]."""
-        blocks = self._exchanged(torch.unflatten(out_1Thd[0], 0, (self.context.size, -1)))
+        blocks = self._exchange(torch.unflatten(out_1Thd[0], 0, (self.context.size, -1)))
         return blocks.transpose(0, 1).flatten(1, 2)[None]
 
-    def _exchanged(self, blocks_C: Tensor) -> Tensor:
+    def _exchange(self, blocks_C: Tensor) -> Tensor:
         exchanged: Tensor = _Exchange.apply(blocks_C, self.context.group)  # type: ignore[no-untyped-call]
         return exchanged
 
@@ -103,7 +103,7 @@ class RowShare:
     count: int = 0
     group: Any = None
 
-    def joined(self, values_n: Tensor) -> Tensor:
+    def join(self, values_n: Tensor) -> Tensor:
         """A value per response token of this rank → [N]."""
         if self.places_n is None:
             return values_n

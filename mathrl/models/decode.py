@@ -4,7 +4,7 @@
   tokens are kept from an earlier batch, only the others are run;
 - `step` appends a token to each sequence and returns logits [B, V] of the next;
 - `keep` continues with the given sequences only;
-- `kept` copies the keys and values of a sequence, None where the form cannot continue from them.
+- `keys_of_row` copies the keys and values of a sequence, None where the form cannot continue from them.
 
 `PackedDecoder` runs the prompts without padding, once each, and decodes from a preallocated cache of its own.
 `CachedDecoder` does the same with the model's own attention and cache, for models that cannot be packed.
@@ -141,7 +141,7 @@ class Decoder(Protocol):
 
     def keep(self, rows: Tensor) -> None: ...
 
-    def kept(self, row: int) -> KeptKeys | None: ...
+    def keys_of_row(self, row: int) -> KeptKeys | None: ...
 
 
 class PackedDecoder:
@@ -244,7 +244,7 @@ class PackedDecoder:
         self.cache.keep(rows)
         self.positions_B = self.positions_B.index_select(0, rows)
 
-    def kept(self, row: int) -> KeptKeys:
+    def keys_of_row(self, row: int) -> KeptKeys:
         return kept_keys(self.cache, row, int(self.positions_B[row]))
 
 
@@ -300,7 +300,7 @@ class CachedDecoder:
         self.inputs = {name: _select(value, rows, len(self.ids_BC), copies) for name, value in self.inputs.items()}
         self.ids_BC = self.ids_BC.index_select(0, rows)
 
-    def kept(self, row: int) -> None:
+    def keys_of_row(self, row: int) -> None:
         return None
 
 
@@ -355,5 +355,5 @@ class RecomputingDecoder:
     def keep(self, rows: Tensor) -> None:
         self.ids_BC, self.lengths_B = self.ids_BC.index_select(0, rows), self.lengths_B.index_select(0, rows)
 
-    def kept(self, row: int) -> None:
+    def keys_of_row(self, row: int) -> None:
         return None

@@ -20,7 +20,7 @@ from mathrl.models.lora import (
     save_adapter,
     weight_parts,
 )
-from mathrl.models.sharding import gathered, gathered_weights, is_sharded
+from mathrl.models.sharding import gathered_weights, is_sharded, with_whole_weights
 from mathrl.models.tool_messages import end_tokens
 from mathrl.models.transformers_import import GenerationConfig, revert_weight_conversion
 
@@ -38,7 +38,7 @@ def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> N
         if is_sharded(model):
             for _ in gathered_weights(_untied_parts(model)):
                 pass
-            with gathered(adapter_weights(model)):
+            with with_whole_weights(adapter_weights(model)):
                 if keeps_adapter(model):
                     adapter_tensors(model)
         return
@@ -56,7 +56,7 @@ def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> N
             save_files(model, gathered_weights(_untied_parts(model)), aside)
         else:
             model.save_pretrained(aside, safe_serialization=True, state_dict=merged_state(model))
-        with gathered(adapter_weights(model)):
+        with with_whole_weights(adapter_weights(model)):
             if keeps_adapter(model):
                 save_adapter(model, adapter_tensors(model), aside / ADAPTER)
         tokenizer.save_pretrained(aside)

@@ -59,13 +59,13 @@ class FusedSwiGLU(nn.Module):
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, of equal shapes."""
-    out: Tensor = _compiled(_swiglu)(gate, up)
+    out: Tensor = _compile_once(_swiglu)(gate, up)
     return out
 
 
-def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Query and key [B, H, T, D] turned by their positions' angles, whose cosines and sines are [B, T, D]."""
-    pair: tuple[Tensor, Tensor] = _compiled(_rotated)(query, key, cos, sin)
+    pair: tuple[Tensor, Tensor] = _compile_once(_rotate_eager)(query, key, cos, sin)
     return pair
 
 
@@ -73,7 +73,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return nn.functional.silu(gate) * up
 
 
-def _rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate_eager(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin = cos[:, None], sin[:, None]
     return query * cos + _quarter_turn(query) * sin, key * cos + _quarter_turn(key) * sin
 
@@ -84,7 +84,7 @@ def _quarter_turn(x: Tensor) -> Tensor:
 
 
 @cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
     settings = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, MOST_VARIANTS)
     return torch.compile(function, dynamic=True)
@@ -96,7 +96,7 @@ def _fused_unless_on_cpu(plain: Callable[..., Any]) -> Callable[..., Any]:
         if q.device.type == "cpu" or unsqueeze_dim != 1:
             pair: tuple[Tensor, Tensor] = plain(q, k, cos, sin, unsqueeze_dim)
             return pair
-        return rotated(q, k, cos, sin)
+        return rotate(q, k, cos, sin)
 
     return apply
 
@@ -121,7 +121,7 @@ def _is_rotary(function: Callable[..., Any]) -> bool:
     angles = torch.linspace(0, 5, 24).view(1, 3, 8)
     arguments = query, key, angles.cos(), angles.sin()
     try:
-        return all(map(torch.allclose, function(*arguments), _rotated(*arguments)))
+        return all(map(torch.allclose, function(*arguments), _rotate_eager(*arguments)))
     except (RuntimeError, TypeError):  # other arguments
         return False
 
@@ -136,10 +136,10 @@ def _compiles(device: str) -> bool:
 
     query, key = random(1, 5, 4, 8).transpose(1, 2), random(1, 5, 2, 8).transpose(1, 2)
     angles = random(1, 5, 8).detach()
-    cases = ((_swiglu, (random(1, 5, 12), random(1, 5, 12))), (_rotated, (query, key, angles.cos(), angles.sin())))
+    cases = ((_swiglu, (random(1, 5, 12), random(1, 5, 12))), (_rotate_eager, (query, key, angles.cos(), angles.sin())))
     try:
         for function, arguments in cases:
-            pairs = [_values_and_gradients(run, arguments) for run in (function, _compiled(function))]
+            pairs = [_values_and_gradients(run, arguments) for run in (function, _compile_once(function))]
             if not all(torch.allclose(a, b, TOLERANCE, TOLERANCE) for a, b in zip(*pairs, strict=True)):
                 raise RuntimeError("its results differ")
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # the last two: the C compiler's

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mathrl.core.errors import UserError
-from mathrl.models.prepared import Kernel, prepared
+from mathrl.models.prepared import Kernel, known_way
 
 WIDEST_FLASH = 256
 VARLEN_SINCE = (2, 11)  # torch.nn.attention.varlen with a window
@@ -55,7 +55,7 @@ def choose_kernel(
 
 def attention_kernel(model: Any) -> Kernel:
     """The kernel of a model where it is now, unless it is prepared for a certain one."""
-    way = prepared(model)
+    way = known_way(model)
     if way is not None and way.kernel is not None:
         return way.kernel
     device = model.device

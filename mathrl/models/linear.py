@@ -39,7 +39,7 @@ def keep_rounded_only(network: Any) -> None:
     for module in network.modules():
         if isinstance(module, BFloat16Linear) and module.weight.dtype != torch.bfloat16:
             product: SharedProduct = module.__dict__["_product"]
-            rounded_OI = product._rounded([layer.weight for layer in product.layers])
+            rounded_OI = product._rounded_weights([layer.weight for layer in product.layers])
             for layer, part in zip(product.layers, torch.split(rounded_OI, product.sizes), strict=True):
                 layer.weight = nn.Parameter(part, requires_grad=False)
             key = tuple((layer.weight.data_ptr(), layer.weight._version) for layer in product.layers)
@@ -102,14 +102,14 @@ class SharedProduct:
 
     def _product(self, input: Tensor) -> tuple[Tensor, ...]:
         weights = [layer.weight for layer in self.layers]
-        rounded = self._rounded(weights)
+        rounded = self._rounded_weights(weights)
         if torch.is_grad_enabled() and (input.requires_grad or weights[0].requires_grad):
             parts = _Product.apply(input, rounded, self.sizes, *weights)  # type: ignore[no-untyped-call]
             return tuple(parts)
         product = nn.functional.linear(input.to(torch.bfloat16), rounded)
         return tuple(part.to(input.dtype) for part in torch.split(product, self.sizes, dim=-1))
 
-    def _rounded(self, weights: list[Tensor]) -> Tensor:
+    def _rounded_weights(self, weights: list[Tensor]) -> Tensor:
         """The weights side by side in bfloat16, [O, I]; rounded again when one of them has changed."""
         key = tuple((weight.data_ptr(), weight._version) for weight in weights)
         if self.rounded is None or self.rounded[0] != key:

@@ -64,7 +64,7 @@ def load_model(
         use_tf32()  # for what stays in float32: the attention of the torch engine's decoding
     path, options = resolve_folder(folder, model)
     advice = "a Hugging Face folder with config.json and *.safetensors, or a hub id"
-    with memory_part("weights", WEIGHTS_ADVICE), loading(folder, "a causal language model", advice):
+    with memory_part("weights", WEIGHTS_ADVICE), while_loading(folder, "a causal language model", advice):
         config = AutoConfig.from_pretrained(path, **options)
         _refuse_encoder_decoder(config)
         weights = weights_options(model, device, plain=plain)
@@ -78,7 +78,7 @@ def load_model(
 
 
 @contextmanager
-def loading(folder: Path | str, kind: str, advice: str) -> Iterator[None]:
+def while_loading(folder: Path | str, kind: str, advice: str) -> Iterator[None]:
     """Raises UserError: transformers cannot load the folder as `kind`; give `advice` in its place."""
     try:
         yield

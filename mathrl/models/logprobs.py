@@ -19,7 +19,7 @@ from mathrl.models.decode import Decoder
 from mathrl.models.head import LogprobHead, most_logits
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.packing import Group, PackedBatch, pack
-from mathrl.models.prepared import Prepared, compute_as, prepared
+from mathrl.models.prepared import Prepared, compute_as, known_way
 from mathrl.models.trial import DECODERS, Trial, known_trial, one_batch_limit
 
 
@@ -41,7 +41,7 @@ def _packed_logprobs(
 ) -> tuple[Tensor, Tensor]:
     share = own_share(model, pack(groups, model.device, attention_kernel(model)))
     logprobs_n, entropies_n = _batch_logprobs(model, share.batch, temperature, entropy)
-    return share.joined(logprobs_n), share.joined(entropies_n) if entropy else entropies_n
+    return share.join(logprobs_n), share.join(entropies_n) if entropy else entropies_n
 
 
 def _batch_logprobs(model: Any, batch: PackedBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ def _padded_logprobs(
     model: Any, groups: Sequence[Group], temperature: float, entropy: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Without packing: every response with its own copy of the prompt, padded on the right."""
-    ids_BL, real_BL, chosen = padded(groups, model.device)
+    ids_BL, real_BL, chosen = pad(groups, model.device)
     inputs = {"input_ids": ids_BL, "attention_mask": real_BL, "use_cache": False}
     if _without_logits(model, ids_BL.numel()):
         hidden_ND = model.get_decoder()(**inputs).last_hidden_state[:, :-1][chosen]
@@ -152,7 +152,7 @@ def _padded_logprobs(
     return logp_NV.gather(1, ids_BL[:, 1:][chosen][:, None])[:, 0], entropies_N
 
 
-def padded(groups: Sequence[Group], device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
+def pad(groups: Sequence[Group], device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids [B, L], the mask of real tokens [B, L], and where a token with a log-prob is next [B, L - 1]."""
     pairs = [(group.prompt, response) for group in groups for response in group.responses]
     masks = [torch.from_numpy(mask) for group in groups for mask in group.masks]
@@ -177,7 +177,7 @@ def prepare_language_model(model: Any) -> Prepared:
     Raises:
         UserError: mathrl cannot compute this architecture at all.
     """
-    way = prepared(model)
+    way = known_way(model)
     if way is not None:
         return way
     trial = architecture_trial(model)

@@ -114,10 +114,10 @@ def weight_parts(network: Any) -> Iterator[tuple[str, list[Tensor], Callable[[],
         parts = [weight]
         if module is not None:
             parts += [module.lora_A[_NAME].weight, module.lora_B[_NAME].weight]
-        yield name.replace(".base_layer.", "."), parts, partial(_merged, weight, module, dtype)
+        yield name.replace(".base_layer.", "."), parts, partial(_merged_weight, weight, module, dtype)
 
 
-def _merged(weight: Tensor, module: Any, dtype: torch.dtype) -> Tensor:
+def _merged_weight(weight: Tensor, module: Any, dtype: torch.dtype) -> Tensor:
     base = whole(weight.detach(), dtype)
     if module is None:
         return base

@@ -55,7 +55,7 @@ def _same(module: nn.Module, weight: Tensor, eps: float) -> bool:
     random = nn.Parameter((torch.rand(width, generator=generator) + 0.5).to(weight), requires_grad=False)
     probe = copy.copy(module)
     probe.__dict__["_parameters"] = {"weight": random}
-    output, _, _ = _normalised(x.float(), random.float(), eps)
+    output, _, _ = _rms_normalise(x.float(), random.float(), eps)
     tolerance = TOLERANCE[weight.dtype]
     return bool(torch.allclose(output, probe(x).float(), atol=tolerance, rtol=tolerance))
 
@@ -71,7 +71,7 @@ class FastRMSNorm(nn.Module):
             out: Tensor = _Norm.apply(hidden_states, self.weight, eps)  # type: ignore[no-untyped-call]
             return out
         flat_NE = hidden_states.reshape(-1, hidden_states.shape[-1])
-        return _normalised(flat_NE, self.weight, eps)[0].view(hidden_states.shape)
+        return _rms_normalise(flat_NE, self.weight, eps)[0].view(hidden_states.shape)
 
 
 class FusedRMSNorm(nn.Module):
@@ -84,7 +84,7 @@ class FusedRMSNorm(nn.Module):
         return nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, eps)
 
 
-def _normalised(x_NE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _rms_normalise(x_NE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The output, x / rms and 1 / rms; the backward needs the last two."""
     mean_square_N1 = torch.linalg.vector_norm(x_NE, dim=-1, keepdim=True).square_().div_(x_NE.shape[-1])
     inverse_N1 = mean_square_N1.add_(eps).rsqrt_()
@@ -97,7 +97,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_E: Tensor, eps: float) -> Tensor:  # type: ignore[override]
-        out_NE, unit_NE, inverse_N1 = _normalised(x.reshape(-1, x.shape[-1]), weight_E, eps)
+        out_NE, unit_NE, inverse_N1 = _rms_normalise(x.reshape(-1, x.shape[-1]), weight_E, eps)
         ctx.save_for_backward(unit_NE, inverse_N1, weight_E)
         return out_NE.view(x.shape)
 

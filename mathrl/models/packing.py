@@ -177,7 +177,7 @@ def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu"
     tokens.append([0] * padding)
     positions.append(np.zeros(padding, int))
     ids_T, positions_T, rows_R, row_of_N, targets_N = (
-        _moved(np.concatenate([[], *parts], dtype=np.int64, casting="unsafe"), device)
+        _move(np.concatenate([[], *parts], dtype=np.int64, casting="unsafe"), device)
         for parts in (tokens, positions, rows, row_of, targets)
     )
     layout: RowLayout
@@ -197,7 +197,7 @@ def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu"
     )
 
 
-def _moved(array: np.ndarray[Any, Any], device: Device) -> Tensor:
+def _move(array: np.ndarray[Any, Any], device: Device) -> Tensor:
     tensor = torch.from_numpy(array)
     return tensor if torch.device(device).type == "cpu" else to_device(tensor, device)
 
@@ -255,14 +255,14 @@ def make_layout(sequences: list[_Sequence], tokens: int, device: Device) -> Layo
         key_base += key_rows.size
         blocks.append(
             Block(
-                query_rows_Sq=_moved(query_rows, device),
-                key_rows_Sk=_moved(key_rows, device),
-                padding_rows=_moved(np.flatnonzero(~real_query), device),
-                bias_Sqk=_moved(np.where(later, np.float32(-np.inf), np.float32(0)), device),
+                query_rows_Sq=_move(query_rows, device),
+                key_rows_Sk=_move(key_rows, device),
+                padding_rows=_move(np.flatnonzero(~real_query), device),
+                bias_Sqk=_move(np.where(later, np.float32(-np.inf), np.float32(0)), device),
             )
         )
     uses, use_starts_T = _uses(np.concatenate(use_rows), np.concatenate(use_places), tokens, device)
-    return Layout(blocks=blocks, place_T=_moved(place, device), uses=uses, use_starts_T=use_starts_T)
+    return Layout(blocks=blocks, place_T=_move(place, device), uses=uses, use_starts_T=use_starts_T)
 
 
 def varlen_layout(sequences: list[_Sequence], tokens: int, device: torch.device | str) -> VarlenLayout:
@@ -277,14 +277,14 @@ def varlen_layout(sequences: list[_Sequence], tokens: int, device: torch.device 
     key_rows = np.concatenate(rows)
     uses_U, use_starts_T = _uses(key_rows, np.arange(len(key_rows)), tokens, device)
     query_starts_S1, key_starts_S1 = (
-        _moved(np.concatenate([[0], np.cumsum(values)]).astype(np.int32), device) for values in (lengths, key_lengths)
+        _move(np.concatenate([[0], np.cumsum(values)]).astype(np.int32), device) for values in (lengths, key_lengths)
     )
     return VarlenLayout(
         query_starts_S1=query_starts_S1,
         key_starts_S1=key_starts_S1,
         longest_query=int(lengths.max()),
         longest_key=int(key_lengths.max()),
-        key_rows_U=_moved(key_rows, device) if len(key_rows) > tokens else None,
+        key_rows_U=_move(key_rows, device) if len(key_rows) > tokens else None,
         uses_U=uses_U,
         use_starts_T=use_starts_T,
     )
@@ -296,7 +296,7 @@ def _uses(
     """Of `places` that hold the tokens `rows`: the places of each token, one token after another, and their starts."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=tokens)
-    return _moved(places[order], device), _moved(np.concatenate([[0], np.cumsum(counts)[:-1]]), device)
+    return _move(places[order], device), _move(np.concatenate([[0], np.cumsum(counts)[:-1]]), device)
 
 
 def _by_length(sequences: list[_Sequence]) -> list[list[_Sequence]]:

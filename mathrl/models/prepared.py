@@ -29,7 +29,7 @@ class Prepared:
 _PREPARED: WeakKeyDictionary[Any, Prepared] = WeakKeyDictionary()
 
 
-def prepared(model: Any) -> Prepared | None:
+def known_way(model: Any) -> Prepared | None:
     """How the model is computed; None before it is prepared."""
     return _PREPARED.get(model)
 
@@ -45,5 +45,5 @@ def compute_as(model: Any, way: Prepared | None) -> None:
 def copy_model(model: Any) -> Any:
     """A deep copy that is computed in the same way."""
     twin = copy.deepcopy(model)
-    compute_as(twin, prepared(model))
+    compute_as(twin, known_way(model))
     return twin

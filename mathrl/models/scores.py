@@ -24,11 +24,18 @@ from mathrl.models.device import Device, keep_freed_memory
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.fsdp import divided_loads, is_divided, made_divided
 from mathrl.models.kernels import attention_kernel, compute_dtype
-from mathrl.models.load import WEIGHTS_ADVICE, loading, precision_of, resolve_folder, use_fast_layers, weights_options
-from mathrl.models.logprobs import padded, prepare_language_model
+from mathrl.models.load import (
+    WEIGHTS_ADVICE,
+    precision_of,
+    resolve_folder,
+    use_fast_layers,
+    weights_options,
+    while_loading,
+)
+from mathrl.models.logprobs import pad, prepare_language_model
 from mathrl.models.lora import merged_state
 from mathrl.models.packing import Group, pack
-from mathrl.models.prepared import Prepared, compute_as, prepared
+from mathrl.models.prepared import Prepared, compute_as, known_way
 from mathrl.models.sharding import copy_shards, is_sharded, own_part
 from mathrl.models.transformers_import import AutoConfig, AutoModelForTokenClassification
 from mathrl.models.trial import scorer_takes_packed
@@ -81,7 +88,7 @@ def load_scorer(
     keep_freed_memory()
     path, options = resolve_folder(folder, model)
     advice = "the folder of a reward model or critic: token classification with one label"
-    with memory_part("weights", WEIGHTS_ADVICE), loading(folder, "a model with one score per token", advice):
+    with memory_part("weights", WEIGHTS_ADVICE), while_loading(folder, "a model with one score per token", advice):
         config = AutoConfig.from_pretrained(path, **options)
         architecture = (getattr(config, "architectures", None) or ["none"])[0]
         if config.num_labels != 1 or not architecture.endswith("ForTokenClassification"):
@@ -120,11 +127,11 @@ def _packed_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
     scores_T = scorer(
         input_ids=batch.input_ids_1T, position_ids=batch.position_ids_1T, layout=batch.layout, **packed_inputs(scorer)
     ).logits[0, :, 0]
-    return share.joined(scores_T.float()[batch.rows_R][batch.row_of_N])
+    return share.join(scores_T.float()[batch.rows_R][batch.row_of_N])
 
 
 def _padded_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
-    ids_BL, real_BL, chosen = padded(groups, scorer.device)
+    ids_BL, real_BL, chosen = pad(groups, scorer.device)
     scores = scorer(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits[:, :-1, 0]
     scores_N: Tensor = scores[chosen].float()
     return scores_N
@@ -132,7 +139,7 @@ def _padded_scores(scorer: Any, groups: Sequence[Group]) -> Tensor:
 
 def prepare_scorer(scorer: Any) -> Prepared:
     """How a model with a score per token is computed; found out now unless it is known."""
-    way = prepared(scorer)
+    way = known_way(scorer)
     if way is None:
         way = Prepared(scorer_takes_packed(scorer, _padded_scores, _packed_scores))
         if way.packed:

@@ -40,7 +40,7 @@ _LLAMA = {
 }
 
 
-def _listed() -> dict[str, tuple[str, Sizes]]:
+def _known_shapes() -> dict[str, tuple[str, Sizes]]:
     """Architecture and SIZES by hub id."""
     models: dict[str, tuple[str, Sizes]] = {}
     for size, sizes in _QWEN.items():
@@ -66,7 +66,7 @@ def _listed() -> dict[str, tuple[str, Sizes]]:
 
 # From https://huggingface.co/ID/resolve/main/config.json of each, so that a plan needs no hub;
 # tests/models/test_shapes.py holds the weights that follow against the number that the hub counts in their files.
-KNOWN = _listed()
+KNOWN = _known_shapes()
 HEADS_OF_128 = ("qwen3",)  # architectures whose heads are not width / heads wide, unless config.json says so
 DENSE = ("qwen2", "qwen3", "llama", "mistral")  # architectures whose weights `dense_shape` counts
 
@@ -128,7 +128,7 @@ def known_model(base: PretrainedModel) -> KnownModel | None:
     if size is None:
         return None
     nearest = min(KNOWN, key=lambda name: abs((billions(name) or 0.0) - size))
-    return KnownModel(_resized(known_shape(nearest), size * 1e9), None, f"the size in the name, with {nearest}'s shape")
+    return KnownModel(_resize(known_shape(nearest), size * 1e9), None, f"the size in the name, with {nearest}'s shape")
 
 
 def known_shape(name: str) -> ModelShape:
@@ -178,7 +178,7 @@ def dense_shape(kind: str, config: dict[str, Any]) -> ModelShape:
     )
 
 
-def _resized(shape: ModelShape, parameters: float) -> ModelShape:
+def _resize(shape: ModelShape, parameters: float) -> ModelShape:
     """The shape with as many layers as make about this number of parameters."""
     beside = shape.parameters - shape.matrices
     layer = shape.matrices / shape.layers

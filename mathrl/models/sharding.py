@@ -91,7 +91,7 @@ def element_count(weight: Tensor) -> int:
     return int(getattr(weight, "ds_numel", weight.numel()))
 
 
-def gathered(weights: Iterable[Tensor]) -> AbstractContextManager[None]:
+def with_whole_weights(weights: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Context in which every rank has these weights of ZeRO whole (see `whole` for FSDP's); all ranks enter it."""
     sharded = [weight for weight in weights if hasattr(weight, "ds_tensor")]
     if not sharded:
@@ -117,7 +117,7 @@ def gathered_weights(parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_bucket(bucket: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
-    with gathered(weight for _, weights, _ in bucket for weight in weights):
+    with with_whole_weights(weight for _, weights, _ in bucket for weight in weights):
         for name, _, make in bucket:
             yield name, make()
 

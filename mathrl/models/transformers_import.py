@@ -22,7 +22,7 @@ HIDDEN = ("sklearn", "scipy", "pandas", "accelerate", "deepspeed")
 
 
 @contextmanager
-def hidden(names: tuple[str, ...]) -> Iterator[None]:
+def hide_packages(names: tuple[str, ...]) -> Iterator[None]:
     """Make the packages unfindable within the block, by an entry None in sys.modules."""
     absent = [name for name in names if name not in sys.modules]
     for name in absent:
@@ -64,7 +64,11 @@ def distributions_on_request() -> Iterator[None]:
         importlib.metadata.packages_distributions = read_all
 
 
-with hidden(HIDDEN if "transformers" not in sys.modules else ()), distributions_on_request(), without_collections():
+with (
+    hide_packages(HIDDEN if "transformers" not in sys.modules else ()),
+    distributions_on_request(),
+    without_collections(),
+):
     import transformers
     from transformers import AutoConfig as AutoConfig
     from transformers import AutoModelForCausalLM as AutoModelForCausalLM

@@ -323,7 +323,7 @@ def continues(model: Any, groups: Sequence[Group], expected_N: Tensor) -> bool:
     lasts = expected_N[torch.tensor([sum(group.counts) for group in groups]).cumsum(0) - 1]
     try:
         decoder.prefill([group.prompt for group in groups], 1, 16)
-        kept = [decoder.kept(row) for row in range(len(groups))]
+        kept = [decoder.keys_of_row(row) for row in range(len(groups))]
         longer = [[*group.prompt, *group.responses[-1][:-1]] for group in groups]
         logits = decoder.prefill(longer, 1, 16, kept)
     except ERRORS:

@@ -291,31 +291,31 @@ def verl_combinations(params: Params) -> Iterator[str]:
         yield "reward.parts without type majority (its reward sees one response at a time)"
 
 
-def unsupported(params: Params, stage: str) -> Iterator[str]:
+def unsupported_settings(params: Params, stage: str) -> Iterator[str]:
     """What to write instead of each setting that the stage's engine cannot do, with the reason.
 
     Example: ["rl.ema=null (it keeps no moving average of the weights)"].
     """
     if stage == "sft" and isinstance(params.sft.engine, Trl) and params.sft.steps:
-        yield from _refused(TRL_SFT, params)
+        yield from _refusals(TRL_SFT, params)
     if stage == "rl" and isinstance(params.rl.engine, Trl):
-        yield from _refused(TRL_RL, params)
+        yield from _refusals(TRL_RL, params)
         yield from trl_combinations(params)
     if stage == "rl" and isinstance(params.rl.engine, Verl):
-        yield from _refused(VERL_RL, params)
+        yield from _refusals(VERL_RL, params)
         yield from verl_combinations(params)
 
 
 def engine_problem(params: Params, stage: str) -> str:
     """One sentence with everything that the stage's engine cannot do; empty where it can do all."""
-    instead = list(unsupported(params, stage))
+    instead = list(unsupported_settings(params, stage))
     if not instead:
         return ""
     engine = getattr(params, stage).engine.type
     return f"engine {engine} cannot do what is set; set {', '.join(instead)}, or {stage}.engine=mathrl"
 
 
-def _refused(table: Sequence[Meaning], params: Params) -> Iterator[str]:
+def _refusals(table: Sequence[Meaning], params: Params) -> Iterator[str]:
     for meaning in table:
         if has_setting(params, meaning.setting):
             refusal = meaning.refusal(value_of(params, meaning.setting))

@@ -34,7 +34,7 @@ def form(section: type[Section], tag: str = "") -> type[BaseModel]:
         default = info.get_default(call_default_factory=True, validated_data={})
         help_text = [part for part in (field_help(info), _default_text(default)) if part]
         copied: Any = Field(None, title=name, description=" ".join(help_text))
-        fields[name] = (_bounded(kind, info), copied)
+        fields[name] = (_with_bounds(kind, info), copied)
     return create_model(
         f"{section.__name__}Form",
         __config__=ConfigDict(extra="forbid", title="change", json_schema_extra=fillable),
@@ -64,22 +64,22 @@ def form_overrides(sections: Mapping[str, BaseModel | None]) -> list[str]:
     overrides: list[str] = []
     for name, values in sections.items():
         if values is not None:
-            overrides += _dotted(name, values, values.model_dump(mode="json", exclude_none=True))
+            overrides += _dotted_overrides(name, values, values.model_dump(mode="json", exclude_none=True))
     return overrides
 
 
-def _dotted(path: str, form: BaseModel, dumped: Mapping[str, Any]) -> list[str]:
+def _dotted_overrides(path: str, form: BaseModel, dumped: Mapping[str, Any]) -> list[str]:
     overrides: list[str] = []
     for name, value in dumped.items():
         inner = getattr(form, name)
         if isinstance(inner, BaseModel) and not isinstance(inner, Section):
-            overrides += _dotted(f"{path}.{name}", inner, value)
+            overrides += _dotted_overrides(f"{path}.{name}", inner, value)
         else:
             overrides.append(f"{path}.{name}={json.dumps(value, ensure_ascii=False)}")  # JSON is YAML
     return overrides
 
 
-def _bounded(kind: Any, info: FieldInfo) -> Any:
+def _with_bounds(kind: Any, info: FieldInfo) -> Any:
     """`kind | None` with the bounds on `kind`, because a form shows them only there."""
     bounded = kind
     for bound in info.metadata:

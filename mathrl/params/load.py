@@ -41,7 +41,7 @@ def put_section(values: dict[str, Any], name: str, section: Any, old: OldNames) 
     name_types(values)
 
 
-def validated(kind: type[S], values: Mapping[str, Any], where: str) -> S:
+def validate_section(kind: type[S], values: Mapping[str, Any], where: str) -> S:
     """The section `kind` with these values, which come from `where`.
 
     Raises:
@@ -251,14 +251,14 @@ def dump_yaml(value: Any) -> str:
 
 
 @cache
-def _parsed(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     return YAML(typ="safe", pure=True).load(text)
 
 
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text. A text is parsed once: a recipe reads the same 20 files for each of its steps."""
     try:
-        return copy.deepcopy(_parsed(text))
+        return copy.deepcopy(_parse_yaml(text))
     except YAMLError as error:
         raise UserError(f"{where}: not YAML ({' '.join(str(error).split())})") from None
 

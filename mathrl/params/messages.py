@@ -55,7 +55,7 @@ def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location,
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             key = str(path[-1])
-            others = union.having(key) if union is not None else []
+            others = union.members_with(key) if union is not None else []
             text = _of_other_types(others) if others else f"unknown parameter{unknown_hint(key, choices)}"
         elif item["type"] == "union_tag_invalid":
             tag, field = str(item["ctx"]["tag"]), item["ctx"]["discriminator"].strip("'")
@@ -65,7 +65,7 @@ def messages(error: ValidationError, kind: Any) -> Iterator[tuple[str, Location,
             path = [*path, item["ctx"]["discriminator"].strip("'")]
             text = f"missing; write one of {', '.join(choices)}"
         elif item["type"] != SECRET and item["type"] != "missing":
-            text += _found(item["input"], text, _section_at(kind, item["loc"]))
+            text += _describe_value(item["input"], text, _section_at(kind, item["loc"]))
         yield item["type"], path, text
 
 
@@ -79,7 +79,7 @@ def _of_other_types(tags: Sequence[str]) -> str:
     return f"unknown parameter (only types {', '.join(tags[:-1])} and {tags[-1]} have it)"
 
 
-def _found(value: Any, text: str, section: type[Section] | None) -> str:
+def _describe_value(value: Any, text: str, section: type[Section] | None) -> str:
     """What was found: a value, or of a whole section the values of the fields that the message names."""
     if not isinstance(value, dict) or section is None:
         return f", found {value!r}"
@@ -149,7 +149,7 @@ def _kind_at(kind: Any, location: Location) -> Any:
             kind = tags.members[str(part)]
             continue
         if tags is not None:
-            section = next((tags.members[tag] for tag in tags.having(str(part))), None)
+            section = next((tags.members[tag] for tag in tags.members_with(str(part))), None)
         if section is not None:
             fields = {info.alias or name: info for name, info in section.model_fields.items()}
             kind = annotation(fields[str(part)]) if part in fields else None

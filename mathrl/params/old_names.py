@@ -126,7 +126,7 @@ class OldNames:
             elif path == "rl.lora" and isinstance(value, Mapping) and value.get("dropout") == 0:
                 kept[key] = {name: part for name, part in value.items() if name != "dropout"}
             elif path == "sweep.space" and isinstance(value, Mapping):
-                kept[key] = {self._renamed(name): _axis(name, axis) for name, axis in value.items()}
+                kept[key] = {self._new_name(name): _axis(name, axis) for name, axis in value.items()}
             else:
                 kept[key] = value
         if old and isinstance(kept.get("advantage"), str):  # one of 0.1 that has its name still: its options stay
@@ -140,7 +140,7 @@ class OldNames:
             return {key: value}
         return old_parts(key, value)
 
-    def _renamed(self, key: str) -> str:
+    def _new_name(self, key: str) -> str:
         new = NAMES.get(key, new_key(key))
         if new != key:
             self.met[key] = new

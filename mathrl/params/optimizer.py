@@ -40,7 +40,7 @@ class _Optimizer(Section):
 
     def beside(self, tag: str) -> dict[str, Any]:
         """What an optimizer of the other type takes from a section's default: AdamW's rate, and all that is no rate."""
-        shared = {name: value for name, value in self.written().items() if name in _Optimizer.model_fields}
+        shared = {name: value for name, value in self.written_fields().items() if name in _Optimizer.model_fields}
         return shared | {"type": tag} | other_rates(self.type, tag, dict(self))
 
 

@@ -15,7 +15,7 @@ class Tags(NamedTuple):
     field: str
     members: dict[str, Any]
 
-    def having(self, name: str) -> list[str]:
+    def members_with(self, name: str) -> list[str]:
         """The tags of the members with a field of this name."""
         return [tag for tag, member in self.members.items() if name in getattr(member, "model_fields", ())]
 
@@ -123,13 +123,13 @@ class Section(BaseModel):
                 part = {field: part} if isinstance(part, str) else part
                 if isinstance(part, dict):
                     tag = part.get(field, usual_tag(cls, name))
-                    part = {field: tag} | _kept(default, field, tag) | part
+                    part = {field: tag} | _keep_of_default(default, field, tag) | part
                 merged[name] = part
             elif isinstance(default, Section) and isinstance(part, dict):
-                merged[name] = default.written() | part
+                merged[name] = default.written_fields() | part
         return merged
 
-    def written(self) -> dict[str, Any]:
+    def written_fields(self) -> dict[str, Any]:
         """The fields that were set, with their values."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
@@ -138,11 +138,11 @@ class Section(BaseModel):
         return {}
 
 
-def _kept(default: Any, field: str, tag: str) -> dict[str, Any]:
+def _keep_of_default(default: Any, field: str, tag: str) -> dict[str, Any]:
     """What a union's member of type `tag` keeps of the default."""
     if not isinstance(default, Section):
         return {}
-    return default.written() if getattr(default, field) == tag else default.beside(tag)
+    return default.written_fields() if getattr(default, field) == tag else default.beside(tag)
 
 
 def is_url(url: str) -> str:

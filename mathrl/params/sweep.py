@@ -12,7 +12,7 @@ Choice = bool | int | float | str | None
 
 class _Range(Section):
     @model_validator(mode="after")
-    def _ordered(self) -> "_Range":
+    def _check_order(self) -> "_Range":
         low, high = (float(getattr(self, end)) for end in ("low", "high"))
         if low >= high:
             raise ValueError(f"low {low:g} must be below high {high:g}")

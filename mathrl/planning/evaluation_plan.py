@@ -95,7 +95,7 @@ class Runs:
 
 def smallest_difference(problems: int, samples: int, spread: Spread, runs: Runs, confidence: float) -> float:
     """What a comparison of two models with so many problems and responses shows with a power of 0.8."""
-    # As `paired.tested`: half a problem of each of four outcomes is added.
+    # As `paired.paired_test`: half a problem of each of four outcomes is added.
     added = sum(outcome**2 for outcome in four_outcomes(samples * runs.count)) / 2
     count = problems + FURTHER
     variance = ((problems - 1) * spread.of_problem(samples) + added) / (count - 1) / count

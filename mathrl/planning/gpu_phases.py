@@ -16,7 +16,7 @@ from mathrl.planning.memory_states import (
     MemoryPlan,
     Parts,
     bytes_of,
-    fetched,
+    gathered_at_once,
     gathered_in_a_pass,
     trainable,
 )
@@ -111,7 +111,7 @@ def gathered_parts(shape: ModelShape, params: Params, *, learns: bool) -> Parts:
     """What ZeRO 3 or FSDP gathers in a pass."""
     if fully_shards(params):
         return gathered_in_a_pass(shape, params, learns=learns)
-    return {"gathered weights (ZeRO 3)": fetched(shape, params)}
+    return {"gathered weights (ZeRO 3)": gathered_at_once(shape, params)}
 
 
 def _bucket(shape: ModelShape, params: Params) -> int:

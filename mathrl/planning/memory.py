@@ -39,13 +39,13 @@ from mathrl.planning.memory_states import (
     adam_share,
     bytes_of,
     critic_shape,
-    divided,
+    divided_states,
     frozen,
     fully_sharded,
     gradients_until_step,
     half,
     trainable,
-    trained,
+    trained_states,
 )
 
 # Measured: resident memory of a process that has imported torch, transformers and MLflow; CUDA's context.
@@ -105,12 +105,12 @@ def _zero(params: Params) -> bool:
     return params.training.backend == "deepspeed"
 
 
-def _gathered(shape: ModelShape, params: Params) -> float:
+def _gathered_weights(shape: ModelShape, params: Params) -> float:
     """Size of the gathered weights if ZeRO 3 or FSDP divides them, else 0."""
     return bytes_of(params) * shape.parameters if divides_weights(params) else 0.0
 
 
-def _rounded(shape: ModelShape, params: Params) -> float:
+def _rounded_copy(shape: ModelShape, params: Params) -> float:
     """The bfloat16 copy of the matrices."""
     return 2.0 * shape.matrices if params.model.precision == "bfloat16" else 0.0
 
@@ -125,21 +125,21 @@ def _add_policy(plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stag
     if _zero(params):
         bucket = min(BUCKET, trainable(shape, section.lora))
         plan.standing["communication buckets (estimate)"] = 4.0 * bytes_of(params) * bucket
-        on_device, on_host = divided(shape, section.lora, params, "policy")
+        on_device, on_host = divided_states(shape, section.lora, params, "policy")
         plan.standing.update(on_device)
         plan.host.update(on_host)
     else:
-        plan.standing.update(_trained(shape, params, section, "policy", device))
+        plan.standing.update(_trained_parts(shape, params, section, "policy", device))
 
 
-def _trained(shape: ModelShape, params: Params, section: Rl | Sft | Critic, name: str, device: Device) -> Parts:
+def _trained_parts(shape: ModelShape, params: Params, section: Rl | Sft | Critic, name: str, device: Device) -> Parts:
     """What the torch or the FSDP learner holds of a model."""
     if fully_shards(params):
         return fully_sharded(shape, section, params, name)
-    parts = trained(shape, section.optimizer, section.lora, name)
+    parts = trained_states(shape, section.optimizer, section.lora, name)
     if _half(params, device):
         return parts | half(shape, section.lora, name)
-    return parts | {f"{name}: weights rounded to bfloat16": _rounded(shape, params)}
+    return parts | {f"{name}: weights rounded to bfloat16": _rounded_copy(shape, params)}
 
 
 def _add_gpu_update(
@@ -169,7 +169,7 @@ def _add_cpu_update(
     plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stage, tokens: int, length: int
 ) -> None:
     """The phases of an update (forward and backward, optimizer step), and the export's gathered weights."""
-    section, whole = _trained_section(params, stage), _gathered(shape, params)
+    section, whole = _trained_section(params, stage), _gathered_weights(shape, params)
     plan.phases["forward and backward"] = _passes(shape, params, stage, tokens, length)
     if whole:
         plan.phases["forward and backward"] |= gathered_parts(shape, params, learns=True)
@@ -208,7 +208,7 @@ def _add_further_weights(plan: MemoryPlan, shape: ModelShape, params: Params, de
 def _frozen_copy(shape: ModelShape, params: Params, device: Device) -> float:
     if params.training.backend != "torch" or _half(params, device):
         return bytes_of(params) * shape.parameters
-    return frozen(shape, _rounded(shape, params))
+    return frozen(shape, _rounded_copy(shape, params))
 
 
 def _add_critic(plan: MemoryPlan, shape: ModelShape, params: Params, device: Device) -> None:
@@ -217,18 +217,18 @@ def _add_critic(plan: MemoryPlan, shape: ModelShape, params: Params, device: Dev
         return
     scorer = critic_shape(shape)
     if _zero(params):
-        on_device, on_host = divided(scorer, critic.lora, params, "critic")
+        on_device, on_host = divided_states(scorer, critic.lora, params, "critic")
         plan.standing.update(on_device)
         plan.host.update(on_host)
         return
-    plan.standing.update(_trained(scorer, params, critic, "critic", device))
+    plan.standing.update(_trained_parts(scorer, params, critic, "critic", device))
     gradients = [plan.standing.pop(f"{name}: gradients") for name in ("policy", "critic")]
     plan.standing["gradients (policy, then critic)"] = max(gradients)
 
 
 def _add_cpu_rollouts(plan: MemoryPlan, shape: ModelShape, params: Params, length: int) -> None:
     """vLLM never sleeps on a CPU; ZeRO 3 and FSDP gather all weights for the torch engine, for others a bucket."""
-    whole, engine, sampling = _gathered(shape, params), params.rollout.engine, Parts()
+    whole, engine, sampling = _gathered_weights(shape, params), params.rollout.engine, Parts()
     if engine == "vllm":
         plan.standing.update(vllm_on_cpu(shape, params))
     elif engine == "vllm_server":

@@ -58,7 +58,7 @@ def frozen(shape: ModelShape, rounded: float) -> float:
     return 4.0 * (shape.parameters - (shape.matrices if rounded else 0)) + rounded
 
 
-def trained(shape: ModelShape, optimizer: Optimizer, lora: Adapters | None, name: str) -> Parts:
+def trained_states(shape: ModelShape, optimizer: Optimizer, lora: Adapters | None, name: str) -> Parts:
     """Float32 weights, gradients and optimizer states: 16 bytes per parameter with AdamW, 12 with Muon."""
     count = trainable(shape, lora)
     adam = adam_share(shape, optimizer, lora)
@@ -83,7 +83,7 @@ def bytes_of(params: Params) -> float:
     return 2.0 if params.model.precision == "bfloat16" else 4.0
 
 
-def divided(shape: ModelShape, lora: Adapters | None, params: Params, name: str) -> tuple[Parts, Parts]:
+def divided_states(shape: ModelShape, lora: Adapters | None, params: Params, name: str) -> tuple[Parts, Parts]:
     """ZeRO over N processes: bytes on the device, and bytes that offload moves to the host.
 
     Stage 1 divides AdamW's moments and the float32 master weights (DeepSpeed keeps these beside float32 weights
@@ -119,7 +119,7 @@ def gradients_until_step(shape: ModelShape, lora: Adapters | None, params: Param
     return 4.0 * trainable(shape, lora) / params.run.processes
 
 
-def fetched(shape: ModelShape, params: Params) -> float:
+def gathered_at_once(shape: ModelShape, params: Params) -> float:
     """The maximum that ZeRO 3 gathers in a forward or backward pass: LIVE and the largest layer."""
     if params.training.backend != "deepspeed" or params.training.deepspeed.stage < 3:
         return 0.0

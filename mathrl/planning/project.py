@@ -223,8 +223,8 @@ def prompt_tokens(longest: float, p95: float, positions: int | None) -> int:
     >>> prompt_tokens(longest=300, p95=210, positions=4096), prompt_tokens(longest=9000, p95=3000, positions=4096)
     (320, 2048)
     """
-    most = max(LONGEST_PROMPT, rounded(p95))
-    tokens = min(max(SHORTEST, rounded(longest)), most)
+    most = max(LONGEST_PROMPT, round_up(p95))
+    tokens = min(max(SHORTEST, round_up(longest)), most)
     return tokens if positions is None else min(tokens, positions // 2)
 
 
@@ -239,9 +239,9 @@ def response_tokens(solutions_p95: float | None, *, chat: bool, longest: int) ->
     usual = CHAT if chat else PLAIN
     if solutions_p95 is None:
         return usual
-    return max(rounded(solutions_p95), min(longest, max(usual if chat else SHORTEST, rounded(MORE * solutions_p95))))
+    return max(round_up(solutions_p95), min(longest, max(usual if chat else SHORTEST, round_up(MORE * solutions_p95))))
 
 
-def rounded(tokens: float) -> int:
+def round_up(tokens: float) -> int:
     """Up to the next multiple of 32."""
     return 32 * max(1, ceil(tokens / 32))

@@ -121,26 +121,26 @@ def planned_time(
     sampling = speed.tokens_per_second * (workers / speed.processes if torch.cuda.is_available() else 1)
     weights = shape.matrices + shape.head
 
-    def sampled(responses: int) -> float:
+    def sampling_seconds(responses: int) -> float:
         return responses * speed.response_tokens / sampling
 
-    def updated(tokens: float, checkpointing: bool) -> float:
+    def update_seconds(tokens: float, checkpointing: bool) -> float:
         return tokens * weights * (8 if checkpointing else 6) / (operations * workers)
 
     if params.sft.steps:
-        step = updated(params.sft.tokens_per_step, params.sft.gradient_checkpointing)
+        step = update_seconds(params.sft.tokens_per_step, params.sft.gradient_checkpointing)
         yield Planned("sft", params.sft.steps * step, f"{params.sft.steps} steps of {step:.2g} s")
     rl = params.rl
     measured = min(problems.get("rl", 1 << 60), params.difficulty.max_problems or 1 << 60)
     if measured < 1 << 60:
         responses = measured * params.difficulty.samples
-        yield Planned("difficulty", sampled(responses), f"{responses:,} responses")
-    group = sampled(rl.prompts_per_step * rl.group_size)
+        yield Planned("difficulty", sampling_seconds(responses), f"{responses:,} responses")
+    group = sampling_seconds(rl.prompts_per_step * rl.group_size)
     tokens = rl.prompts_per_step * (params.prompt.max_tokens + rl.group_size * speed.response_tokens)
-    update = rl.epochs * updated(tokens, rl.gradient_checkpointing)
+    update = rl.epochs * update_seconds(tokens, rl.gradient_checkpointing)
     account = f"{rl.steps} steps of {group:.2g} s sampling and {update:.2g} s update"
     yield Planned("rl", rl.steps * (group + update), account)
     if "test" in problems:
         tested = min(problems["test"], params.evaluate.limit or problems["test"])
         responses = 2 * tested * params.evaluate.samples
-        yield Planned("evaluate", sampled(responses), f"{responses:,} responses of two models")
+        yield Planned("evaluate", sampling_seconds(responses), f"{responses:,} responses of two models")

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mathrl.core.errors import UserError
-from mathrl.params.load import read_yaml, validated
+from mathrl.params.load import read_yaml, validate_section
 from mathrl.params.messages import did_you_mean
 from mathrl.params.section import Section
 
@@ -247,4 +247,4 @@ def load_setup(name: str) -> Simulation:
     file = Path(name) if name.endswith((".yaml", ".yml")) else SETUPS / f"{name}.yaml"
     if not file.is_file():
         raise UserError(f"no set-up {name!r}{did_you_mean(name, known)}; give a YAML file, or one of {names}")
-    return validated(Simulation, read_yaml(file), str(file))
+    return validate_section(Simulation, read_yaml(file), str(file))

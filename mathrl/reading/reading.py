@@ -66,7 +66,7 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
             read.rows[generated.generator] += 1
             yield problem
         return
-    items = _problems(resolved, seed, read) if resolved.limit is None else _drawn(resolved, seed, read)
+    items = _problems(resolved, seed, read) if resolved.limit is None else _draw_rows(resolved, seed, read)
     first = next(items, None)
     if first is None:
         raise UserError(f"{resolved.describe()}: no row in it")
@@ -74,7 +74,7 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
     yield from items
 
 
-def _drawn(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Problem | Rejected]:
+def _draw_rows(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Problem | Rejected]:
     """A seeded choice of `limit` good rows, and the bad rows that were met on the way."""
     assert resolved.limit is not None
     draw = Draw(resolved.limit, random.Random(derive_seed(seed, "limit", resolved.name, resolved.split)))
@@ -86,14 +86,14 @@ def _drawn(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Problem 
             yield item
         else:
             draw.add(item)
-    for problem in draw.chosen():
+    for problem in draw.chosen_rows():
         taken_rows += 1
         yield problem
     above = draw.rows - bad - taken_rows - read.left_out["left out by keep"]
     read.left_out.update({"above the limit": above} if above else {})
 
 
-def taken(items: Iterable[Problem | Rejected], remedy: str | None) -> tuple[list[Problem], list[Rejected]]:
+def split_rejected(items: Iterable[Problem | Rejected], remedy: str | None) -> tuple[list[Problem], list[Rejected]]:
     """The problems and the bad rows.
 
     Raises:
@@ -158,7 +158,7 @@ class Reader:
         if row.problem:
             return Rejected(row.where, row.shown, name, row.problem)
         shape = self.fit(row)
-        if any(look_up(row.values, key) not in _listed(accepted) for key, accepted in shape.keep.items()):
+        if any(look_up(row.values, key) not in _as_list(accepted) for key, accepted in shape.keep.items()):
             return None
         try:
             split = self.resolved.split
@@ -170,7 +170,7 @@ class Reader:
         return Rejected(row.where, row.shown, name, reason)
 
 
-def repeated(id: str, where: str, shown: str, source: str) -> Rejected:
+def reject_repeated(id: str, where: str, shown: str, source: str) -> Rejected:
     """A row with the id of an earlier row of its source."""
     return Rejected(where, shown, source, f"id {id!r} occurs in an earlier row too")
 
@@ -180,7 +180,7 @@ def _problems(
 ) -> Iterator[Problem | Rejected]:
     seen: set[str] = set()
     reader = Reader(resolved, seed)
-    for row in rows_of(resolved, read, draw.wanted if draw else None):
+    for row in rows_of(resolved, read, draw.wants_more if draw else None):
         problem = reader.problem(row)
         if problem is None:
             read.left_out["left out by keep"] += 1
@@ -188,7 +188,7 @@ def _problems(
                 draw.skip()
             continue
         if isinstance(problem, Problem) and problem.id in seen:
-            problem = repeated(problem.id, row.where, row.shown, resolved.name)
+            problem = reject_repeated(problem.id, row.where, row.shown, resolved.name)
         elif isinstance(problem, Problem):
             seen.add(problem.id)
         yield problem
@@ -198,11 +198,11 @@ def rows_of(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] | N
     """The rows of the source's files or hub data set, counted in `read`."""
     for file, label in resolved.labels.items():
 
-        def counted(label: str = label) -> bool:
+        def is_counted(label: str = label) -> bool:
             read.rows[label] += 1
             return wanted is None or wanted()
 
-        yield from read_rows(file, label, counted)
+        yield from read_rows(file, label, is_counted)
     if resolved.hub:
         yield from _hub_rows(resolved, read, wanted)
 
@@ -234,5 +234,5 @@ def _hub_rows(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] |
         yield Row(place, f"{stem}:{number}", dict(values), shown=place)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -113,7 +113,7 @@ class Draw:
     _pending: deque[tuple[float, int]] = field(default_factory=deque)  # of rows that were wanted and not yet added
     _kept: list[tuple[float, int, Any]] = field(default_factory=list)  # a heap, the largest number first
 
-    def wanted(self) -> bool:
+    def wants_more(self) -> bool:
         self.rows += 1
         number = self.random.random()
         if len(self._kept) == self.limit and number >= -self._kept[0][0]:
@@ -133,6 +133,6 @@ class Draw:
         elif number < -self._kept[0][0]:
             heapq.heapreplace(self._kept, (-number, row, item))
 
-    def chosen(self) -> Iterator[Any]:
+    def chosen_rows(self) -> Iterator[Any]:
         """The rows that stay, in the order of the stream."""
         return (item for _, _, item in sorted(self._kept, key=lambda kept: kept[1]))

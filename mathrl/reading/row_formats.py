@@ -84,7 +84,7 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
         source=source,
         split=split,
         solution=parts.get("solution"),
-        subject=_joined(subject),
+        subject=_join_subjects(subject),
         level=_read(row, shape.level_key, level_of) if shape.level_key else None,
         pass_rate=_read(row, shape.pass_rate_key, pass_rate_of) if shape.pass_rate_key else None,
         extra={**extra, **parts.get("extra", {})},
@@ -138,7 +138,7 @@ def _answers(row: Mapping[str, Any], shape: RowShape, reply: str | None = None) 
         return [answer]
     answers = _read(row, key, accepted_answers) if key else [str(reply).strip()]
     if not answers:
-        raise BadRow(f"field {key!r}: no answer (found {_shown(row, str(key))})")
+        raise BadRow(f"field {key!r}: no answer (found {_show_field(row, str(key))})")
     return answers
 
 
@@ -206,7 +206,7 @@ def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
     right = _text(row, "Correct Answer").strip()
     keys = sorted(key for key in row if re.fullmatch(r"Incorrect Answer \d+", key) and row[key])
     if not keys:
-        raise BadRow(f"field 'Incorrect Answer 1': expected text, found {_shown(row, 'Incorrect Answer 1')}")
+        raise BadRow(f"field 'Incorrect Answer 1': expected text, found {_show_field(row, 'Incorrect Answer 1')}")
     options = [right, *(str(row[key]).strip() for key in keys)]
     if len(set(options)) < len(options):
         twice = next(text for text in options if options.count(text) > 1)
@@ -234,7 +234,7 @@ def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) ->
     return {**parts, "used": ("nums", "target")}
 
 
-def _joined(subject: Any) -> str | None:
+def _join_subjects(subject: Any) -> str | None:
     """A subject, or several (MathArena's problem_type) as one text."""
     return ", ".join(map(str, subject)) or None if isinstance(subject, list | tuple) else subject and str(subject)
 
@@ -242,11 +242,11 @@ def _joined(subject: Any) -> str | None:
 def _text(row: Mapping[str, Any], key: str) -> str:
     value = look_up(row, key)
     if not isinstance(value, str) or is_blank(value):
-        raise BadRow(f"field {key!r}: expected text, found {_shown(row, key)}")
+        raise BadRow(f"field {key!r}: expected text, found {_show_field(row, key)}")
     return value
 
 
-def _shown(row: Mapping[str, Any], key: str) -> str:
+def _show_field(row: Mapping[str, Any], key: str) -> str:
     if look_up(row, key) is None and key.split(".")[0] not in row:
         return f"no such field among {', '.join(sorted(row)) or 'none'}"
     return repr(look_up(row, key))[:60]
@@ -256,7 +256,7 @@ def _joined_text(row: Mapping[str, Any], keys: Sequence[str]) -> str:
     """The texts of the fields, joined. One that has nothing in this row is left out, but not the last that has."""
     filled = [key for key in keys if not _is_empty(row, key)] or keys
     *parts, last = (_text(row, key) for key in filled)
-    return " ".join([*map(_ended, parts), last]).strip()
+    return " ".join([*map(_end_sentence, parts), last]).strip()
 
 
 def _is_empty(row: Mapping[str, Any], key: str) -> bool:
@@ -267,6 +267,6 @@ def _is_empty(row: Mapping[str, Any], key: str) -> bool:
     return (value is None and key.split(".")[0] in row) or value != value  # NaN
 
 
-def _ended(text: str) -> str:
+def _end_sentence(text: str) -> str:
     text = text.strip()
     return text if text[-1] in ".?!:;,。？！：；，" else text + "."

@@ -88,7 +88,7 @@ def as_text(value: Any) -> str | None:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, bytes):
-        return _decoded(value)
+        return _decode(value)
     if isinstance(value, list | tuple):  # a list within the list of answers is one answer: a tuple or a row
         parts = [as_text(item) for item in value]
         return f"({', '.join(map(str, parts))})" if parts and None not in parts else None
@@ -222,7 +222,7 @@ def payload(value: Any, depth: int = 0) -> Any:
         return {str(key): payload(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [payload(item, depth + 1) for item in value]
-    if isinstance(value, bytes) and _decoded(value) is None:
+    if isinstance(value, bytes) and _decode(value) is None:
         return {"bytes": len(value), "sha256": hashlib.sha256(value).hexdigest()[:16]}
     if isinstance(value, bytes | decimal.Decimal | datetime.date | datetime.time):
         return as_text(value)
@@ -230,7 +230,7 @@ def payload(value: Any, depth: int = 0) -> Any:
     return str(value) if isinstance(value, datetime.timedelta | uuid.UUID) else f"<{type(value).__name__}>"
 
 
-def _decoded(value: bytes) -> str | None:
+def _decode(value: bytes) -> str | None:
     try:
         return value.decode().strip() or None
     except UnicodeDecodeError:

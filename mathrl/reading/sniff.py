@@ -117,7 +117,7 @@ def sniff(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None = 
             "within a solution --field answer_rule=boxed"
         )
     if shape.solution_key is None and shape.answer_key and "solution_key" not in chosen:
-        shape = replace(shape, solution_key=_working(rows, free, shape.answer_key, reasons))
+        shape = replace(shape, solution_key=_working_field(rows, free, shape.answer_key, reasons))
     used = {prompt, shape.answer_key, shape.solution_key}
     further = _further({path: column for path, column in free.items() if path not in used}, reasons)
     doubts = [*_doubts(rows, fields.get(prompt), further), *_other_shapes(rows, shape, fields)]
@@ -177,7 +177,7 @@ def _paths(row: Mapping[str, Any], depth: int = 1) -> Iterator[str]:
             yield from (f"{name}.{path}" for path in _paths(inside, depth + 1))
 
 
-def _named(fields: Mapping[str, Field], names: Sequence[str]) -> list[Field]:
+def _fields_named(fields: Mapping[str, Field], names: Sequence[str]) -> list[Field]:
     """The fields with one of these names, in the order of the names, the less deep first."""
 
     def plain(name: str) -> str:
@@ -200,7 +200,7 @@ def _prompt(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, Field], reas
         reasons["prompt_key"] = "a Body and its Question, joined"
         return f"{by_name['body']}+{by_name['question']}"
     texts = {path: column for path, column in fields.items() if (column.text or column.chat) and column.present > MOST}
-    named = _named(texts, PROMPTS)
+    named = _fields_named(texts, PROMPTS)
     # A chat list often repeats a question that has a column of its own, and adds the reply.
     for candidate in sorted(named, key=lambda column: column.chat):
         alpaca = candidate.text and candidate.path.lower() == "instruction"
@@ -225,7 +225,7 @@ def _answer(
     """answer_key, solution_key and answer_rule."""
     keys: dict[str, Any] = {key: chosen[key] for key in ("answer_key", "solution_key", "answer_rule") if key in chosen}
     likely = [column for column in free.values() if column.present > 0.2]
-    named = _named({column.path: column for column in likely}, ANSWERS)
+    named = _fields_named({column.path: column for column in likely}, ANSWERS)
     named.sort(key=lambda column: column.present <= MOST)  # where rows have two shapes: the more frequent one
     # A bare answer first, whatever its rank: a solution that ends in \boxed{} is read only where there is none.
     bare = [column for column in named if column.short and not column.marked and not column.chat and _answers(column)]
@@ -241,7 +241,7 @@ def _answer(
     elif "answer_key" not in keys and prompt is not None and prompt.chat and (mark := _mark_of_replies(prompt)):
         keys.setdefault("answer_rule", mark)
         reasons["answer_rule"] = f"most replies of the chat lists have {MARKS[mark]}"
-    elif "answer_key" not in keys and (alone := _unnamed(likely, prompt)):
+    elif "answer_key" not in keys and (alone := _only_candidate(likely, prompt)):
         keys["answer_key"] = alone.path
         reasons["answer_key"] = f"the only field of such values left; {_looks(alone)}"
     answer = free.get(keys.get("answer_key") or "")
@@ -250,7 +250,7 @@ def _answer(
         reasons["answer_rule"] = f"most of its texts have {MARKS[answer.marked]}"
     if "solution_key" not in keys:
         like = (column for path, column in free.items() if "solution" in path.lower())  # r1_solution_1
-        worked = [column for column in (*_named(free, SOLUTIONS), *like) if column.present > 0.2]
+        worked = [column for column in (*_fields_named(free, SOLUTIONS), *like) if column.present > 0.2]
         worked = [column for column in worked if _has_steps(column) or not (column.short or column.marked)]
         worked = [column for column in worked if column.path != keys.get("answer_key") or column.marked]
         if worked:
@@ -259,7 +259,7 @@ def _answer(
     return keys
 
 
-def _working(
+def _working_field(
     rows: Sequence[Mapping[str, Any]], free: Mapping[str, Field], answer_key: str, reasons: dict[str, str]
 ) -> str | None:
     """The field whose texts go on longer than the answers and have them in them."""
@@ -308,8 +308,8 @@ def _mark_of_replies(prompt: Field) -> str:
     return next((rule for rule, count in counts.items() if count > MOST * len(replies)), "")
 
 
-def _unnamed(likely: Sequence[Field], prompt: Field | None) -> Field | None:
-    named = {column.path for column in _named({f.path: f for f in likely}, (*IDS, *LEVELS, *SUBJECTS))}
+def _only_candidate(likely: Sequence[Field], prompt: Field | None) -> Field | None:
+    named = {column.path for column in _fields_named({f.path: f for f in likely}, (*IDS, *LEVELS, *SUBJECTS))}
     left = [
         column
         for column in likely
@@ -332,12 +332,12 @@ def _share_read(column: Field) -> float:
 def _further(free: Mapping[str, Field], reasons: dict[str, str]) -> dict[str, str]:
     """id_key, level_key, subject_key and pass_rate_key, where fields of such names hold such values."""
     keys: dict[str, str] = {}
-    for column in _named(free, IDS):
+    for column in _fields_named(free, IDS):
         if column.short and column.distinct == 1 and column.present == 1 and "." not in column.path:
             keys["id_key"], reasons["id_key"] = column.path, "by its name; no value twice"
             break
     rates = [column for path, column in free.items() if RATES.search(path.split(".")[-1])]
-    for column in (*rates, *_named(free, LEVELS)):
+    for column in (*rates, *_fields_named(free, LEVELS)):
         try:
             numbers = [number for value in column.values if (number := pass_rate_of(value)) is not None]
         except BadRow:
@@ -345,7 +345,7 @@ def _further(free: Mapping[str, Field], reasons: dict[str, str]) -> dict[str, st
         if "pass_rate_key" not in keys and numbers and (column in rates or any(0 < rate < 1 for rate in numbers)):
             keys["pass_rate_key"] = column.path
             reasons["pass_rate_key"] = f"shares from {min(numbers):.2g} to {max(numbers):.2g}"
-    for column in _named(free, LEVELS):
+    for column in _fields_named(free, LEVELS):
         try:
             levels = {level for value in column.values if (level := level_of(value)) is not None}
         except BadRow:
@@ -353,7 +353,7 @@ def _further(free: Mapping[str, Field], reasons: dict[str, str]) -> dict[str, st
         if levels and column.path != keys.get("pass_rate_key"):
             keys["level_key"], reasons["level_key"] = column.path, f"by its name; {min(levels)} to {max(levels)}"
             break
-    for column in _named(free, SUBJECTS):
+    for column in _fields_named(free, SUBJECTS):
         if column.text and column.short and column.distinct < 0.5:
             keys["subject_key"] = column.path
             reasons["subject_key"] = f"by its name; {len(set(column.values))} values"

@@ -196,7 +196,7 @@ def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> 
     }
     if "more_sft" in (only or CONTROLS):
         steps["more_sft"] = _more_sft(run)
-    if "worked" in (only or CONTROLS) and (worked := _worked(run)):
+    if "worked" in (only or CONTROLS) and (worked := _sft_with_working(run)):
         steps["worked"] = worked
     own = run.step in OWN
     first = run.params.run.seed
@@ -266,7 +266,7 @@ def _more_sft(run: ControlledRun) -> SftStep:
     return before.model_copy(update={"start": run.rl.start, "set": (*before.set, f"sft.steps={steps}")})
 
 
-def _worked(run: ControlledRun) -> SftStep | None:
+def _sft_with_working(run: ControlledRun) -> SftStep | None:
     """The start's own fine-tuning without demonstrations that give the answer at once; None where it had none."""
     if run.start is None or "sft" not in run.start.data:
         return None

@@ -62,7 +62,7 @@ PLOTS = (
 
 
 def in_line(values: Iterable[str]) -> Any:
-    """A list that `indented` writes in one line."""
+    """A list that `to_yaml` writes in one line."""
     line = CommentedSeq(values)
     line.fa.set_flow_style()
     return line
@@ -100,10 +100,10 @@ def graph_files(name: str, recipe: Recipe, folder: Path) -> dict[Path, str]:
     stages = graph(name, recipe, folder)
     if name == DEFAULT:
         stages = {CODE: CODE_STAGE, RESOLVE: RESOLVE_STAGE, **stages}
-        return {folder / graph_file(name): PIPELINE_HEADER + indented({"stages": stages, "plots": list(PLOTS)})}
+        return {folder / graph_file(name): PIPELINE_HEADER + to_yaml({"stages": stages, "plots": list(PLOTS)})}
     outputs = "".join(f"/{stage}\n" for stage in stages if stage != "summary")
     return {
-        folder / graph_file(name): HEADER.format(name=name) + indented({"stages": stages}),
+        folder / graph_file(name): HEADER.format(name=name) + to_yaml({"stages": stages}),
         folder / ROOT / name / ".gitignore": outputs,
     }
 
@@ -133,7 +133,7 @@ def graph(
                 overrides = [*step_overrides(recipe, step_name), *more]
                 options = _options(single, paths)
                 if step.stage == "base" and _trains_tokenizer([*groups, *overrides], folder, preset):
-                    options.append(("data", f"{paths.curated(step)}/sft.jsonl"))
+                    options.append(("data", f"{paths.curated_folder(step)}/sft.jsonl"))
                 overrides += [f"run.seed={seed}"] if seed is not None else []
                 label, out = paths.label(single_name), paths.folder(single_name)
                 if _is_pipelines(name, single_name, step.stage):
@@ -193,7 +193,7 @@ class _Paths:
     def report(self, step: str) -> str:
         return step if is_path(step) else f"{self.folder(step)}/report"
 
-    def curated(self, step: Any) -> str:
+    def curated_folder(self, step: Any) -> str:
         curate_step = getattr(step, "curated", None) or self.recipe.curated
         if self.name == DEFAULT and curate_step == "curate":
             return CURATED
@@ -210,7 +210,7 @@ class _Paths:
         if is_path(name):
             return name
         if name in ("sft", "rl") and hasattr(step, "curated"):
-            return f"{self.curated(step)}/{name}.jsonl"
+            return f"{self.curated_folder(step)}/{name}.jsonl"
         output = {
             "sft": "train",
             "rl": "train",
@@ -239,7 +239,7 @@ def _options(step: Any, paths: _Paths) -> Options:
         "sample": ("sft",),
         "evaluate": ("test", "sft"),
     }.get(step.stage, ()):
-        options.append(({"sft": "examples"}.get(split, split), f"{paths.curated(step)}/{split}.jsonl"))
+        options.append(({"sft": "examples"}.get(split, split), f"{paths.curated_folder(step)}/{split}.jsonl"))
     if step.stage == "mix":
         options.append(("rates", f"{paths.folder(step.difficulty)}/pass_rates.jsonl"))
     if step.stage == "rl":
@@ -305,7 +305,7 @@ def _stage(
     }
 
 
-def indented(content: Any) -> str:
+def to_yaml(content: Any) -> str:
     """The text of a DVC file, as people write it."""
     yaml, stream = YAML(), io.StringIO()
     yaml.width = 120

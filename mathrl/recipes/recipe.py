@@ -71,13 +71,13 @@ def load_recipe(name: str, folder: Path = FOLDER, overrides: Names = (), preset:
     recipe = read_recipe(name, folder, tuple(settings))
     file = recipe_files(folder)[name]
     layers = read_layers(folder, preset, None, chosen)
-    recipe = _resolved(recipe, layers)
+    recipe = _resolve(recipe, layers)
     errors = list(_errors(recipe, layers, folder.parent))
     for step in (step for step, each in recipe.steps.items() if each.stage == "register" and name != DEFAULT):
         errors.append(f"steps.{step}: only the pipeline, recipe {DEFAULT}, registers its model")
     if errors:
         raise UserError("; ".join(f"{file}: {line}" for line in dict.fromkeys(errors)))
-    return recipe.model_copy(update={"steps": _ordered(recipe, file)})
+    return recipe.model_copy(update={"steps": _order_steps(recipe, file)})
 
 
 def read_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Recipe:
@@ -113,7 +113,7 @@ def write_recipe(recipe: Recipe, file: Path, header: str) -> None:
         write_text(file, text)
 
 
-def _resolved(recipe: Recipe, layers: Layers) -> Recipe:
+def _resolve(recipe: Recipe, layers: Layers) -> Recipe:
     """The recipe without `set_fresh` and relative values."""
 
     of_model = tuple(override for override in recipe.overrides if override.startswith("model."))
@@ -291,7 +291,7 @@ def _conflicts(recipe: Recipe, name: str, step: Any, params: Params, layers: Lay
             yield f"steps.{name}.critic: set rl.advantage=gae as well"
 
 
-def _ordered(recipe: Recipe, file: Path) -> dict[str, Any]:
+def _order_steps(recipe: Recipe, file: Path) -> dict[str, Any]:
     """The steps, each after the steps that it needs, otherwise in the order of the file.
 
     Raises:

@@ -107,7 +107,7 @@ def judge(evidence: Evidence) -> tuple[list[str], list[str]]:
     return against, in_favour
 
 
-def audited(back: Back) -> Interval | None:
+def audited_rate(back: Back) -> Interval | None:
     """The false-positive rate of the audit, of those of this version's evaluations, with the most labels."""
     evaluated = {digest for step in back.steps if step.stage == "evaluate" for digest in step.outputs.values()}
     audits = [read_json(file) for file in sorted((main_checkout() / AUDITS).glob("*/audit.json"))]
@@ -124,7 +124,7 @@ def contamination(back: Back, problems: list[Problem], settings: Curate) -> int 
     `settings` is the section with which they were curated.
     """
     read = {item for step in back.steps for item in step.inputs.items() if item[0] in TRAINED}
-    files = [located(back, path, digest) for path, digest in sorted(read)]
+    files = [locate(back, path, digest) for path, digest in sorted(read)]
     if not files or None in files:
         return None
     clean = settings.decontaminate or Decontaminate()
@@ -137,12 +137,12 @@ def contamination(back: Back, problems: list[Problem], settings: Curate) -> int 
     skips = {source: frozenset(p.id for p in problems if p.source == source) for source in exempt}
     trained = (row for file in files if file for row in read_problems(file))
     return sum(
-        bool(hit and hit.dropped(clean.min_share)) or " ".join(problem.question.split()) in questions
+        bool(hit and hit.is_dropped(clean.min_share)) or " ".join(problem.question.split()) in questions
         for problem, hit in find_hits(trained, index, skips=skips)
     )
 
 
-def located(back: Back, path: str, digest: str) -> Path | None:
+def locate(back: Back, path: str, digest: str) -> Path | None:
     """A file of these bytes at `path` in the checkout, in a worktree of it, or where a run of the lineage
     worked."""
     root = main_checkout()
@@ -167,7 +167,7 @@ def split_of(back: Back, path: Path) -> Path:
         UserError: it is no longer here.
     """
     digest = stage_of(back, "evaluate").inputs.get(str(path), "")
-    file = located(back, str(path), digest)
+    file = locate(back, str(path), digest)
     if file is None:
         raise UserError(
             f"{path} of {back.name} version {back.version} (digest {digest or 'unknown'}) is neither here "
@@ -242,13 +242,13 @@ def promote(
         problems = yardstick(before or back, benchmark, params)
         hits = contamination(back, problems, params.curate)
         bound = params.register_.most_false_positives
-        rate = audited(back) if bound is not None else None
+        rate = audited_rate(back) if bound is not None else None
         evidence = Evidence(None, hits, alignment(client, back), health(client, back), (), bound, rate)
         if before is not None and not judge(evidence)[0]:  # the test is what takes long
             theirs = own_params(before, back, preset, overrides)
             sides = ((before, theirs), (back, params))
             runs = [_responses(client, side, benchmark, problems, its_params) for side, its_params in sides]
-            evidence = replace(evidence, test=_compared(runs, params))
+            evidence = replace(evidence, test=_compare_runs(runs, params))
             notes = _prompts_differ(theirs, params)
     against, in_favour = judge(evidence)
     verdict = "refused" if against else "promoted"
@@ -313,7 +313,7 @@ def _prompts_differ(champion: Params, candidate: Params) -> list[str]:
     return [f"each was asked with its own prompt: {'; '.join(changed)}"] if changed else []
 
 
-def _compared(runs: Sequence[ModelRun], params: Params) -> Comparison:
+def _compare_runs(runs: Sequence[ModelRun], params: Params) -> Comparison:
     champion, candidate = common_problems(runs, allow_missing=False)
     names, sides = (champion.label, candidate.label), ([champion.rows], [candidate.rows])
     return compare_pair(names, sides, params.evaluate)

@@ -54,14 +54,14 @@ class StageCheck:
         return f"its code is not the same: {code_text(self.code)} then, {code_text(self.code_again)} now"
 
     @property
-    def differing(self) -> list[str]:
+    def differing_outputs(self) -> list[str]:
         """The outputs whose bytes differ; an output that was not made differs."""
         return [path for path, digest in self.expected.items() if self.found and self.found.get(path) != digest]
 
     @property
     def outcome(self) -> str:
         """not run, same, or differs."""
-        return "not run" if not self.found else "differs" if self.differing else "same"
+        return "not run" if not self.found else "differs" if self.differing_outputs else "same"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Certificate:
         """The certificate in a sentence."""
         first, model = self.first_difference, f"{self.name} version {self.version}"
         if first is not None:
-            files = ", ".join(first.differing)
+            files = ", ".join(first.differing_outputs)
             changed = f"; {first.code_change()}" if first.code_change() else ""
             return f"{model} was not reproduced: {first.stage} is the first stage that differs, in {files}{changed}"
         if not self.complete:
@@ -113,7 +113,8 @@ class Certificate:
     def to_row(self) -> dict[str, Any]:
         first = self.first_difference
         derived = [
-            asdict(check) | {"outcome": check.outcome, "differing": check.differing, "same_code": check.same_code}
+            asdict(check)
+            | {"outcome": check.outcome, "differing": check.differing_outputs, "same_code": check.same_code}
             for check in self.stages
         ]
         return asdict(self) | {

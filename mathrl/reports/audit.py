@@ -66,7 +66,7 @@ class Audit:
         """Write rates, page and cases, from the labels so far."""
         rates = error_rates(self.sample, self.sizes, self.labels, annotator_error=annotator_error)
         write_json(self.folder / "audit.json", {"source": self.source, "outputs": self.outputs, **asdict(rates)})
-        items = [{"key": i.key, "label": self.labels.get(i.key, ""), **shown(i.row)} for i in self.sample]
+        items = [{"key": i.key, "label": self.labels.get(i.key, ""), **row_to_show(i.row)} for i in self.sample]
         page = {"title": self.folder.name, "items": items, "lines": rates.lines()}
         write_text(self.folder / "audit.html", render("audit.html", **page))
         write_jsonl(self.folder / "cases.jsonl", self.cases())
@@ -84,11 +84,11 @@ class Audit:
             for item in self.sample
             if item.key in self.labels
             and self.labels[item.key] != "unsure"
-            and (self.labels[item.key] == "y") != item.accepted
+            and (self.labels[item.key] == "y") != item.is_accepted
         ]
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, str]:
+def row_to_show(row: Mapping[str, Any]) -> dict[str, str]:
     """What a person sees of a response. The verdict is not part of it, so that it does not sway the label."""
     return {
         "question": str(row.get("question", "")),

@@ -77,7 +77,7 @@ def find_run(text: str, start: Path, benchmark: str | None, params: Params) -> M
         if (folder / RESPONSES).is_file():
             return read_run(folder / RESPONSES, model, benchmark)
     if (model_in_it := _model_in(path)) is not None:
-        return _evaluated(model_in_it, name_of(model_in_it), benchmark, params)
+        return _evaluate_folder(model_in_it, name_of(model_in_it), benchmark, params)
     raise UserError(f"{text}: it contains neither responses nor a model; give {ACCEPTED}")
 
 
@@ -108,7 +108,7 @@ def _place(text: str, start: Path) -> Path | None:
     return None
 
 
-def _evaluated(folder: Path, label: str, benchmark: str | None, params: Params) -> ModelRun:
+def _evaluate_folder(folder: Path, label: str, benchmark: str | None, params: Params) -> ModelRun:
     """A model folder, evaluated now unless the same bytes were evaluated with the same parameters."""
     benchmark = benchmark or params.evaluate.benchmarks[0]
     output = output_of(folder, label, benchmark, params)

@@ -14,7 +14,7 @@ from mathrl.core.files import read_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES
 from mathrl.core.records import METRICS, RunRecord, maker_of, read_record, records_folder
-from mathrl.params.load import S, validated, without_removed
+from mathrl.params.load import S, validate_section, without_removed
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import READS, TARGETS
 from mathrl.params.train import Rl
@@ -54,7 +54,7 @@ class TrainingMetrics:
         if name not in self.record.params:
             return None
         where = self.record.folder.name
-        return validated(kind, without_removed(name, self.record.params[name], where), f"{where}: {name}")
+        return validate_section(kind, without_removed(name, self.record.params[name], where), f"{where}: {name}")
 
 
 def find_training_run(text: str) -> TrainingMetrics:

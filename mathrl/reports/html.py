@@ -16,7 +16,7 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE, is_group
 from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.core.results import EvaluationSummary, results_table
-from mathrl.evaluation.compare import compare_models, leading, pairs, verdict_of
+from mathrl.evaluation.compare import compare_models, leading_comparison, pairs, verdict_of
 from mathrl.evaluation.forecast import forecast_of
 from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
@@ -75,7 +75,7 @@ def step_material(root: Path, recipe: str, step: str) -> Material:
     """The material of a recipe's step: an evaluation with the models that it compares, or a model that was trained."""
     folder = root / RECIPES / recipe
     summary = folder / step / "summary.json"
-    evaluated = _evaluated(summary)
+    evaluated = _summary_of_step(summary)
     names = list(evaluated.models) if evaluated else [step]
     reports = [folder / name / "report" for name in names]
     responses = folder / step / "report" / "responses.jsonl"
@@ -96,7 +96,7 @@ def _has_steps(report: Path) -> bool:
     return file.is_file() and file.stat().st_size > 0
 
 
-def _evaluated(file: Path) -> EvaluationSummary | None:
+def _summary_of_step(file: Path) -> EvaluationSummary | None:
     """The summary of an evaluate step; other steps write a summary.json of their own."""
     return EvaluationSummary.read(file) if file.is_file() and "models" in read_json(file) else None
 
@@ -147,7 +147,7 @@ def _forecast(stage: TrainingMetrics) -> str:
     return f"From the dev curve up to step {dev_forecast.step}: {dev_forecast.sentence()}." if dev_forecast else ""
 
 
-def titled(benchmark: str, params: Params) -> str:
+def benchmark_title(benchmark: str, params: Params) -> str:
     """The benchmark's name, with a word if its problems are newer than the model."""
     base = params.model.base
     newer = newer_than(benchmark, base.released if base.type == "pretrained" else None)
@@ -162,7 +162,7 @@ def evaluation(summary: EvaluationSummary, material: Material, params: Params) -
     names = [name for name in dict.fromkeys(row["model"] for row in rows) if name in models] or list(models)
     table = results_table({name: models[name] for name in names})
     page: dict[str, Any] = {
-        "benchmark": titled(benchmark, params),
+        "benchmark": benchmark_title(benchmark, params),
         "columns": list(table[0]),
         "models": table,
         "breakdowns": breakdowns(models, names),
@@ -177,15 +177,15 @@ def evaluation(summary: EvaluationSummary, material: Material, params: Params) -
         *(stored_picture(material.histogram, "Pass rates before RL") if material.histogram else []),
     ]
     if len(names) > 1:
-        if leading(names, summary.comparisons) is None and material.responses:
-            page["verdict"] = compared(material.responses, names, benchmark, params)
+        if leading_comparison(names, summary.comparisons) is None and material.responses:
+            page["verdict"] = comparison_html(material.responses, names, benchmark, params)
         if rows:
             examples, counts = before_after(rows, before, after)
             page |= {"before": before, "after": after, "examples": examples, "chosen": counts}
     return page
 
 
-def compared(responses: Path, names: Sequence[str], benchmark: str, params: Params) -> str:
+def comparison_html(responses: Path, names: Sequence[str], benchmark: str, params: Params) -> str:
     """The verdict on models whose evaluation made no comparison of them."""
     runs = {name: [read_run(responses, name, benchmark).rows] for name in names}
     return verdict_of(names, compare_models(runs, params.evaluate))
@@ -195,7 +195,7 @@ def cards(material: Material) -> list[tuple[str, str, str]]:
     """The figures at the top: (what, value, a note)."""
     figures = []
     summary = material.summary
-    if summary is not None and (test := leading(list(summary.models), summary.comparisons)) is not None:
+    if summary is not None and (test := leading_comparison(list(summary.models), summary.comparisons)) is not None:
         before, after = summary.models[test.before], summary.models[test.after]
         figures.append(("pass@1", f"{after.pass_at_1.mean:.3f}", f"{test.before}: {before.pass_at_1.mean:.3f}"))
         figures.append(("difference", f"{test.difference:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}"))

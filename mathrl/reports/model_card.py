@@ -25,7 +25,7 @@ def model_card(title: str, reference: str, digest: str, material: Material) -> s
     lines += [f"Digest `{digest}`. {origin(steps)}.", "", "## Health", "", *_health(material), ""]
     lines += ["## Lineage", "", *_lineage(steps), "", complete, ""]
     lines += ["## Reproduce", "", f"    mathrl models reproduce {reference}", "", "## Set, against the defaults", ""]
-    changed = _changed(steps)
+    changed = _changed_settings(steps)
     lines += [f"- {code(f'{name}: {value}')}" for name, value in changed.items()] or ["Nothing."]
     text = "\n".join(lines) + "\n"
     return text if len(text) <= LONGEST else text[: LONGEST - 24].rpartition("\n")[0] + "\n- and more: see MLflow\n"
@@ -63,7 +63,7 @@ def _lineage(steps: Sequence[Step]) -> list[str]:
     return lines or ["The records of its stages are not on this machine."]
 
 
-def _changed(steps: Sequence[Step]) -> Mapping[str, str]:
+def _changed_settings(steps: Sequence[Step]) -> Mapping[str, str]:
     """What the stages' parameters have other than the defaults, by dotted name."""
     defaults, changed = default_texts(), dict[str, str]()
     for step in steps:

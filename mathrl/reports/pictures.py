@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.figures import BLUE, DARK, GREY, SOFT, colour, marker, picture
-from mathrl.core.markdown import cell, code, fenced
+from mathrl.core.markdown import cell, code, code_block
 from mathrl.core.results import GroupFigures, ModelFigures
 
 BESIDE = 4  # with more models than these a legend below the axes is too wide; it goes beside them
@@ -148,10 +148,15 @@ def examples_markdown(rows: Sequence[Mapping[str, Any]], models: Sequence[str], 
     """The rows of `side_by_side` as Markdown; ✓ marks a correct response, ✗ a wrong one."""
     parts = [f"# {len(rows)} problems of {cell(benchmark)}, one response of each model", ""]
     for row in rows:
-        parts += [f"## {code(row['problem_id'])}", "", fenced(str(row["question"])), ""]
+        parts += [f"## {code(row['problem_id'])}", "", code_block(str(row["question"])), ""]
         parts += [f"Answer: {code(str(row['answer']))}", ""]
         for model in models:
             if model in row:
                 mark, _, text = str(row[model]).partition(" ")
-                parts += [f"**{cell(model)}** {mark}", "", fenced(text[:1500] + ("…" if len(text) > 1500 else "")), ""]
+                parts += [
+                    f"**{cell(model)}** {mark}",
+                    "",
+                    code_block(text[:1500] + ("…" if len(text) > 1500 else "")),
+                    "",
+                ]
     return "\n".join(parts)

@@ -33,7 +33,7 @@ from mathrl.evaluation.spread import cluster_interval
 from mathrl.evaluation.summary import accuracies
 from mathrl.models.device import choose_device
 from mathrl.models.load import load_model, load_tokenizer
-from mathrl.models.logprobs import padded
+from mathrl.models.logprobs import pad
 from mathrl.models.packing import Group
 from mathrl.params import Params
 from mathrl.params.run import Prompt
@@ -88,7 +88,7 @@ def paired_auc(scores: Sequence[float], twins: Sequence[Sequence[float]], confid
     return cluster_interval(wins, confidence=confidence)
 
 
-def probed(
+def probe_score(
     score: str,
     scores: Sequence[float],
     twins: Sequence[Sequence[float]],
@@ -143,7 +143,7 @@ def score_groups(model: Any, groups: Sequence[Group]) -> list[Scored]:
     """Each group's one response under the model at temperature 1."""
     scored: list[Scored] = []
     for batch in _batches(groups):
-        ids_BL, real_BL, chosen = padded(batch, model.device)
+        ids_BL, real_BL, chosen = pad(batch, model.device)
         logits = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits[:, :-1]
         targets_N = ids_BL[:, 1:][chosen]
         logp_NV = torch.log_softmax(logits[chosen].float(), dim=-1)
@@ -224,7 +224,7 @@ def probe_benchmark(model: Path | str, benchmark: str, params: Params, folder: P
         scores_by_name["answer"] = (*_answers(model, benchmark, params, folder, text["reworded"]), None)
     confidence = 1 - (1 - params.evaluate.confidence) / len(scores_by_name)
     scores_found = [
-        probed(name, original, others, confidence, verbatim)
+        probe_score(name, original, others, confidence, verbatim)
         for name, (original, others, verbatim) in scores_by_name.items()
     ]
     missing = {name: MISSING[name] for name in MISSING if name not in scores_by_name}

@@ -51,7 +51,7 @@ class Facet:
     codes: Codes
     rows: Codes
 
-    def chosen(self, labels: Iterable[str], size: int) -> Mask:
+    def mask_of_labels(self, labels: Iterable[str], size: int) -> Mask:
         """Which of `size` responses have one of the labels, [R]."""
         numbers = [self.labels.index(label) for label in labels if label in self.labels]
         mask = np.zeros(size, dtype=bool)
@@ -78,7 +78,7 @@ class Rollouts:
 
     def summary(self, filters: Filters, query: str = "", problem: str = "") -> dict[str, Any]:
         """Counts of each label among the responses that all *other* filters leave, and the right ones per step."""
-        masks = {name: self.facets[name].chosen(labels, self.size) for name, labels in filters.items()}
+        masks = {name: self.facets[name].mask_of_labels(labels, self.size) for name, labels in filters.items()}
         rest = self._search(query) & self._of_problem(problem)
         facets = {}
         for name, facet in self.facets.items():
@@ -100,7 +100,7 @@ class Rollouts:
         most: int = 50,
     ) -> list[dict[str, Any]]:
         """Responses in short; `sort` is a column, with a minus in front the largest first."""
-        masks = [self.facets[name].chosen(labels, self.size) for name, labels in filters.items()]
+        masks = [self.facets[name].mask_of_labels(labels, self.size) for name, labels in filters.items()]
         rows = np.flatnonzero(_all(masks, self._search(query) & self._of_problem(problem)))
         column = sort.removeprefix("-")
         if column in ("step", "reward", "length"):
@@ -171,7 +171,7 @@ def _facets(table: pa.Table) -> dict[str, Facet]:
         keys = np.asarray(parts.keys.to_pylist(), dtype=object)
         values, rows = np.asarray(parts.items, dtype=float), _rows_of(parts)
         for name in sorted(set(keys)):
-            facets[f"part {name}"] = _binned(values[keys == name], rows[keys == name])
+            facets[f"part {name}"] = _bin_numbers(values[keys == name], rows[keys == name])
     always = {"step": 0, "verdict": 0, "odd": 1}  # what all responses have alike chooses nothing
     return {name: facet for name, facet in facets.items() if len(facet.labels) >= always.get(name, 2)}
 
@@ -179,14 +179,14 @@ def _facets(table: pa.Table) -> dict[str, Facet]:
 def _of_texts(column: Any) -> Facet:
     texts = pc.dictionary_encode(pa.chunked_array(column).cast(pa.string())).combine_chunks()
     codes, rows = _valid(texts.indices)
-    return _ordered([str(label) for label in texts.dictionary.to_pylist()], codes.astype(np.int64), rows)
+    return _sort_facet([str(label) for label in texts.dictionary.to_pylist()], codes.astype(np.int64), rows)
 
 
 def _of_lists(column: Any) -> Facet:
     lists = pa.chunked_array(column).combine_chunks()
     texts = pc.dictionary_encode(lists.values)
     codes = np.asarray(texts.indices, dtype=np.int64)
-    return _ordered([str(label) for label in texts.dictionary.to_pylist()], codes, _rows_of(lists))
+    return _sort_facet([str(label) for label in texts.dictionary.to_pylist()], codes, _rows_of(lists))
 
 
 def _statuses(calls: Any) -> Any:
@@ -197,10 +197,10 @@ def _statuses(calls: Any) -> Any:
 
 def _of_numbers(column: Any, *, whole: bool = False) -> Facet:
     values, rows = _valid(pa.chunked_array(column).combine_chunks())
-    return _binned(values.astype(float), rows, whole)
+    return _bin_numbers(values.astype(float), rows, whole)
 
 
-def _binned(values: npt.NDArray[np.float64], rows: Codes, whole: bool = False) -> Facet:
+def _bin_numbers(values: npt.NDArray[np.float64], rows: Codes, whole: bool = False) -> Facet:
     """Numbers as labels: each value where there are few (or `whole`), else bins between quantiles."""
     finite = np.isfinite(values)
     values, rows = values[finite], rows[finite]
@@ -223,7 +223,7 @@ def _short_numbers(values: npt.NDArray[np.float64]) -> list[str]:
     return texts
 
 
-def _ordered(labels: list[str], codes: Codes, rows: Codes) -> Facet:
+def _sort_facet(labels: list[str], codes: Codes, rows: Codes) -> Facet:
     """The facet with its labels in order of the alphabet."""
     order = sorted(range(len(labels)), key=labels.__getitem__)
     places = np.empty(len(labels), dtype=np.int64)

@@ -64,7 +64,7 @@ class Cascade:
             )
         final = list(verdicts)
         for n in asked:
-            final[n] = self._merged(verdicts[n], [next(judged) for _ in accepted[n]])
+            final[n] = self._merge_judgements(verdicts[n], [next(judged) for _ in accepted[n]])
         self._tiers["rule"] += len(verdicts) - len(asked)
         return final
 
@@ -77,7 +77,7 @@ class Cascade:
             return text not in truths
         return not verdict.correct and verdict.reason not in SETTLED
 
-    def _merged(self, verdict: Verdict, judgements: Sequence[Judgement]) -> Verdict:
+    def _merge_judgements(self, verdict: Verdict, judgements: Sequence[Judgement]) -> Verdict:
         equal = "equal" in judgements
         unusable = next((judgement for judgement in judgements if judgement != "different"), None)
         if not equal and unusable == "failed":

@@ -89,7 +89,7 @@ class ToolCalls:
         self.answers(["1", "2"])  # tried before anything is sampled
 
     def calls(self, turn: str) -> list[Asked]:
-        return [_asked(call) for call in CALL.findall(turn)]
+        return [_parse_call(call) for call in CALL.findall(turn)]
 
     def own_words(self, turn: str) -> str:
         return CALL.sub("", turn)
@@ -98,7 +98,7 @@ class ToolCalls:
         return tool_turn(self.tokenizer, outputs)
 
 
-def _asked(call: str) -> Asked:
+def _parse_call(call: str) -> Asked:
     try:
         parsed = json.loads(call)
         arguments = parsed.get("arguments") if isinstance(parsed, dict) else None
@@ -136,7 +136,7 @@ def make_format(name: CallFormat, tokenizer: Any) -> Format:
     return PythonBlock() if name == "python_block" else ToolCalls(tokenizer)
 
 
-def shown(output: str, limit: int, tokenizer: Any) -> str:
+def show_output(output: str, limit: int, tokenizer: Any) -> str:
     """A tool's output as the model is given it: plain text that spells no added token, of at most `limit` tokens.
 
     Of longer output the beginning is kept, and a line says how much there was. Control characters, with the escapes of

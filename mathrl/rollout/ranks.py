@@ -55,7 +55,7 @@ def gather(value: Any) -> list[Any] | None:
     if world_size() == 1:
         return [value]
     values = [None] * world_size() if rank() == 0 else None
-    with exchanging():
+    with while_exchanging():
         dist.gather_object(value, values, group=object_group())
     return values
 
@@ -64,13 +64,13 @@ def from_rank_0(make: Callable[[], Any]) -> Any:
     """The picklable result of `make`, called at rank 0 alone, at every rank."""
     values = [make() if rank() == 0 else None]
     if world_size() > 1:
-        with exchanging():
+        with while_exchanging():
             dist.broadcast_object_list(values, group=object_group())
     return values[0]
 
 
 @contextmanager
-def exchanging() -> Iterator[None]:
+def while_exchanging() -> Iterator[None]:
     """An exchange that fails because a rank died fails a moment later: the agent notices the dead rank first, and
     names that one."""
     try:

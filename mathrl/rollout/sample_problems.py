@@ -41,7 +41,7 @@ def sample_problems(
     tools = sampler.turns.params.model_dump() if sampler.turns is not None else None
     key = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size(), tools])
     file = state / f"{name}.{rank()}of{world_size()}.{key}.jsonl" if state else None
-    groups, chunks_done = _finished(file)
+    groups, chunks_done = _finished_chunks(file)
     if on_progress and groups:
         on_progress(len(groups) * sampling.samples)
     for chunk in range(chunks_done, -(-len(mine) // chunk_size)):
@@ -92,7 +92,7 @@ def _row(graded: Graded, tools: bool) -> Sample:
     }
 
 
-def _finished(file: Path | None) -> tuple[list[list[Sample] | None], int]:
+def _finished_chunks(file: Path | None) -> tuple[list[list[Sample] | None], int]:
     """The groups of the whole chunks in the file, and their number; a torn line is dropped from the file."""
     groups: list[list[Sample] | None] = []
     chunks = 0

@@ -131,7 +131,7 @@ class ServerEngine:
 
     def _ask(self, server: Server, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[Completion]:
         greedy = sampling.temperature == 0  # all samples are equal
-        with self.pool.watched(server):
+        with self.pool.watch(server):
             digests, model = self.pool.digests(), ADAPTER if self.pool.has_adapter else server.model
             body = completion_request(model, prompt, sampling, seed, self.ends)
             choices = server.complete(body, body["n"], digests) * (sampling.samples if greedy else 1)

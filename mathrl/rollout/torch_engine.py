@@ -92,7 +92,7 @@ class TorchEngine:
             newly_ended = torch.isin(tokens, ends) & going
             reasons_B[rows[newly_ended]] = 1
             if stops is not None:
-                stopped_rows = stops.completed(tokens_BL, rows[going & ~newly_ended], column)
+                stopped_rows = stops.rows_at_stop(tokens_BL, rows[going & ~newly_ended], column)
                 reasons_B[stopped_rows] = 2
                 newly_ended = newly_ended | torch.isin(rows, stopped_rows)
             if sampling.limits:
@@ -106,7 +106,7 @@ class TorchEngine:
                     places = newly_ended.nonzero()[:, 0].tolist()
                     for row, place in zip(ended_rows.tolist(), places, strict=True):
                         tokens_L = tokens_BL[row, : column + 1].tolist()
-                        reason, keep = REASONS[int(reasons_B[row])], partial(decoder.kept, place)
+                        reason, keep = REASONS[int(reasons_B[row])], partial(decoder.keys_of_row, place)
                         on_end(indices[row // samples], row % samples, tokens_L, reason, keep)
                 if on_progress:
                     on_progress(ended_count)
@@ -206,7 +206,7 @@ class StopStrings:
         pieces = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], skip_special_tokens=True)
         self.closing = torch.tensor([number for number, piece in enumerate(pieces) if lasts & set(piece)])
 
-    def completed(self, tokens_BL: Tensor, rows_R: Tensor, column: int) -> Tensor:
+    def rows_at_stop(self, tokens_BL: Tensor, rows_R: Tensor, column: int) -> Tensor:
         """Those of the rows whose token in `column` completes a string."""
         closing_R = torch.isin(tokens_BL[rows_R, column], self.closing.to(tokens_BL.device))
         first = max(0, column + 1 - self.longest)  # a token has a character of the string or more

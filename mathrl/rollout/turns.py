@@ -20,7 +20,7 @@ from mathrl.core.hashing import derive_seed
 from mathrl.core.types import CallStatus, Completion, FinishReason, ToolCall
 from mathrl.models.decode import KeptKeys
 from mathrl.params.rollout import Turns
-from mathrl.rollout.call_formats import Asked, make_format, shown
+from mathrl.rollout.call_formats import Asked, make_format, show_output
 from mathrl.rollout.engine import Groups, Keep, Progress, Prompts, RolloutEngine, Sampling
 from mathrl.tools.tool import Session, Tool
 
@@ -59,7 +59,7 @@ class Response:
     kept: KeptKeys | None = None
 
     @property
-    def left(self) -> int:
+    def tokens_left(self) -> int:
         """How many tokens there is room for."""
         return self.room - len(self.tokens)
 
@@ -73,7 +73,7 @@ class Response:
     def add_output(self, asked: Asked, answer: Answer, output: str, tokens: Sequence[int]) -> None:
         """Append a tool's output, as far as there is room."""
         start = len(self.tokens)
-        self.tokens += tokens[: self.left]
+        self.tokens += tokens[: self.tokens_left]
         self.logprobs += [0.0] * (len(self.tokens) - start)
         self.calls.append(ToolCall(start, len(self.tokens), asked.code, output, answer[1], answer[2]))
         self.quiet |= answer[1] == "limit"
@@ -147,9 +147,11 @@ class TurnSampler:
             self._answer(going, pool)
             wave, still = wave + 1, []
             # Those that stop no more are a call of their own. Some come to it in this wave, and then wait for the next.
-            parts = {quiet: [one for one in going if one.quiet == quiet and one.left > 0] for quiet in (False, True)}
+            parts = {
+                quiet: [one for one in going if one.quiet == quiet and one.tokens_left > 0] for quiet in (False, True)
+            }
             for quiet, part in parts.items():
-                limits = tuple(response.left for response in part)
+                limits = tuple(response.tokens_left for response in part)
                 if part:
                     kept = tuple(response.take_kept() for response in part)
                     self.room_to_keep += sum(keys is not None for keys in kept)
@@ -173,8 +175,8 @@ class TurnSampler:
 
         def call(prompt: int, sample: int, tokens: Sequence[int], reason: FinishReason, keep: Keep) -> None:
             response = responses[prompt * count + sample]
-            response.asked = self._asked(response, tokens, reason)
-            if len(tokens) >= response.left:
+            response.asked = self._calls_of_turn(response, tokens, reason)
+            if len(tokens) >= response.tokens_left:
                 return
             if response.asked and pool is not None:
                 response.answers = pool.submit(self._call, response)
@@ -187,16 +189,16 @@ class TurnSampler:
         completions = [completion for group in groups for completion in group]
         going = []
         for response, completion in zip(responses, completions, strict=True):
-            response.asked = self._asked(response, completion.tokens.tolist(), completion.finish_reason)
+            response.asked = self._calls_of_turn(response, completion.tokens.tolist(), completion.finish_reason)
             response.add(completion)
             response.quiet |= response.stops >= STOPS_PER_CALL * self.params.max_calls
-            if response.left > 0 and (response.asked or response.reason == "stop_string"):
+            if response.tokens_left > 0 and (response.asked or response.reason == "stop_string"):
                 going.append(response)
             else:
                 response.end()
         return going
 
-    def _asked(self, response: Response, turn: Sequence[int], reason: FinishReason) -> list[Asked]:
+    def _calls_of_turn(self, response: Response, turn: Sequence[int], reason: FinishReason) -> list[Asked]:
         if response.quiet or reason != self.format.reason:
             return []
         return self.format.calls(self.tokenizer.decode(turn, skip_special_tokens=True))
@@ -217,13 +219,13 @@ class TurnSampler:
             if response.answers is None:
                 continue
             answers = response.answers.result()
-            outputs = [shown(text, self.params.output_tokens, self.tokenizer) for text, _, _ in answers]
+            outputs = [show_output(text, self.params.output_tokens, self.tokenizer) for text, _, _ in answers]
             texts = self.format.answers(outputs)
             for asked, answer, output, text in zip(response.asked, answers, outputs, texts, strict=True):
                 tokens = self.tokenizer.encode(text, add_special_tokens=False)
                 response.add_output(asked, answer, output, tokens)
             response.answers = None
-            if response.left <= 0:
+            if response.tokens_left <= 0:
                 self.room_to_keep += response.take_kept() is not None
                 response.reason = "length"
                 response.end()

@@ -263,11 +263,11 @@ def own_shared_memory() -> Iterator[str]:
     name = from_rank_0(lambda: f"mathrl-{uuid.uuid4().hex}")
     original = ExecutorWithExternalLauncher._distributed_args
 
-    def named(executor: Any) -> tuple[str, int, int]:
+    def name_rendezvous(executor: Any) -> tuple[str, int, int]:
         _, rank, local_rank = original(executor)
         return f"file://{name}", rank, local_rank  # the ranks have joined their group: nothing is opened there
 
-    ExecutorWithExternalLauncher._distributed_args = named
+    ExecutorWithExternalLauncher._distributed_args = name_rendezvous
     try:
         yield name
     finally:

@@ -29,7 +29,7 @@ class ServerAnswer:
 def ask_server(url: str, get: Get) -> ServerAnswer:
     """What the server says itself; its state's `failure` says why it cannot be used."""
 
-    def failed(failure: str) -> ServerAnswer:
+    def failed_answer(failure: str) -> ServerAnswer:
         return ServerAnswer(ServerState(url, False, 0, "", failure))
 
     try:
@@ -37,7 +37,9 @@ def ask_server(url: str, get: Get) -> ServerAnswer:
             answer = get(path)
             if answer.status_code != 200:
                 hints = {401: f": {KEY} must be the same there and here", 404: ": start it with `mathrl serve`"}
-                return failed(f"{url} answers {path} with {answer.status_code}{hints.get(answer.status_code, '')}")
+                return failed_answer(
+                    f"{url} answers {path} with {answer.status_code}{hints.get(answer.status_code, '')}"
+                )
             if path == PATH:
                 server_state = answer.json()
         state = ServerState(url, True, int(server_state["generation"]), server_state["weights"], "")
@@ -47,7 +49,7 @@ def ask_server(url: str, get: Get) -> ServerAnswer:
         )
     except (httpx.HTTPError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         # RuntimeError: the client was closed meanwhile.
-        return failed(f"{url} does not answer as a vLLM server ({type(error).__name__})")
+        return failed_answer(f"{url} does not answer as a vLLM server ({type(error).__name__})")
 
 
 def state_of(url: str) -> ServerState:

@@ -145,7 +145,7 @@ class Server:
         """The responses of /v1/completions, in the order of the samples, from weights with one of these digests.
 
         Without `weights` any will do. The responses come in pieces of `PIECE_TOKENS`. No time limits a request, which
-        may wait in the server's queue: within `ServerPool.watched` one whose server makes no progress is broken off.
+        may wait in the server's queue: within `ServerPool.watch` one whose server makes no progress is broken off.
 
         Raises:
             OtherWeights: the server has none of the weights.

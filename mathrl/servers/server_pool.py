@@ -56,7 +56,7 @@ class ServerPool:
             server.connections.cut(server.client)
 
     @contextmanager
-    def watched(self, server: Server) -> Iterator[None]:
+    def watch(self, server: Server) -> Iterator[None]:
         """Within it a request: the server dies, and its requests break off, after `timeout_seconds` without progress.
 
         Progress is a piece of a response to this process, or a change of the server's own count of tokens: it may

@@ -125,7 +125,7 @@ class WeightReader:
         if not any(path.glob("*.safetensors")):
             raise FileNotFoundError(f"{folder}: this server finds no *.safetensors in it")
         self.end_broken_update()
-        self.reload_weights(weights_iterator=with_head(_counted(folder_weights(path), total)))
+        self.reload_weights(weights_iterator=with_head(_count_weights(folder_weights(path), total)))
         return total.hexdigest()
 
     def end_broken_update(self: Any) -> None:
@@ -147,7 +147,7 @@ class WeightReader:
         return str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else ""
 
 
-def _counted(weights: Iterable[tuple[str, Tensor]], total: WeightDigest) -> Iterator[tuple[str, Tensor]]:
+def _count_weights(weights: Iterable[tuple[str, Tensor]], total: WeightDigest) -> Iterator[tuple[str, Tensor]]:
     for name, weight in weights:
         total.add(name, weight)
         yield name, weight

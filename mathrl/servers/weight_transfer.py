@@ -40,11 +40,11 @@ class SyncedWeights(WeightSource):  # type: ignore[misc]  # untyped
         self.weights, self.shapes, self.dtype, self.total = weights, shapes, dtype, WeightDigest()
 
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, self._stored(dtype), shape) for name, dtype, shape in self.shapes]
+        return [ParamMeta(name, self._stored_dtype(dtype), shape) for name, dtype, shape in self.shapes]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.weights:
-            stored = weight.detach().to(self._stored(weight.dtype), copy=True).contiguous()
+            stored = weight.detach().to(self._stored_dtype(weight.dtype), copy=True).contiguous()
             self.total.add(name, stored)
             yield name, stored
 
@@ -53,7 +53,7 @@ class SyncedWeights(WeightSource):  # type: ignore[misc]  # untyped
         sizes: list[int] = [meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self.metadata()]
         return max(sizes)
 
-    def _stored(self, dtype: torch.dtype) -> torch.dtype:
+    def _stored_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return self.dtype if dtype.is_floating_point else dtype
 
 

@@ -61,7 +61,7 @@ def work(
     problems = seeded_subset(read_problems(split), settings.max_problems, params.run.seed)
     few_shot = few_shot_examples(params.prompt, examples)
     sampler = open_sampler(start, params, "difficulty", few_shot)
-    run.resolved(sampler.engine.rollout)
+    run.record_resolved(sampler.engine.rollout)
     run.check_lengths(problems, lambda: sampler.tokenizer, few_shot)
     check_prompts(problems, params.prompt, sampler.tokenizer)
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens)

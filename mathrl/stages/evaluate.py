@@ -59,7 +59,7 @@ def work(
     from mathrl.rollout.resolve import has_gpu_vllm
 
     hardware = hardware_of(choose_device(params.run.device))
-    run.resolved(choose_engine(params.rollout, params.model, hardware, has_gpu_vllm()))
+    run.record_resolved(choose_engine(params.rollout, params.model, hardware, has_gpu_vllm()))
     if TEST in params.evaluate.benchmarks:
         run.dataset(TEST, test)
     few_shot = few_shot_examples(params.prompt, examples)
@@ -90,7 +90,7 @@ def work(
     summary.write(summary_file)
     if metrics_file is not None:
         write_json(metrics_file, summary.headline())
-    run.measured(models, summary.benchmark)
+    run.record_measured(models, summary.benchmark)
     run.summary(flat(summary))
 
 
@@ -125,7 +125,7 @@ def _evaluate_all(
                 )
         result = done[key]
         if result is not None:
-            results.append(result.relabelled(model))
+            results.append(result.relabel(model))
     return results
 
 

@@ -93,7 +93,7 @@ class _Reader:
         """Those of a split; empty if they cannot be known."""
         key = f"{asked.curated} {asked.params.curate.model_dump_json() if asked.curated is None else ''}"
         if key not in self.splits:
-            self.splits[key] = _sources(asked.params) if asked.curated is None else _curated(asked.curated)
+            self.splits[key] = _sources(asked.params) if asked.curated is None else _curated_splits(asked.curated)
         return self.splits[key].get(split, [])
 
     def examples(self, asked: Asked) -> list[Problem] | None:
@@ -200,7 +200,7 @@ def _judge(asked: Sequence[Asked], typed: Sequence[str], fetch: bool) -> Judged:
     for one in asked:
         where = f"steps.{one.step}: " if one.step else ""
         try:
-            unworked = _unworked(one.params) if one.stage == "sft" else ""
+            unworked = _sft_without_working(one.params) if one.stage == "sft" else ""
             found = list(_doubts(one, reader))
         except UserError:
             if fetch:
@@ -215,7 +215,7 @@ def _judge(asked: Sequence[Asked], typed: Sequence[str], fetch: bool) -> Judged:
     return Judged([*dict.fromkeys(reader.unreadable), *refused], warned, reader.unknown)
 
 
-def _unworked(params: Params) -> str:
+def _sft_without_working(params: Params) -> str:
     """What to write where the split sft is to teach solutions that a source is known not to have; empty elsewhere."""
     curate, sft = params.curate, params.sft
     shared = bool(curate.sft_share) and not any(source.fills("sft") for source in curate.sources)
@@ -267,7 +267,7 @@ def _doubts(asked: Asked, reader: _Reader) -> Iterator[Doubt]:
         yield from length_doubts(params, stage, problems, tokenizer, shots, name if name in texts else "the data")
 
 
-def _curated(folder: Path) -> Splits:
+def _curated_splits(folder: Path) -> Splits:
     files = {split: folder / f"{split}.jsonl" for split in ("sft", "rl", TEST)}
     return {split: read_problems(file) for split, file in files.items() if file.exists() and file.stat().st_size}
 

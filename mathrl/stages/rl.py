@@ -84,7 +84,9 @@ def work(
     training = open_training(run, health, run.rollouts, engine.device)
     run.check_lengths(problems, lambda: load_tokenizer(start, params.model), few_shot)
     folder = run.record.folder
-    trained = train(RlInputs(params, training, start, problems, held_out, few_shot, others, run.resolved, folder))
+    trained = train(
+        RlInputs(params, training, start, problems, held_out, few_shot, others, run.record_resolved, folder)
+    )
     result = trained.result
     measured = result.dev_accuracy is not None
     accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.dev.temperature})" if measured else "not measured"

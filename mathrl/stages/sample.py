@@ -50,7 +50,7 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
     problems = seeded_subset([p for file in data for p in read_problems(file)], settings.max_problems, seed)
     few_shot = few_shot_examples(params.prompt, examples)
     sampler = open_sampler(start, params, "sample", few_shot)
-    run.resolved(sampler.engine.rollout)
+    run.record_resolved(sampler.engine.rollout)
     run.check_lengths(problems, lambda: sampler.tokenizer, few_shot)
     check_prompts(problems, params.prompt, sampler.tokenizer)
     reward = build_reward(params.reward)

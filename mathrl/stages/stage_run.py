@@ -29,7 +29,7 @@ from mathrl.core.files import remove_leftovers
 from mathrl.core.gpus import gpu_count, use_expandable_segments
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import JsonlSink
-from mathrl.core.mirroring import mirroring
+from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_groups, workspace_preset
 from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
 from mathrl.core.types import Problem
@@ -102,7 +102,7 @@ class StageRun:
         """Final figures, shown with the MLflow run."""
         self._record(summary={**self.record.summary, **figures})
 
-    def resolved(self, rollout: Rollout, rl: Rl | None = None) -> None:
+    def record_resolved(self, rollout: Rollout, rl: Rl | None = None) -> None:
         """What was chosen for this machine where the parameters leave it open."""
         chosen: dict[str, Any] = {"rollout.engine": rollout.engine}
         if rollout.engine == "vllm" and rollout.vllm.max_model_length is not None:
@@ -121,7 +121,7 @@ class StageRun:
         for file in files:
             self.dataset(name if len(files) == 1 else "/".join([name, *file.parts[-2:-1], file.stem]), file)
 
-    def measured(self, models: Mapping[str, Path], dataset: str) -> None:
+    def record_measured(self, models: Mapping[str, Path], dataset: str) -> None:
         """The summary's figures LABEL/… are of these model folders, on the dataset of this name."""
         folders = {label: str(path) for label, path in models.items()}
         self._record(measured=Evaluated(models=folders, dataset=dataset))
@@ -198,7 +198,7 @@ def run_stage(
 def _run(stage: _Stage) -> None:
     resolved = load_params(overrides=stage.overrides)
     params = stage_params(resolved, stage.name)
-    typed = _typed(stage)
+    typed = _typed_overrides(stage)
     check_final_values(params, [stage.name], typed)
     if trains(stage.name, params) and not hands_over(stage.name, params) and params.run.device != "cpu" and gpu_count():
         use_expandable_segments()
@@ -214,18 +214,18 @@ def _run(stage: _Stage) -> None:
         # Rank 0 writes the record; its folder is not known here.
         stage.work(StageRun(stage.name, params, state, RunRecord(Path(Variable.RECORD.get() or os.devnull)), typed))
         return
-    with _locked(state, stage.name):
+    with _hold_lock(state, stage.name):
         state.mkdir(parents=True, exist_ok=True)
         for path in stage.outputs:
             remove_leftovers(path)
         record = open_record(stage.label, key)
         os.environ[Variable.RECORD] = str(record.folder)
         record.update(params=own_sections, key=key, inputs=inputs, **_origin(stage, sections))
-        with mirroring():
+        with while_mirroring():
             _work(stage, StageRun(stage.name, params, state, record, typed))
 
 
-def _typed(stage: _Stage) -> Sequence[str]:
+def _typed_overrides(stage: _Stage) -> Sequence[str]:
     """What a person typed for this run: of a recipe's step the overrides of its file, and not the recipe's own."""
     file = FOLDER / "recipes" / f"{stage.recipe}.yaml"
     if stage.recipe is not None and file.exists():
@@ -248,7 +248,9 @@ def _work(stage: _Stage, run: StageRun) -> None:
     processes = process_count(run.params.run, fewer=not learns) if ranks else 1
     if processes > 1:
         try:
-            run_ranks(processes, lambda: exit_on_user_error(lambda: _recorded(stage, run)), run.record.folder / "ranks")
+            run_ranks(
+                processes, lambda: exit_on_user_error(lambda: _record_work(stage, run)), run.record.folder / "ranks"
+            )
         except RankFailed as failed:
             run.record.update(status="failed", ended=time.time(), error=failed.message)
             raise
@@ -259,13 +261,13 @@ def _work(stage: _Stage, run: StageRun) -> None:
             raise
         run.record = read_record(run.record.folder) or run.record  # rank 0 has written to it
     else:
-        _recorded(stage, run)
+        _record_work(stage, run)
     # First: a checkpoint that outlives a finished record is resumed without the rows before it.
     shutil.rmtree(run.state)
     run.record.update(status="finished", ended=time.time(), outputs=_digests(stage.outputs))
 
 
-def _recorded(stage: _Stage, run: StageRun) -> None:
+def _record_work(stage: _Stage, run: StageRun) -> None:
     """Do the stage's work in this process; its record says how that failed, if it does."""
     try:
         stage.work(run)
@@ -290,7 +292,7 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "recipe": stage.recipe,
         "preset": workspace_preset(),
         "groups": workspace_groups(),
-        "composition": read_layers().composed(),
+        "composition": read_layers().experiment_values(),
         "status": "running",
         "started": time.time(),
         "pid": os.getpid(),
@@ -321,7 +323,7 @@ def _present(path: Path, stage: str) -> Path:
 
 
 @contextmanager
-def _locked(state: Path, stage: str) -> Iterator[None]:
+def _hold_lock(state: Path, stage: str) -> Iterator[None]:
     """Hold the lock of the state folder, a file beside it that goes with the last holder.
 
     Raises:

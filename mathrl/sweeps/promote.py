@@ -39,7 +39,7 @@ def promote(values: Mapping[str, Any], folder: Path = FOLDER, preset: str | None
     diff = ""
     for file, changes in by_file.items():
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
-        after = edited(before, changes, str(file))
+        after = edit_yaml(before, changes, str(file))
         if after != before:
             write_text(file, after)
             lines = difflib.unified_diff(
@@ -59,7 +59,7 @@ _AsWritten.add_representer(
 _AsWritten.add_representer(type(None), lambda to, value: to.represent_scalar("tag:yaml.org,2002:null", "null"))
 
 
-def edited(text: str, changes: Mapping[str, Any], where: str) -> str:
+def edit_yaml(text: str, changes: Mapping[str, Any], where: str) -> str:
     """YAML text with dotted keys set, all else unchanged.
 
     >>> edited("# why\\nlr: 1.0e-3  # high\\n", {"lr": 0.002}, "rl.yaml")

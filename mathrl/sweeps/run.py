@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from mathrl.core.environment import Variable
 from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, exit_on_user_error
-from mathrl.core.mirroring import mirroring
+from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.progress import progress
 from mathrl.core.records import METRICS
@@ -40,10 +40,10 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
     print(f"study {sweep.study}, {sweep.workers} worker{plural}, in {opened.folder}", flush=True)
     per_trial = opened.steps * sweep.seeds
     total, done = per_trial * (sweep.trials or 0), _steps_done(opened, per_trial)
-    with mirrored(), progress("RL steps of all trials", total, done, unit="step") as bar:
+    with mirror_trials(), progress("RL steps of all trials", total, done, unit="step") as bar:
 
         def show() -> None:
-            bar.advance(max(0, _steps_done(opened, per_trial) - bar.bar.n), trials_done=_ended(opened))
+            bar.advance(max(0, _steps_done(opened, per_trial) - bar.bar.n), trials_done=_count_ended(opened))
 
         workers = [
             subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) for _ in range(sweep.workers)
@@ -67,7 +67,7 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
         )
 
 
-def _ended(opened: OpenStudy) -> int:
+def _count_ended(opened: OpenStudy) -> int:
     return sum(trial.state.is_finished() for trial in opened.study.get_trials(deepcopy=False))
 
 
@@ -84,10 +84,10 @@ def _steps_done(opened: OpenStudy, per_trial: int) -> int:
 
 
 @contextmanager
-def mirrored() -> Iterator[None]:
+def mirror_trials() -> Iterator[None]:
     """One process that mirrors all records to MLflow, wherever the trials run."""
     os.environ |= {Variable.HOME: str(home()), Variable.STATE: str(state_root()), "MLFLOW_TRACKING_URI": tracking_uri()}
-    with mirroring():
+    with while_mirroring():
         yield
 
 

@@ -29,7 +29,7 @@ from mathrl.params.schema import STAGES
 from mathrl.sweeps.space import overrides, trial_params, values_of
 from mathrl.sweeps.storage import locked_file
 from mathrl.sweeps.study import OpenStudy
-from mathrl.sweeps.trial_claim import ClaimedTrial, TrialLost, fenced
+from mathrl.sweeps.trial_claim import ClaimedTrial, TrialLost, while_holding
 
 
 class TrialRecord:
@@ -122,12 +122,12 @@ def run_trial(opened: OpenStudy, claimed: ClaimedTrial, stop_requested: Callable
     trial = claimed.trial
     values = values_of(opened.sweep.space, trial.params, opened.present, trial.number)
     record = TrialRecord(opened, trial.number)
-    with fenced(claimed):
+    with while_holding(claimed):
         trial.set_user_attr("values", values)
         record.begin(values)
     try:
         scores = _all_seeds(opened, claimed, values, record, stop_requested)
-        with fenced(claimed):
+        with while_holding(claimed):
             if scores is None:
                 opened.study.tell(trial, state=TrialState.PRUNED)
                 record.end("finished", "ended early")
@@ -138,13 +138,13 @@ def run_trial(opened: OpenStudy, claimed: ClaimedTrial, stop_requested: Callable
                 record.end("finished", "complete", summary={"dev/accuracy": mean})
                 outcome = f"dev accuracy {mean:.4f}"
     except RunFailed as failed:
-        with fenced(claimed):
+        with while_holding(claimed):
             trial.set_user_attr("error", str(failed)[:2000])
             opened.study.tell(trial, state=TrialState.FAIL)
             record.end("failed", "failed", error=str(failed))
         outcome = f"failed: {failed}"
     except Interrupted:
-        with suppress(TrialLost), fenced(claimed):
+        with suppress(TrialLost), while_holding(claimed):
             record.end("stopped", "unfinished")
         raise
     finally:
@@ -163,7 +163,7 @@ def _all_seeds(
     trial = claimed.trial
 
     def check() -> None:
-        with fenced(claimed):
+        with while_holding(claimed):
             pass
 
     try:
@@ -183,7 +183,7 @@ def _all_seeds(
                     continue
                 reported.add(step)
                 value = (sum(scores) + score(curve[:length], opened.sweep.evaluations)) / (place + 1)
-                with fenced(claimed):
+                with while_holding(claimed):
                     record.report(step, value)
                     trial.report(value, step)
                 if trial.number and step < last and trial.should_prune():
@@ -195,7 +195,7 @@ def _all_seeds(
         if curve is None:
             return None
         scores.append(score(curve, opened.sweep.evaluations))
-        with fenced(claimed):
+        with while_holding(claimed):
             trial.set_user_attr("scores", scores)
     return scores
 
@@ -249,7 +249,7 @@ def execute(
             if stop_requested():
                 raise Interrupted
             time.sleep(POLL_SECONDS)
-        if (record := finished(run)) is None:
+        if (record := finished_record(run)) is None:
             code = _attempt(run, opened, lock, stop_requested, prune, check)
             check()  # before removing files that may belong to another worker
             if code is None:
@@ -259,7 +259,7 @@ def execute(
                 continue
             if code:
                 raise RunFailed(_last_error(run.out / "log.txt", code))
-            record = finished(run)
+            record = finished_record(run)
         if record is None:
             raise RunFailed(f"{run.out} has no finished record")
         curve = dev_curve(record.metrics_file)
@@ -342,7 +342,7 @@ def newest(run: TrialRun) -> RunRecord | None:
     return newest_record(lambda record: True, prefix=f"{run.folder.name}-{run.label}-")
 
 
-def finished(run: TrialRun) -> RunRecord | None:
+def finished_record(run: TrialRun) -> RunRecord | None:
     """The record of a finished run, with all that it wrote in place."""
     record = newest(run)
     done = record is not None and record.status == "finished"

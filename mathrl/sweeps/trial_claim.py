@@ -4,7 +4,7 @@ A running trial belongs to the worker that holds its lock, which is free as soon
 then adopts the trial, with its number, parameters and folder, so that its trainer resumes from its last checkpoint (on
 another machine only if home() is on a shared disk, else from the start). Claims are made one at a time: no trial is
 lost, and none runs twice. Each claim writes a new token into the trial: a worker that slept while another one took over
-its trial finds a different token, and writes nothing more (`fenced`).
+its trial finds a different token, and writes nothing more (`while_holding`).
 """
 
 import os
@@ -52,17 +52,17 @@ def claim(opened: OpenStudy, until: float | None = None) -> ClaimedTrial | None:
         opened.study.sampler = _sampler(opened.sweep, started)
         for trial in trials:
             if trial.state == TrialState.RUNNING and (lock := trial_lock(opened.sweep, trial.number)):
-                return _claimed(Trial(opened.study, trial._trial_id), opened.sweep, lock)
+                return _claim(Trial(opened.study, trial._trial_id), opened.sweep, lock)
         late = until is not None and time.time() > until
         if late or (opened.sweep.trials is not None and started >= opened.sweep.trials):
             return None
         new = opened.study.ask()
         free = trial_lock(opened.sweep, new.number)
         assert free is not None, "only claims lock trials"
-        return _claimed(new, opened.sweep, free)
+        return _claim(new, opened.sweep, free)
 
 
-def _claimed(trial: Trial, sweep: Sweep, lock: TrialLock) -> ClaimedTrial:
+def _claim(trial: Trial, sweep: Sweep, lock: TrialLock) -> ClaimedTrial:
     """Claim the trial and suggest its missing parameters: a worker may have died between two of them."""
     holder = {"host": socket.gethostname(), "pid": os.getpid(), "token": os.urandom(8).hex()}
     trial.set_user_attr(HOLDER, holder)
@@ -78,7 +78,7 @@ def _claimed(trial: Trial, sweep: Sweep, lock: TrialLock) -> ClaimedTrial:
 
 
 @contextmanager
-def fenced(claimed: ClaimedTrial) -> Iterator[None]:
+def while_holding(claimed: ClaimedTrial) -> Iterator[None]:
     """Within the context only the trial's holder writes: claims wait until it ends.
 
     Raises:

@@ -36,7 +36,7 @@ class Pool:
         self._processes: dict[Libraries, SandboxProcess] = {}
         self._closed = False
         try:
-            self._running("usual")
+            self._process_for("usual")
         except SandboxDown as error:
             raise UserError(f"the sandbox cannot run here: {error}") from None
 
@@ -58,13 +58,13 @@ class Pool:
             SandboxDown: it cannot be.
         """
         seconds = self.limits.wall_seconds + GRACE_SECONDS
-        process = self._running(libraries)
+        process = self._process_for(libraries)
         try:
             return process.open(seconds)
         except OSError:
             process.close()
         try:
-            return self._running(libraries).open(seconds)
+            return self._process_for(libraries).open(seconds)
         except OSError as error:
             raise SandboxDown(f"no session could be opened: {error}") from None
 
@@ -72,7 +72,7 @@ class Pool:
         """Held by each running call, so that no more run at a time than `calls`."""
         return self._turns
 
-    def _running(self, libraries: Libraries) -> SandboxProcess:
+    def _process_for(self, libraries: Libraries) -> SandboxProcess:
         with self._lock:
             if self._closed:
                 raise SandboxDown("it is closed")

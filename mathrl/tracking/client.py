@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from mathrl.core.environment import without_collections
 from mathrl.core.errors import UserError, without_logins
-from mathrl.core.paths import home, shown, tracking_uri
+from mathrl.core.paths import home, tracking_uri, without_password
 from mathrl.tracking.views import views
 
 EXPERIMENT = "mathrl"
@@ -53,12 +53,12 @@ def connect() -> Any:
         return client
     except ModuleNotFoundError as error:  # a database's driver
         raise UserError(
-            f"MLflow at {shown(uri)}: {error.name} is missing: pip install -c constraints.txt 'mathrl[s3]'; "
+            f"MLflow at {without_password(uri)}: {error.name} is missing: pip install -c constraints.txt 'mathrl[s3]'; "
             "the address is postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         ) from None
     except mlflow.exceptions.MlflowException as error:
         message = without_logins(str(error))
-        raise UserError(f"MLflow at {shown(uri)} refused: {message}; see MLFLOW_TRACKING_URI") from None
+        raise UserError(f"MLflow at {without_password(uri)} refused: {message}; see MLFLOW_TRACKING_URI") from None
 
 
 def experiment(client: Any, question: str = "") -> str:
@@ -94,8 +94,8 @@ def check_answers(uri: str) -> None:
         socket.create_connection((parts.hostname or "", port), timeout=5).close()
     except OSError as error:
         raise UserError(
-            f"MLflow at {shown(uri)} does not answer ({error.strerror or error}): start it with `mathrl ui`, "
-            "or unset MLFLOW_TRACKING_URI to track into a local file"
+            f"MLflow at {without_password(uri)} does not answer ({error.strerror or error}): start it with "
+            "`mathrl ui`, or unset MLFLOW_TRACKING_URI to track into a local file"
         ) from None
 
 
@@ -109,7 +109,7 @@ def _login_apart(uri: str) -> str:
         return uri
     os.environ["MLFLOW_TRACKING_USERNAME"] = urllib.parse.unquote(parts.username)
     os.environ["MLFLOW_TRACKING_PASSWORD"] = urllib.parse.unquote(parts.password)
-    return shown(uri)
+    return without_password(uri)
 
 
 ARTIFACTS = "artifacts"

@@ -16,7 +16,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.tracking.batches import LONGEST_PARAM
 from mathrl.tracking.client import experiments
-from mathrl.tracking.names import CODE, linked, links, queries, tags_under, unescape
+from mathrl.tracking.names import CODE, link_to, links, queries, tags_under, unescape
 
 PAGE = 1000
 REMEDY = (
@@ -262,9 +262,9 @@ def _active_run(client: Any, run_id: str) -> Any | None:
 
 def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
     """The run that made what `reader` read: the one it is linked to, else any with the digest."""
-    run_id = linked(reader.data.tags, "made_by", path)
+    run_id = link_to(reader.data.tags, "made_by", path)
     run = _active_run(client, run_id) if run_id else None
-    if run is not None and linked(run.data.tags, "output", path) == digest:
+    if run is not None and link_to(run.data.tags, "output", path) == digest:
         return run
     for query in queries("output", path, digest):
         if runs := client.search_runs(experiments(client), query, max_results=1):

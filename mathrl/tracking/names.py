@@ -67,7 +67,7 @@ def links(tags: Mapping[str, str], kind: str) -> dict[str, str]:
     return tags_under(tags, f"{kind}.") | tags_under(tags, f"{HIDDEN}{kind}.")
 
 
-def linked(tags: Mapping[str, str], kind: str, path: str) -> str | None:
+def link_to(tags: Mapping[str, str], kind: str, path: str) -> str | None:
     """The link of a kind to the path."""
     return next((tags[name] for name in _both(kind, path) if name in tags), None)
 

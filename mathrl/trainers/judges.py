@@ -15,7 +15,7 @@ from mathrl.core.errors import memory_part
 from mathrl.core.hashing import derive_seed
 from mathrl.core.statistics import sum_in_order
 from mathrl.core.types import Problem, Tokens
-from mathrl.learners.micro_batches import filled
+from mathrl.learners.micro_batches import fill
 from mathrl.models.device import Device
 from mathrl.models.scores import load_scorer
 from mathrl.params import Params
@@ -155,15 +155,15 @@ def _scores(
     pairs = list(zip([group.group for group in groups], ends, strict=True))
     flat: list[float] = []
     with memory_part("reward model's scores", f"lower rl.tokens_per_microbatch (now {budget})"):
-        for micro in filled(pairs, [group.packed_tokens for group, _ in pairs], budget):
+        for micro in fill(pairs, [group.packed_tokens for group, _ in pairs], budget):
             places = [place for _, rows in micro for place in rows]
             scores = scores_after(scorer, [group for group, _ in micro], places, end_token).float()
-            flat += scaled(scores, params.scale, scorer.config).tolist()
+            flat += scale_scores(scores, params.scale, scorer.config).tolist()
     values = iter(flat)
     return [[[next(values) for _ in places] for places in rows] for rows in ends]
 
 
-def scaled(scores: torch.Tensor, scale: str, config: Any) -> torch.Tensor:
+def scale_scores(scores: torch.Tensor, scale: str, config: Any) -> torch.Tensor:
     """Scores as rewards. A process reward model's are logits already: sigmoid leaves their zero where it is.
 
     >>> class Config: reward_mean, reward_std = 1.0, 2.0

@@ -47,7 +47,7 @@ class KeptRollouts:
         The log-probs of the updated policy need a forward pass of the chosen groups that were trained on; nothing of
         the run depends on them.
         """
-        chosen = [(group, self.chosen(group)) for group in sampled]
+        chosen = [(group, self.choose(group)) for group in sampled]
         kept = {id(group) for group, numbers in chosen if numbers}
         numbers = [number for number, group in enumerate(batch.groups) if id(group) in kept]
         values: dict[int, tuple[list[Floats], list[Floats]]] = {}
@@ -61,7 +61,7 @@ class KeptRollouts:
             rows = [row for group, numbers in chosen for row in self._rows(step, group, numbers, values.get(id(group)))]
             self.folder.write(step, rows)
 
-    def chosen(self, group: RolloutGroup) -> list[int]:
+    def choose(self, group: RolloutGroup) -> list[int]:
         """The numbers of the group's responses that are kept."""
         everyone = list(range(len(group.responses)))
         if self.params.which == "share":

@@ -95,13 +95,13 @@ class RlSetup:
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
     @contextmanager
-    def scoring(self) -> Iterator[None]:
-        """Context in which all models run without a gradient (see `Learner.scoring`)."""
+    def while_scoring(self) -> Iterator[None]:
+        """Context in which all models run without a gradient (see `Learner.while_scoring`)."""
         with ExitStack() as contexts:
             for learner in self.learners:
-                contexts.enter_context(learner.scoring())
+                contexts.enter_context(learner.while_scoring())
             for model in self.frozen:
-                contexts.enter_context(model.scoring())
+                contexts.enter_context(model.while_scoring())
             yield
 
     def adapt_kl_coef(self, row: Mapping[str, float], responses: int) -> dict[str, float]:
@@ -118,7 +118,7 @@ class RlSetup:
         """Keep the step's rollouts, with what the updates did to their tokens, where rl.keep_rollouts asks for it."""
         if self.kept is None:
             return
-        with self.scoring():
+        with self.while_scoring():
             self.kept.keep(
                 self.state.step,
                 rollouts.sampled,

@@ -105,7 +105,7 @@ class PooledGroup:
     def from_row(cls, row: Mapping[str, Any]) -> "PooledGroup":
         """Read what `to_row` gave, through JSON."""
         responses = [PartialResponse.from_row(response) for response in row["responses"]]
-        graded = [_graded(response) for response in row["graded"]]
+        graded = [_graded_from_row(response) for response in row["graded"]]
         return cls(row["number"], row["problem"], row["size"], responses, graded, row["counters"])
 
 
@@ -125,7 +125,7 @@ def _graded_row(graded: Graded) -> dict[str, Any]:
     return row | {"completion": _completion_row(row["completion"])}
 
 
-def _graded(row: Mapping[str, Any]) -> Graded:
+def _graded_from_row(row: Mapping[str, Any]) -> Graded:
     return Graded(**{**row, "completion": _completion(row["completion"])})
 
 

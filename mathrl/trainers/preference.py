@@ -20,7 +20,7 @@ from mathrl.core.types import Problem
 from mathrl.data.templates import render, response_end
 from mathrl.learners.micro_batches import Figures, TokenBudget
 from mathrl.learners.scoring import score_items
-from mathrl.learners.sharding import scored
+from mathrl.learners.sharding import while_scoring
 from mathrl.models.device import to_device
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.logprobs import response_logprobs
@@ -68,7 +68,7 @@ def train_dpo(
             "sample more (sample.samples) or other problems"
         )
     budget = TokenBudget(run.ranks, params.tokens_per_microbatch, "dpo")
-    with scored(model, run.ranks):
+    with while_scoring(model, run.ranks):
         pairs, dev = (with_reference(model, items, params, budget) for items in (pairs, dev))
     disable_dropout(model)
     if params.lora is not None:

@@ -22,7 +22,7 @@ from mathrl.core.types import Problem
 from mathrl.data.templates import render, response_end
 from mathrl.learners.micro_batches import Figures, TokenBudget
 from mathrl.learners.scoring import score_items
-from mathrl.learners.sharding import scored
+from mathrl.learners.sharding import while_scoring
 from mathrl.models.lora import add_lora
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
@@ -94,7 +94,7 @@ def train_reward_model(
     figures = train_supervised(scorer, objective, params, run)
     budget = TokenBudget(run.ranks, params.tokens_per_microbatch, "reward_model")
     sizes = [item.group.packed_tokens for item in items]
-    with scored(scorer, run.ranks):
+    with while_scoring(scorer, run.ranks):
         scores = score_items(budget, "scores of all items", partial(_item_scores, scorer, end_token), items, sizes)
     scores_M = torch.tensor([score for row in scores for score in row])
     scorer.config.reward_mean = float(scores_M.mean())

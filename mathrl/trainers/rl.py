@@ -137,13 +137,13 @@ def train_rl_asynchronously(setup: RlSetup, dev: Sequence[Problem], asynchronous
     with StopRequest(run.ranks) as stop, stream, progress("rl", params.steps, state.step) as bar:
         while state.step < params.steps:
             step = begin_step(setup)
-            rollouts = setup.collector.collect(step.seed, stream.take(), stream.paused)
+            rollouts = setup.collector.collect(step.seed, stream.take(), stream.pause)
             step.lap()
             batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
             step.lap()
             updates = update(setup, batch)
             row = end_step(setup, step, rollouts, batch, figures, updates)
-            with stream.paused(updating=True):
+            with stream.pause(updating=True):
                 row |= evaluate(setup, dev)
                 row |= setup.sync()
                 row |= stream.update(state.step, setup.policy.updates)
@@ -190,7 +190,7 @@ def begin_step(setup: RlSetup) -> Step:
 def score_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> Scores:
     """The scores of the groups that are trained on: of the global batch, at every rank."""
     critic = setup.critic.model if setup.critic is not None else None
-    with setup.scoring():
+    with setup.while_scoring():
         return score(
             rollouts.groups, step.params, setup.run.ranks, setup.policy.model, setup.reference, setup.teacher, critic
         )
@@ -261,7 +261,7 @@ def evaluate(setup: RlSetup, dev: Sequence[Problem]) -> dict[str, float]:
     params, collector, start = setup.params, setup.collector, time.perf_counter()
     if not dev or not (setup.last or (params.dev.every and setup.state.step % params.dev.every == 0)):
         return {}
-    with setup.policy.evaluated():
+    with setup.policy.with_evaluated_weights():
         setup.sync()
         with setup.sync.while_sampling():
             row = dev_figures(collector.sampler, dev, collector.reward, params, setup.run.ranks, setup.run.seed)

@@ -32,7 +32,7 @@ Segment = tuple[list[PooledGroup], dict[str, float]]
 class RolloutStream:
     """Samples in a thread of its own within its context.
 
-    While it is not `paused`, nothing else may use the sampler or the reward.
+    Outside of `pause`, nothing else may use the sampler or the reward.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RolloutStream:
         return RolloutShare(problems, [group.graded for group in self.trained], seconds)
 
     @contextmanager
-    def paused(self, *, updating: bool = False) -> Iterator[None]:
+    def pause(self, *, updating: bool = False) -> Iterator[None]:
         """Context between two segments, in which the trainer may use the sampler.
 
         `updating`: the weights will be of another version after it, and `update` is called within it.
@@ -138,7 +138,7 @@ class RolloutStream:
             quota = self._quota() if updating else None
             while quota is not None and self.pool.segments < quota:
                 self._wait()
-        with self.thread.paused():
+        with self.thread.pause():
             self.waited["time/sync_wait"] += time.perf_counter() - start
             yield
 
@@ -189,7 +189,7 @@ class RolloutStream:
     def state(self) -> list[dict[str, Any]]:
         """The groups of every rank on their way, for the checkpoint.
 
-        Called at every rank, within `paused`, after `update`.
+        Called at every rank, within `pause`, after `update`.
         """
         return self.ranks.gather({**self.pool.state(), "updates": dict(self.updates)})
 
@@ -263,7 +263,7 @@ class SamplerThread(Generic[Sampled]):
         self.changed.wait(AWAKE)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Context in which nothing is sampled; it begins at the end of the call that is under way."""
         with self.changed:
             self._pauses += 1

@@ -105,7 +105,7 @@ def rollout_groups(
         if responses is not None
     ]
     completions = [response.completion for _, _, responses in sampled for response in responses]
-    repeated = iter(repeated_shares([completion.tokens[completion.sampled] for completion in completions]))
+    repeated = iter(repeated_shares([completion.tokens[completion.sampled_mask] for completion in completions]))
     return [
         RolloutGroup(
             problem=problem,
@@ -126,7 +126,7 @@ def rollout_groups(
 
 def _sampled_logprobs(completion: Completion) -> Logprobs:
     """Without those of tools; an engine that trains without mathrl's loop (TRL) gives none at all."""
-    return completion.logprobs[completion.sampled] if completion.calls else completion.logprobs
+    return completion.logprobs[completion.sampled_mask] if completion.calls else completion.logprobs
 
 
 def _calls(responses: Sequence[Graded]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _calls(responses: Sequence[Graded]) -> dict[str, Any]:
     completions = [response.completion for response in responses]
     if not any(completion.calls for completion in completions):
         return {}
-    return {"calls": tuple(c.calls for c in completions), "sampled": tuple(c.sampled for c in completions)}
+    return {"calls": tuple(c.calls for c in completions), "sampled": tuple(c.sampled_mask for c in completions)}
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGroup]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from mathrl.core.progress import progress
 from mathrl.core.types import Problem
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import demonstration
-from mathrl.data.templates import is_chat, quoted, render, response_end
+from mathrl.data.templates import is_chat, quote_control_tokens, render, response_end
 from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
 from mathrl.learners.learner import Learner, make_learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, attempts, reduce_figures
@@ -59,10 +59,10 @@ def tokenize_demonstrations(
     for index, problem in enumerate(problems):
         text = demonstration(problem, prompt, terse=index in terse)
         if problem.control.response is None:  # the words of a data set, not of a model
-            text = quoted(text, tokenizer)
+            text = quote_control_tokens(text, tokenizer)
         prompt_ids = render(problem, prompt, tokenizer)
         if is_chat(problem, prompt) and tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(THINK):
-            text = _continued(text, problem)
+            text = _continuation(text, problem)
         end = response_end(problem, prompt, tokenizer)
         pieces = pieces_of(text) if calls else [(text, True)]
         tokens = [(tokenizer.encode(piece, add_special_tokens=False), learned) for piece, learned in pieces]
@@ -72,7 +72,7 @@ def tokenize_demonstrations(
     return groups
 
 
-def _continued(text: str, problem: Problem) -> str:
+def _continuation(text: str, problem: Problem) -> str:
     """The response after a prompt that ends in an open <think>."""
     if problem.control.response is None and "</think>" not in text:
         raise UserError(
@@ -214,7 +214,7 @@ def train_supervised(
             seconds = time.perf_counter() - start
             last = done == params.steps
             if objective.dev and (last or (params.eval_every and done % params.eval_every == 0)):
-                with learner.scoring():
+                with learner.while_scoring():
                     held_out = evaluate(model, objective, budget)
                 row |= {f"dev/{figure}": value for figure, value in held_out.items()}
             figures |= row

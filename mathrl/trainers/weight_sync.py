@@ -141,7 +141,7 @@ class WeightSync:
             Group(tuple(prompt), tuple(completion.tokens for completion in row))
             for prompt, row in zip(self.prompts, completions, strict=True)
         ]
-        with eval_mode(self.policy.model), alone(self.policy.model), self.policy.scoring():
+        with eval_mode(self.policy.model), alone(self.policy.model), self.policy.while_scoring():
             trainer_N = response_logprobs(self.policy.model, groups, self.sampling.temperature)[0].float().cpu()
         sampled = [completion for row in completions for completion in row]
         sampler_N = torch.from_numpy(np.concatenate([completion.logprobs for completion in sampled]))

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from mathrl.algorithms.returns import discounted_returns, gae, padded, response_sums, token_rewards
+from mathrl.algorithms.returns import discounted_returns, gae, pad, response_sums, token_rewards
 
 
 def gae_by_definition(
@@ -68,8 +68,8 @@ def test_the_reward_stands_at_the_last_token_and_the_penalty_at_each() -> None:
 def test_sums_and_padding() -> None:
     values, lengths = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 0, 1])
     assert response_sums(values, lengths).tolist() == [3.0, 0.0, 4.0]
-    table, real = padded(values, lengths)
+    table, real = pad(values, lengths)
     assert table.tolist() == [[1, 2], [0, 0], [4, 0]]
     assert real.tolist() == [[True, True], [False, False], [True, False]]
-    assert padded(torch.zeros(0), torch.tensor([0]))[0].tolist() == [[0.0]]
-    assert padded(torch.zeros(0), torch.zeros(0, dtype=torch.long))[0].shape == (0, 1)
+    assert pad(torch.zeros(0), torch.tensor([0]))[0].tolist() == [[0.0]]
+    assert pad(torch.zeros(0), torch.zeros(0, dtype=torch.long))[0].shape == (0, 1)

@@ -15,7 +15,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl, write_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.results import Interval
-from mathrl.registry.promote import Evidence, audited, judge
+from mathrl.registry.promote import Evidence, audited_rate, judge
 
 EVALUATION = Path("reports/evaluate/responses.jsonl")
 
@@ -74,9 +74,9 @@ def test_an_audit_in_the_terminal_resumes_and_its_wrong_verdicts_become_cases(ch
 
     # The gate: an audit of the version's evaluation, its bound, and one of another evaluation.
     step = SimpleNamespace(stage="evaluate", outputs={"reports/evaluate": digest_path(EVALUATION.parent)})
-    rate = audited(SimpleNamespace(steps=[step]))  # type: ignore[arg-type]
+    rate = audited_rate(SimpleNamespace(steps=[step]))  # type: ignore[arg-type]
     assert rate is not None and 0 < rate.high < 0.5
-    assert audited(SimpleNamespace(steps=[SimpleNamespace(stage="evaluate", outputs={"x": "0"})])) is None  # type: ignore[arg-type]
+    assert audited_rate(SimpleNamespace(steps=[SimpleNamespace(stage="evaluate", outputs={"x": "0"})])) is None  # type: ignore[arg-type]
 
 
 def test_labels_from_the_page(checkout: Path) -> None:

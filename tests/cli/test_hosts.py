@@ -26,7 +26,7 @@ from mathrl.cli.own_server import own_server
 from mathrl.cli.serve import check_key
 from mathrl.cli.ui import check_host
 from mathrl.core.errors import UserError
-from mathrl.core.paths import shown
+from mathrl.core.paths import without_password
 from mathrl.models.base import make_base
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
@@ -245,9 +245,9 @@ def test_whoever_listens_everywhere_answers_to_all_names_of_the_machine(monkeypa
 
 
 def test_an_address_is_shown_without_its_password() -> None:
-    assert shown("postgresql://user:pa55@db:5432/mlflow") == "postgresql://db:5432/mlflow"
-    assert shown("http://user:pa55@host:5000") == "http://host:5000"
-    assert shown("sqlite:////home/a/mlflow.db") == "sqlite:////home/a/mlflow.db"
+    assert without_password("postgresql://user:pa55@db:5432/mlflow") == "postgresql://db:5432/mlflow"
+    assert without_password("http://user:pa55@host:5000") == "http://host:5000"
+    assert without_password("sqlite:////home/a/mlflow.db") == "sqlite:////home/a/mlflow.db"
 
 
 def test_a_vllm_server_for_others_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

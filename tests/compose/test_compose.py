@@ -69,7 +69,7 @@ def test_the_order_is_composition_files_choices_presets_and_set(params: Path) ->
 def test_a_chosen_group_replaces_that_of_the_project_wholly(params: Path) -> None:
     layers = read_layers(params, None, None, Composition({"method": "long"}))
     assert [layer.source for layer in layers.layers] == ["data=sums", "model=small", "preset mine", "method=long"]
-    assert layers.composed() == {"data": "sums", "model": "small", "method": "long", "presets": ["mine"]}
+    assert layers.experiment_values() == {"data": "sums", "model": "small", "method": "long", "presets": ["mine"]}
     other = load_params(params, overrides=["data=products"])
     assert [source.name for source in other.curate.sources] == ["products"]
 

@@ -13,7 +13,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.compose.checks import validate
 from mathrl.compose.derived import DataTokens, changes, derive
-from mathrl.compose.fitting import SHARES, fitted, planned_stages
+from mathrl.compose.fitting import SHARES, fit_settings, planned_stages
 from mathrl.compose.settings import (
     BACKEND,
     CRITIC,
@@ -220,7 +220,7 @@ def test_more_memory_never_makes_a_micro_batch_smaller(seed: int) -> None:
         before: dict[str, int] = {}
         for memory in sorted(draw.uniform(6, 160) for _ in range(8)):
             shape = known_shape(given.model.base.path)
-            fit = fitted(given, written, gpus(hardware.count, memory), shape, planned_stages(given))
+            fit = fit_settings(given, written, gpus(hardware.count, memory), shape, planned_stages(given))
             if fit is None:
                 assert not before, f"it did fit less than {memory:.1f} GB"
                 continue

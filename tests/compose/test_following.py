@@ -27,7 +27,7 @@ def layers(folder: Path, *choices: str) -> Layers:
 
 def test_what_nobody_said_follows_and_says_so(folder: Path) -> None:
     found = layers(folder, *CHOICES)
-    params, stated = found.params(), found.stated()
+    params, stated = found.params(), found.stated_params()
     assert params.training.backend == "deepspeed" and stated.training.backend == "torch"
     assert params.training.deepspeed.offload_optimizer and params.rl.tokens_per_microbatch == 2048
     said = found.said_by()
@@ -48,8 +48,8 @@ def test_only_the_stages_of_a_run_have_to_fit(folder: Path) -> None:
     large = layers(folder, "data=gsm8k", "model=Qwen/Qwen2.5-7B-Instruct", "method=grpo", "hardware=1x8GB")
     assert large.params().rl.optimizer.lr == 1e-6, "without stages nothing is refused"
     with pytest.raises(UserError, match=r"do not fit 1x8GB: it would fit with LoRA .*, or 2x80GB, or a smaller model"):
-        large.derived(stages=["curate", "sft", "rl"])
-    assert large.derived(stages=["curate", "evaluate"])
+        large.derive(stages=["curate", "sft", "rl"])
+    assert large.derive(stages=["curate", "evaluate"])
 
 
 @pytest.mark.parametrize("section", ["sft", "rl", "dpo", "reward_model", "rl.advantage.critic"])
@@ -70,7 +70,7 @@ def test_rates_lengths_and_a_name_follow_for_the_toy() -> None:
     """Its responses are as long as RL's, of which its data have a length."""
     lengths = [f"{stage}.max_tokens" for stage in ("difficulty", "sample", "evaluate")]
     rates = ["dpo.optimizer.lr", "reward_model.optimizer.lr"]
-    assert [each.key for each in read_layers(DEMO).derived()] == [*lengths, *rates, "register.name"]
+    assert [each.key for each in read_layers(DEMO).derive()] == [*lengths, *rates, "register.name"]
     longer = read_layers(DEMO).params(["rl.max_tokens=100", "sample.max_tokens=90"])
     assert (longer.difficulty.max_tokens, longer.sample.max_tokens, longer.evaluate.max_tokens) == (100, 90, 100)
 

@@ -58,7 +58,7 @@ def test_a_composition_by_chance_suits_or_is_refused_with_the_reason(part: int) 
         try:
             layers = read_layers(PARAMS, None, None, chosen)
             params = layers.params(settings)
-            layers.derived(settings, ("sft", "rl") if params.sft.steps else ("rl",))
+            layers.derive(settings, ("sft", "rl") if params.sft.steps else ("rl",))
             refusals, _ = judge(params, STAGES)
             if refusals:
                 raise UserError("; ".join(refusals))

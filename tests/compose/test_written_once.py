@@ -72,7 +72,7 @@ def resolved(folder: Path, kind: str, name: str, values: dict[str, Any], fresh: 
         file = folder / f"{name}.yaml"
         file.write_text(dump_yaml(values))
         try:
-            return read_layers(folder).stated()
+            return read_layers(folder).stated_params()
         finally:
             file.unlink()
     file = folder / kind / f"{name}.yaml"
@@ -82,8 +82,8 @@ def resolved(folder: Path, kind: str, name: str, values: dict[str, Any], fresh: 
     if kind == PRESETS:
         groups = {other: value for other, value in beside.items() if not isinstance(values.get(other), str)}
         layers = read_layers(folder, name, None, Composition(groups))
-        return layers.stated(), layers.params()
-    return read_layers(folder, None, None, Composition({**beside, kind: name})).stated()
+        return layers.stated_params(), layers.params()
+    return read_layers(folder, None, None, Composition({**beside, kind: name})).stated_params()
 
 
 @pytest.mark.parametrize(("kind", "name", "file"), FILES, ids=[f"{kind}-{name}" for kind, name, _ in FILES])

@@ -198,7 +198,7 @@ def test_the_values_of_this_checkout_are_the_same_from_what_is_kept(
 def test_what_runs_in_the_sandbox_counts_for_the_stages_that_sample() -> None:
     files = module._Files(module.PACKAGE.parent)
     for stage in ("rl", "evaluate"):
-        reached = files.reached([module.PACKAGE / "stages" / f"{stage}.py"])
+        reached = files.reachable_files([module.PACKAGE / "stages" / f"{stage}.py"])
         assert set((module.PACKAGE / "tools" / "inside").glob("*.py")) <= reached | {
             module.PACKAGE / "tools" / "inside" / "__init__.py"
         }

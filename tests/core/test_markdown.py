@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from mathrl.core.markdown import cell, code, fenced, table
+from mathrl.core.markdown import cell, code, code_block, table
 from mathrl.corpus import account as pages_account
 from mathrl.curation import curation, curation_account
 from mathrl.curation.quality import DESCRIPTIONS
@@ -107,7 +107,7 @@ def words(text: str) -> str:
 def test_a_cell_a_span_and_a_block_show_the_text_and_nothing_else(one: str, other: str) -> None:
     rows = table(["a", "b"], [[one, other], [other, "end"]])
     lines = [f"## {cell(one)}", "", *rows, "", f"- {code(one)} and {code(other)} ({cell(one)})", ""]
-    lines += [f"  > {code(other, 300)}", "", fenced(one), "", f"**{cell(other)}** end", "", "last"]
+    lines += [f"  > {code(other, 300)}", "", code_block(one), "", f"**{cell(other)}** end", "", "last"]
     text = "\n".join(lines)
     check(text)
     page = next(rendered(text))
@@ -176,7 +176,7 @@ def test_the_examples_of_an_evaluation() -> None:
 
 def test_an_artifact_that_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a code span would be HTML: the text is cut between lines."""
-    lines = [f"- {code(planted(0))} and {code(planted(1))}", "", fenced(planted(2)), "", f"> {code(planted(3))}"]
+    lines = [f"- {code(planted(0))} and {code(planted(1))}", "", code_block(planted(2)), "", f"> {code(planted(3))}"]
     text = "\n".join(lines).replace("\r", "")
     (tmp_path / "reports" / "curate").mkdir(parents=True)
     (tmp_path / "reports" / "curate" / "report.md").write_text(text, newline="")

@@ -78,13 +78,13 @@ def test_a_prefix_is_no_pattern() -> None:
 
 def test_a_record_that_vanishes_while_they_are_listed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     gone, stays = make("gone-1", stage="rl"), make("stays-1", stage="sft")
-    modified = module._modified
+    modified = module._modified_at
 
     def vanish(file: Path) -> int | None:
         shutil.rmtree(gone.folder, ignore_errors=True)
         return modified(file)
 
-    monkeypatch.setattr(module, "_modified", vanish)
+    monkeypatch.setattr(module, "_modified_at", vanish)
     assert list(written_times()) == [stays.folder] and [record.stage for record in all_records()] == ["sft"]
     assert gone.last_change() == 0 and stays.last_change() > 0
 

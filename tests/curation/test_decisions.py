@@ -58,10 +58,10 @@ def test_a_kept_pair_does_not_hide_another_hit() -> None:
     index = EvaluationIndex(10, decisions={pair: "keep"})
     index.add("e", "question", EVALUATION)
     kept = index.look_up("t", HALF)
-    assert kept is not None and kept.decision == "keep" and not kept.dropped(0)
+    assert kept is not None and kept.decision == "keep" and not kept.is_dropped(0)
     index.add("other", "question", TEN + " v w x y z " + EVALUATION[::-1] * 3)  # a smaller share, but undecided
     hit = index.look_up("t", HALF)
-    assert hit is not None and (hit.eval_id, hit.decision) == ("other", None) and hit.dropped(0.4)
+    assert hit is not None and (hit.eval_id, hit.decision) == ("other", None) and hit.is_dropped(0.4)
 
 
 def test_a_later_row_replaces_an_earlier_one_and_bad_rows_are_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mathrl.core.types import Control, Problem
 from mathrl.curation import curation
 from mathrl.curation.prompt_leaks import check_prompts, copied_share, leak
 from mathrl.data.export import to_verl
-from mathrl.data.sft_sets import demonstration, routed
+from mathrl.data.sft_sets import demonstration, route
 from mathrl.data.templates import is_chat, prompt_text
 from mathrl.params.data import Curate
 from mathrl.params.run import Prompt
@@ -52,7 +52,7 @@ def test_a_users_columns_are_payload() -> None:
     assert problem.control == Control() and problem.extra == columns
     prompt = Prompt(template="boxed", routes={"countdown": {"template": "plain"}, "other": {"template": "plain"}})
     assert "72" not in prompt_text(problem, prompt) and not is_chat(problem, prompt)
-    assert routed(prompt, problem).template == "boxed"
+    assert route(prompt, problem).template == "boxed"
     assert demonstration(problem, prompt, terse=False) == SOLUTION and "{72}" in demonstration(problem, prompt, True)
     assert to_verl(problem, 0)["prompt"] == CHAT[:1] and to_verl(problem, 0)["data_source"] == "s"
     assert Problem.from_row(json.loads(json.dumps(problem.to_row()))) == problem

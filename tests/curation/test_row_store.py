@@ -14,7 +14,7 @@ from mathrl.curation import curation, processes, row_store
 from mathrl.curation.curated import Curated, Spill
 from mathrl.curation.deduplicate import Clusters, Dropped, deduplicate
 from mathrl.curation.processes import in_order
-from mathrl.curation.row_shards import SPLITS, Digesting, encoded
+from mathrl.curation.row_shards import SPLITS, Digesting, encode
 from mathrl.curation.row_store import RowStore
 from mathrl.params.data import Curate, Deduplicate
 
@@ -205,7 +205,7 @@ def test_problems_come_back_as_they_went_in_and_moved_rows_with_their_split() ->
     store = RowStore.of(rows, Digesting(grams=True))
     assert list(store.all()) == rows and store.all()[1:][0] == rows[1] and store.all().levels().tolist() == [-1, 3, -1]
     store.splits[2] = SPLITS.index("dev")
-    lines = [encoded(row) for row in (rows[0], rows[1], rows[2].with_(split="dev"))]
+    lines = [encode(row) for row in (rows[0], rows[1], rows[2].with_(split="dev"))]
     assert list(store.all().lines()) == lines and store.all().of("dev")[0].split == "dev"
     assert not RowStore.of([], Digesting()).all() and RowStore.of([], Digesting()).alike("id")[0].tolist() == []
 

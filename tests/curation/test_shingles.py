@@ -39,7 +39,7 @@ def test_a_short_text_is_not_a_long_one() -> None:
 
 
 def test_rows_are_joined_and_empty_ones_have_no_signature() -> None:
-    joined = Rows.joined([shingles([["a", "b"], []], 1), shingles([["b"]], 1)])
+    joined = Rows.join([shingles([["a", "b"], []], 1), shingles([["b"]], 1)])
     assert [len(joined.row(i)) for i in range(3)] == [2, 0, 1] and joined.row(2)[0] in joined.row(0)
     signatures = sign(joined, 16)
     assert (signatures[1] == np.iinfo(np.uint32).max).all() and (signatures[0] <= signatures[2]).all()

@@ -54,7 +54,7 @@ def test_cosines_are_those_computed_by_hand(model: str) -> None:
 
 def test_a_question_in_other_words_is_a_hit_and_ngrams_come_first(model: str) -> None:
     hit = index(model).look_up("t", SAME)
-    assert hit is not None and hit.semantic and hit.dropped(1.0)
+    assert hit is not None and hit.semantic and hit.is_dropped(1.0)
     assert (hit.eval_id, hit.part, hit.share, hit.ngram, hit.ngrams_shared) == ("e", "question", 1.0, "", 0)
     assert hit.to_row()["semantic"] is True
     verbatim = index(model).look_up("t", QUESTION)
@@ -89,13 +89,13 @@ def test_other_numbers_make_another_problem_unless_a_parameter_says_otherwise(mo
 def test_decisions_are_obeyed_and_hide_no_other_hit(model: str) -> None:
     keep = index(model, decisions={(text_key(SAME), text_key(QUESTION)): "keep"})
     hit = keep.look_up("t", SAME)
-    assert hit is not None and hit.decision == "keep" and not hit.dropped(0.0)
+    assert hit is not None and hit.decision == "keep" and not hit.is_dropped(0.0)
     keep.add("other", "question", "vehicle goes far vehicle goes")
     hit = keep.look_up("t", SAME)
-    assert hit is not None and (hit.eval_id, hit.decision) == ("other", None) and hit.dropped(0.0)
+    assert hit is not None and (hit.eval_id, hit.decision) == ("other", None) and hit.is_dropped(0.0)
     drop = index(model, decisions={(text_key(HALF), text_key(QUESTION)): "drop"})
     hit = drop.look_up("t", HALF)  # less similar than the threshold
-    assert hit is not None and hit.decision == "drop" and hit.dropped(1.0)
+    assert hit is not None and hit.decision == "drop" and hit.is_dropped(1.0)
 
 
 def test_curate_and_the_command_drop_similar_questions(model: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.types import Problem
-from mathrl.data.twins import NAMES, PHRASES, crowded_levels, generators_of, renumbered, reworded, twins
+from mathrl.data.twins import NAMES, PHRASES, crowded_levels, generators_of, renumber, reword, twins
 from mathrl.generators import generate
 
 CHAINS = list(generate("chain", {"test": 40, "sft": 200}, {"steps": [2, 3], "notation": "bare"}, seed=3, name="chain"))
@@ -47,7 +47,7 @@ def test_renumbered_twins_have_numbers_of_as_many_digits_and_no_answer() -> None
             first, second, *_ = numbers = [word.strip(",.{}") for word in twin.question.split() if word[0].isdigit()]
             assert first == second != "12" or len(set(numbers)) > 1
             assert len(first) == 2 and first[0] != "0" and "x_1 = \\frac{" in twin.question and twin.answers == ()
-    assert renumbered("no numbers", random.Random(0)) == "no numbers"
+    assert renumber("no numbers", random.Random(0)) == "no numbers"
 
 
 def test_reworded_twins_keep_numbers_and_the_answer() -> None:
@@ -63,7 +63,7 @@ def test_reworded_twins_keep_numbers_and_the_answer() -> None:
 @pytest.mark.parametrize("group", PHRASES)
 def test_a_phrase_becomes_another_of_its_group_and_nothing_else_changes(group: tuple[str, ...]) -> None:
     for seed in range(4):
-        text = reworded(f"({group[0]}) 7", random.Random(seed))
+        text = reword(f"({group[0]}) 7", random.Random(seed))
         assert text in {f"({phrase}) 7" for phrase in group[1:]}
 
 

@@ -22,7 +22,7 @@ from mathrl.models.head import LogprobHead
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
-from mathrl.models.sharding import gathered
+from mathrl.models.sharding import with_whole_weights
 from mathrl.params.advantage import Critic, Gae
 from mathrl.params.optimizer import AdamW, Lora
 from mathrl.params.train import Dpo, RewardModel, Rl, Sft
@@ -95,7 +95,7 @@ def pairs(count: int) -> list[Item]:
 
 
 def weights(model: Any) -> torch.Tensor:
-    with gathered(model.parameters()):
+    with with_whole_weights(model.parameters()):
         return torch.cat([each.detach().float().flatten() for each in model.parameters()])
 
 
@@ -243,7 +243,7 @@ def main(out: Path) -> None:
         note(f"{name}, {mode}", state, model)
         if (name, mode) == ("sft", "zero 3"):
             export_model(model, small.TOKENIZER, out / "exported", "# Test\n")
-            with gathered(model.parameters()):
+            with with_whole_weights(model.parameters()):
                 results["exported"] = response_logprobs(model.eval(), PROBE)[0].detach()
     model, results["head"] = sliced(MODES["zero 3"], out / "sliced zero 3")
     note("sliced, zero 3", out / "sliced zero 3", model)

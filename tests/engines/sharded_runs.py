@@ -19,14 +19,14 @@ from mathrl.learners import deepspeed_config, deepspeed_learner
 from mathrl.learners import sharding as learner_sharding
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import make_learner
-from mathrl.learners.sharding import FrozenModel, load_to_train, scored, sharded_like
+from mathrl.learners.sharding import FrozenModel, load_to_train, sharded_like, while_scoring
 from mathrl.models import export, sharding
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.scores import make_scorer, token_scores
-from mathrl.models.sharding import gathered, own_part, sharded_copy
+from mathrl.models.sharding import own_part, sharded_copy, with_whole_weights
 from mathrl.params.advantage import Critic, Gae
 from mathrl.params.loss import Truncated
 from mathrl.params.optimizer import AdamW, Lora
@@ -120,7 +120,7 @@ class Whole:
 
 
 def weights(network: Any) -> dict[str, torch.Tensor]:
-    with gathered(network.parameters()):
+    with with_whole_weights(network.parameters()):
         tensors = [*network.state_dict().items(), *network.named_buffers()]
         return {name: value.clone() for name, value in tensors}
 
@@ -147,7 +147,13 @@ def count(folder: Path, where: Path, ranks: Ranks) -> dict[str, int]:
         reference, critic = sharded_copy(policy).requires_grad_(False), make_scorer(policy)
     frozen = FrozenModel(reference, ranks)
     learner, valuer = (make_learner(network, ADAM, 2, ranks, name="rl") for network in (policy, critic))
-    with whole.during("scoring"), torch.no_grad(), frozen.scoring(), learner.scoring(), valuer.scoring():
+    with (
+        whole.during("scoring"),
+        torch.no_grad(),
+        frozen.while_scoring(),
+        learner.while_scoring(),
+        valuer.while_scoring(),
+    ):
         logprobs = [response_logprobs(network, PROBE)[0] for network in (policy, reference)]
         token_scores(critic, PROBE)
     assert torch.equal(*logprobs)
@@ -174,7 +180,7 @@ def main(out: Path) -> None:
         whole = load_model(folder, model, "cpu", plain=True)
         parts = load_to_train(load_model, folder, model, ranks)
         results[f"loaded {model.precision}"] = [weights(whole), weights(parts)]
-        with scored(parts, ranks), torch.no_grad():
+        with while_scoring(parts, ranks), torch.no_grad():
             results[f"scored {model.precision}"] = [response_logprobs(network, PROBE)[0] for network in (whole, parts)]
 
     def run(name: str, params: Rl, training: Training = ZERO, *, whole: bool = False) -> None:

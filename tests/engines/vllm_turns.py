@@ -42,12 +42,12 @@ def measured(engine: RolloutEngine, tokenizer: Any, network: Any) -> dict[str, A
             same.append(completion.tokens[part].tolist() == expected.tokens.tolist())
             same.append(bool((abs(completion.logprobs[part] - expected.logprobs) < 1e-4).all()))
     packed = [
-        Group(prompt, [c.tokens for c in group], [c.sampled for c in group])
+        Group(prompt, [c.tokens for c in group], [c.sampled_mask for c in group])
         for prompt, group in zip(PROMPTS, groups, strict=True)
     ]
     with torch.no_grad():
         expected_N, _ = response_logprobs(network, packed)
-    sampled_N = torch.cat([torch.from_numpy(c.logprobs[c.sampled]) for group in groups for c in group])
+    sampled_N = torch.cat([torch.from_numpy(c.logprobs[c.sampled_mask]) for group in groups for c in group])
     calls = [call for group in groups for c in group for call in c.calls]
     return {
         "calls": len(calls),

@@ -19,8 +19,8 @@ from mathrl.evaluation.paired import compare
 from mathrl.evaluation.responses import ModelRun, read_run
 from mathrl.evaluation.summary import values_of
 from mathrl.params import Params
-from mathrl.registry.promote import _compared
-from mathrl.reports.html import Material, compared, page_of
+from mathrl.registry.promote import _compare_runs
+from mathrl.reports.html import Material, comparison_html, page_of
 from mathrl.stages import evaluate
 from mathrl.stages.stage_run import StageRun
 from mathrl.stages.summary import work as summarise_recipe
@@ -91,10 +91,10 @@ def test_models_of_any_name_are_compared_and_every_caller_agrees(count: int, par
     stage = cast(StageRun, SimpleNamespace(params=params, summary=lambda figures: None))
     summarise_recipe(stage, evaluated=[("final", str(responses.parent))], out=tmp_path / "recipe.json")
     assert read_recipe_summary(tmp_path / "recipe.json")["final"]["test"].comparisons == tests
-    assert compared(responses, labels, "test", params) == summary.verdict
+    assert comparison_html(responses, labels, "test", params) == summary.verdict
     for before, after in pairs(labels):
         runs = [read_run(responses, label, None) for label in (before, after)]
-        alone = _compared(runs, params)
+        alone = _compare_runs(runs, params)
         assert replace(alone, shown=False) == uncorrected(tests[f"{before}_to_{after}"])
         sides = compare_sides(runs[:1], runs[1:], (before, after), "pass_at_1", settings)
         assert Comparison.from_row(sides["comparison"]) == alone

@@ -20,7 +20,14 @@ from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.packing import Group
 from mathrl.params import Params
 from mathrl.reports.evaluation import evaluate_once
-from mathrl.reports.probe import completion_group, paired_auc, probe_benchmark, probed, score_groups, solution_group
+from mathrl.reports.probe import (
+    completion_group,
+    paired_auc,
+    probe_benchmark,
+    probe_score,
+    score_groups,
+    solution_group,
+)
 
 SMALL = (
     "model.base.hidden_size=32", "model.base.intermediate_size=48", "model.base.layers=1", "model.base.heads=2",
@@ -75,9 +82,9 @@ def test_exchangeable_scores_are_told_apart_as_often_as_the_level_says() -> None
 
 def test_the_verdict_follows_the_interval() -> None:
     own, twins = [1.0] * 30, [[0.0]] * 30
-    assert probed("answer", own, twins, 0.95).verdict.startswith("higher on the benchmark")
-    assert probed("answer", [0.0] * 30, [[1.0]] * 30, 0.95).verdict.startswith("lower on the benchmark")
-    even = probed("answer", [0.0, 1.0] * 15, [[1.0], [0.0]] * 15, 0.95)
+    assert probe_score("answer", own, twins, 0.95).verdict.startswith("higher on the benchmark")
+    assert probe_score("answer", [0.0] * 30, [[1.0]] * 30, 0.95).verdict.startswith("lower on the benchmark")
+    even = probe_score("answer", [0.0, 1.0] * 15, [[1.0], [0.0]] * 15, 0.95)
     assert (even.auc.mean, even.verdict) == (0.5, "no sign of the benchmark in the model")
 
 

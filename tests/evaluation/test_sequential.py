@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from mathrl.evaluation.compare import crossing, look_levels
+from mathrl.evaluation.compare import crossing_chance, look_levels
 from mathrl.evaluation.paired import compare
 
 
@@ -22,7 +22,7 @@ def test_one_look_is_one_test_and_more_confidence_asks_for_more() -> None:
     assert look_levels(1, 0.05) == (0.05,)
     strict, lenient = look_levels(4, 0.01), look_levels(4, 0.05)
     assert all(a < b for a, b in zip(strict, lenient, strict=True)) and list(lenient) == sorted(lenient)
-    assert crossing(4, 1.5) > crossing(4, 2.024) == pytest.approx(0.05, abs=2e-4)
+    assert crossing_chance(4, 1.5) > crossing_chance(4, 2.024) == pytest.approx(0.05, abs=2e-4)
 
 
 def test_looking_four_times_claims_no_more_than_looking_once() -> None:

@@ -167,7 +167,7 @@ def test_a_text_begins_no_sentence_with_a_figure_and_keeps_its_grammar(structure
     for seed in range(20):
         rng = random.Random(seed)
         drawn, _, _ = structure.draw(rng)
-        text = structure.told(drawn, people(rng, structure.language), rng, distracted=True)
+        text = structure.tell(drawn, people(rng, structure.language), rng, distracted=True)
         assert not [flaw for flaw in FLAWS[structure.language] if re.search(flaw, text)], text
         assert not set("{}") & set(text) and "  " not in text
 

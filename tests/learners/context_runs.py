@@ -105,7 +105,7 @@ def trained(out: Path, name: str, training: Training) -> Any:
 def planted(fault: str) -> Iterator[None]:
     """One mistake: each rank attends to its own tokens alone, or the figures of each rank are counted."""
     owner, name, wrong = {
-        "own tokens": (SharedLayout, "_exchanged", lambda layout, blocks_C: blocks_C),
+        "own tokens": (SharedLayout, "_exchange", lambda layout, blocks_C: blocks_C),
         "figures": (Ranks, "gather_shares", Ranks.gather),
     }[fault]
     right = getattr(owner, name)

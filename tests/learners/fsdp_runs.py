@@ -19,7 +19,7 @@ from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.fsdp_learner import FsdpLearner
 from mathrl.learners.learner import make_learner
-from mathrl.learners.sharding import FrozenModel, load_to_train, scored
+from mathrl.learners.sharding import FrozenModel, load_to_train, while_scoring
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models import export
 from mathrl.models.export import export_model
@@ -204,7 +204,12 @@ def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
         policy = load_to_train(load_model, folder, model, ranks)
         reference, critic = sharded_copy(policy).requires_grad_(False), make_scorer(policy)
         rows = [sum(own_part(each).numel() for each in network.parameters()) for network in (one, policy)]
-        with scored(policy, ranks), scored(critic, ranks), FrozenModel(reference, ranks).scoring(), torch.no_grad():
+        with (
+            while_scoring(policy, ranks),
+            while_scoring(critic, ranks),
+            FrozenModel(reference, ranks).while_scoring(),
+            torch.no_grad(),
+        ):
             results[model.precision] = {
                 "logprobs": [response_logprobs(network, PROBE)[0] for network in (one, policy, reference)],
                 "scores": token_scores(critic, PROBE),
@@ -222,7 +227,7 @@ def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
             loss, _ = learner.through_root(lambda micro: (response_logprobs(policy, PROBE)[0].mean(), {}))(micro)
             learner.backward(loss)
     results["types"] = sorted({str(weight.dtype) for weight in policy.parameters()})
-    with widest.during("scoring", policy), torch.no_grad(), learner.scoring():
+    with widest.during("scoring", policy), torch.no_grad(), learner.while_scoring():
         response_logprobs(policy, PROBE)
     with widest.during("sampling", policy), torch.no_grad(), learner.whole():
         response_logprobs(policy, PROBE)

@@ -91,14 +91,14 @@ def test_groups_of_ranks_are_made_once_and_forgotten_when_they_are_left(monkeypa
 def test_an_exchange_that_fails_fails_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(ranks.time, "sleep", slept.append)
-    with pytest.raises(RuntimeError, match="gone"), ranks.exchanging():
+    with pytest.raises(RuntimeError, match="gone"), ranks.while_exchanging():
         raise RuntimeError("gone")
-    with ranks.exchanging():
+    with ranks.while_exchanging():
         pass
     assert slept == [2.0]
 
 
 def test_one_rank_makes_one_pass_per_micro_batch_and_at_least_one() -> None:
     alone = Ranks(torch.device("cpu"))
-    assert list(alone.evened([3, 4], 9)) == [(3, 1.0), (4, 1.0)]
-    assert list(alone.evened([], 9)) == [(9, 0.0)]
+    assert list(alone.even_out([3, 4], 9)) == [(3, 1.0), (4, 1.0)]
+    assert list(alone.even_out([], 9)) == [(9, 0.0)]

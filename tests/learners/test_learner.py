@@ -84,7 +84,7 @@ def test_the_average_moves_by_one_minus_its_decay(small: Any) -> None:
 def test_the_best_weights_are_those_that_were_evaluated(small: Any, ema: float | None) -> None:
     policy = learner(small, ema)
     policy.update(1.0)
-    with policy.evaluated():
+    with policy.with_evaluated_weights():
         evaluated = policy.flat.weights.clone()
     assert torch.equal(evaluated, policy.flat.weights) == (ema is None)
     policy.keep_best()
@@ -140,7 +140,7 @@ def test_learners_that_take_turns_share_the_gradients_buffer(small: Any) -> None
 def test_an_evaluation_without_averaged_weights_copies_none(small: Any) -> None:
     policy = learner(small)
     before = [weight._version for weight in policy.flat.masters.values()]
-    with policy.evaluated():
+    with policy.with_evaluated_weights():
         assert policy.averaged is None
     assert [weight._version for weight in policy.flat.masters.values()] == before
 
@@ -149,7 +149,7 @@ def test_the_trained_weights_are_back_after_an_error_in_an_evaluation(small: Any
     policy = learner(small, ema=0.5)
     policy.update(1.0)
     before = policy.flat.weights.clone()
-    with pytest.raises(KeyError), policy.evaluated():
+    with pytest.raises(KeyError), policy.with_evaluated_weights():
         assert not torch.equal(policy.flat.weights, before)
         raise KeyError
     assert torch.equal(policy.flat.weights, before)

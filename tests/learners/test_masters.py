@@ -83,7 +83,7 @@ def test_averages_checkpoints_and_best_weights_are_float32(network: Callable[...
         update(one, groups)
     assert torch.equal(policy.flat.weights, again.flat.weights), "resumed to the bit"
     trained = policy.flat.weights.clone()
-    with policy.evaluated():
+    with policy.with_evaluated_weights():
         name = next(iter(policy.flat.named))
         assert not torch.equal(policy.flat.weights, trained)
         assert torch.equal(policy.flat.named[name], policy.flat.masters[name].to(torch.bfloat16))

@@ -188,14 +188,14 @@ class _OneKernelRotation(torch.autograd.Function):
 @contextmanager
 def on_a_gpu(memory: float = 80e9) -> Iterator[None]:
     """Within it the meta device is taken for a GPU with this memory."""
-    limit, forward, elementwise = head.most_logits, norm.FusedRMSNorm.forward, (fused.swiglu, fused.rotated)
+    limit, forward, elementwise = head.most_logits, norm.FusedRMSNorm.forward, (fused.swiglu, fused.rotate)
     head.most_logits = lambda device: max(head.MOST_LOGITS, int(memory) // 256)
     norm.FusedRMSNorm.forward = lambda self, x: _OneKernelNorm.apply(x, self.weight)  # type: ignore[method-assign]
-    fused.swiglu, fused.rotated = _OneKernelSwiGLU.apply, _OneKernelRotation.apply
+    fused.swiglu, fused.rotate = _OneKernelSwiGLU.apply, _OneKernelRotation.apply
     try:
         yield
     finally:
-        fused.swiglu, fused.rotated = elementwise
+        fused.swiglu, fused.rotate = elementwise
         head.most_logits, norm.FusedRMSNorm.forward = limit, forward  # type: ignore[method-assign]
 
 

@@ -35,7 +35,7 @@ def after(model: Any, kept: list[KeptKeys | None], samples: int = 1) -> Tensor:
 def kept_of(model: Any, prompts: list[list[int]]) -> list[KeptKeys | None]:
     decoder = PackedDecoder(model)
     decoder.prefill(prompts, 1, 4)
-    return [decoder.kept(row) for row in range(len(prompts))]
+    return [decoder.keys_of_row(row) for row in range(len(prompts))]
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def test_what_is_kept_while_decoding_is_what_was_read_so_far(model: Any) -> None
     decoder.step(torch.tensor([11, 3, 4, 7]))
     decoder.keep(torch.tensor([0, 1, 3]))
     decoder.step(torch.tensor([12, 4, 7]))
-    kept = [decoder.kept(0), decoder.kept(1), None, decoder.kept(2)]
+    kept = [decoder.keys_of_row(0), decoder.keys_of_row(1), None, decoder.keys_of_row(2)]
     assert [keys.tokens for keys in kept if keys] == [5, 3, 4]
     longer = [[*LONGER[0], 3], *LONGER[1:]]
     whole = PackedDecoder(model).prefill(longer, 1, 4)
@@ -79,7 +79,7 @@ def test_the_other_decoders_keep_nothing_and_read_again(model: Any) -> None:
         decoder = kind(model)
         with torch.no_grad():
             decoder.prefill(PROMPTS, 1, 4)
-        assert decoder.kept(0) is None
+        assert decoder.keys_of_row(0) is None
 
 
 def test_an_architecture_that_continues_wrongly_is_not_sampled_packed(

@@ -24,9 +24,9 @@ def compiled() -> Iterator[None]:
     """Compile as for a GPU but for the last step, its code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
-        fused._compiled.cache_clear()
+        fused._compile_once.cache_clear()
         yield
-    fused._compiled.cache_clear()
+    fused._compile_once.cache_clear()
 
 
 def fused_everywhere(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -60,7 +60,7 @@ def test_a_model_computes_the_same(
 
     def rotated(*arguments: torch.Tensor) -> Any:
         calls.append(1)
-        return fused._compiled(fused._rotated)(*arguments)
+        return fused._compile_once(fused._rotate_eager)(*arguments)
 
     modeling = sys.modules[type(model).__module__]
     monkeypatch.setattr(modeling, fused.ROTARY, rotated)
@@ -88,7 +88,7 @@ def test_without_a_compiler_the_plain_functions_serve(
     def fails(*_: torch.Tensor) -> Any:
         raise RuntimeError("no C compiler")
 
-    monkeypatch.setattr(fused, "_compiled", lambda function: fails)
+    monkeypatch.setattr(fused, "_compile_once", lambda function: fails)
     fused._compiles.cache_clear()
     model = network()
     use_fused_elementwise(model)
@@ -103,7 +103,7 @@ def test_a_process_with_models_of_two_precisions_compiles_every_variant(monkeypa
     The limit counts traced variants: none of them needs code here, which would take a minute to make.
     """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    fused._compiled.cache_clear()
+    fused._compile_once.cache_clear()
     counters = torch._dynamo.utils.counters
     torch._dynamo.reset()
     counters.clear()
@@ -114,9 +114,9 @@ def test_a_process_with_models_of_two_precisions_compiles_every_variant(monkeypa
                     query, key = (torch.randn(2, heads, length, 8).to(dtype).requires_grad_(learns) for heads in (4, 2))
                     angles = torch.randn(2, length, 8).to(dtype)
                     with mode():
-                        fused.rotated(query, key, angles.cos(), angles.sin())
+                        fused.rotate(query, key, angles.cos(), angles.sin())
     assert counters["stats"]["unique_graphs"] > 8, "the test has the variants that a process makes"
     assert not any("recompile_limit" in reason for reason in counters["unimplemented"])
     frames = counters["frames"]
     assert frames["total"] == frames["ok"], dict(counters)
-    fused._compiled.cache_clear()
+    fused._compile_once.cache_clear()

@@ -115,10 +115,10 @@ def test_the_thread_that_samples_and_the_trainer_wake_each_other(monkeypatch: py
         with sampler.changed:
             while len(kept) < 3:
                 sampler.wait()
-        with sampler.paused():
+        with sampler.pause():
             allowed = 6
             assert not sampler.busy and len(kept) == 3
-            with sampler.paused():
+            with sampler.pause():
                 pass
             time.sleep(0.05)
             assert len(kept) == 3, "it is still paused"

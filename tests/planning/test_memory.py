@@ -26,7 +26,7 @@ from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.planning.gpu_phases import check_vllm_share
 from mathrl.planning.memory import RUNTIME, advise, kept_activations, plan_memory
-from mathrl.planning.memory_states import GIB, divided, fetched, trainable, trained
+from mathrl.planning.memory_states import GIB, divided_states, gathered_at_once, trainable, trained_states
 from tests.learners.kept_bytes import kept_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ BASE = FreshModel(hidden_size=64, intermediate_size=176, layers=3, heads=4, kv_h
 
 
 def params(*overrides: str, preset: str | None = None) -> Params:
-    return read_layers(ROOT / "params", preset).stated(overrides)
+    return read_layers(ROOT / "params", preset).stated_params(overrides)
 
 
 def network(base: FreshModel = BASE, bfloat16: bool = True) -> Any:
@@ -100,7 +100,7 @@ def test_trained_bytes_are_the_learners(kind: Any, lora: Lora | None) -> None:
     learner = OptimizerSet(model, flat, optimizer, 10)
     flat.gradients.fill_(0.1)
     learner.step(0)
-    planned = trained(shape, optimizer, lora, "policy")
+    planned = trained_states(shape, optimizer, lora, "policy")
     assert trainable(shape, lora) == flat.weights.numel()
     assert planned["policy: weights"] == 4 * sum(weight.numel() for weight in model.parameters())
     assert planned["policy: gradients"] == flat.gradients.nbytes
@@ -119,13 +119,13 @@ def test_zero_divides_as_its_paper_says() -> None:
     # of 2 bytes; here they are float32.
     shape = ModelShape(1, 1, 10**9, 1, 1, 1, 1, 7_500_000_000, 0, 0, True)
     for stage, published in ((1, 31.4e9), (2, 16.6e9), (3, 1.9e9)):
-        device, host = divided(shape, None, zero(stage), "policy")
+        device, host = divided_states(shape, None, zero(stage), "policy")
         more = 2 * 7.5e9 / (64 if stage > 1 else 1)
         assert sum(device.values()) - more == pytest.approx(published, rel=0.02) and not host
     for stage, parameters in ((2, False), (3, True)):
         offload = [f"training.deepspeed.offload_parameters={str(parameters).lower()}"]
         given = zero(stage, "training.deepspeed.offload_optimizer=true", *offload)
-        device, host = divided(shape, None, given, "policy")
+        device, host = divided_states(shape, None, given, "policy")
         assert sum(host.values()) == pytest.approx((2 * parameters + 4 + 12) * 7.5e9 / 64)
         assert sum(device.values()) == (0 if parameters else 2 * 7.5e9)
 
@@ -135,8 +135,8 @@ def test_what_zero_3_makes_whole_is_counted() -> None:
     whole, layer = 2 * 32_763_876_352, 2 * 152_064 * 5_120
     given = params(preset="dapo-32b")
     shape = shape_of(config_of(given.model.base))
-    assert fetched(shape, given) == 2 * 200e6 + layer
-    assert fetched(shape, zero(2, "model.precision=bfloat16")) == 0
+    assert gathered_at_once(shape, given) == 2 * 200e6 + layer
+    assert gathered_at_once(shape, zero(2, "model.precision=bfloat16")) == 0
     vllm = plan_memory(shape, given, "rl", "cuda", gpu_memory=80e9)
     # Loaded, sent and exported a bucket at a time; never the whole model.
     assert vllm.early["start"]["policy: weights as loaded"] == whole / 128

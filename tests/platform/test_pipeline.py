@@ -17,7 +17,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.params.schema import STAGES
-from mathrl.tasks.workspace import uncommitted
+from mathrl.tasks.workspace import uncommitted_files
 from mathrl.tracking.lineage import find_run, way_back, way_forward
 
 Checkout = Any
@@ -153,7 +153,7 @@ def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> No
     assert refused.returncode == 2
     assert "no recipe 'page' (did you mean pages?); recipes: beyond-objectives" in refused.stderr
     # A graph that was written is no change to the code: runs with overrides are still taken.
-    assert uncommitted(checkout.folder) == []
+    assert uncommitted_files(checkout.folder) == []
     shutil.rmtree(checkout.folder / "pipelines" / "recipes" / "pages")
 
 

@@ -13,7 +13,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.params.load import read_yaml
 from mathrl.tasks import sweep
-from mathrl.tasks.workspace import Workspace, in_use, prune, uncommitted, working
+from mathrl.tasks.workspace import Workspace, hold_workspace, in_use, prune, uncommitted_files
 
 Checkout = Any
 PREPARE = "from tasks.workspace import prepare; print(prepare('rl', None, ['rl.optimizer.lr={}']).folder)"
@@ -116,7 +116,7 @@ def test_uncommitted_files_are_named_as_they_are(checkout: Checkout) -> None:
     (checkout.folder / "notes.txt").write_text("no code")
     checkout.git("mv", "flows/curate.py", "flows/renamed -> x.py")
     try:
-        assert sorted(uncommitted(checkout.folder)) == [
+        assert sorted(uncommitted_files(checkout.folder)) == [
             "flows/curate.py", "flows/renamed -> x.py", 'tasks/two words "ä".py'
         ]  # fmt: skip
     finally:
@@ -160,7 +160,7 @@ def test_a_worktree_has_the_cache_the_remotes_and_the_credentials_of_the_checkou
 
 def test_a_worktree_in_which_a_run_is_at_work_is_not_pruned(checkout: Checkout) -> None:
     busy, idle = made(checkout, "3e-4"), made(checkout, "4e-4")
-    with in_use(busy), working(Workspace(busy, None), print):  # type: ignore[arg-type]
+    with in_use(busy), hold_workspace(Workspace(busy, None), print):  # type: ignore[arg-type]
         refused = checkout.mathrl("runs", "remove", busy.name, ok=False)
         assert refused.returncode == 2
         assert refused.stderr == f"error: {busy.name} is running: cancel it first\n"

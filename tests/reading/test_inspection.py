@@ -154,10 +154,10 @@ def test_a_draw_is_uniform_keeps_the_order_and_decodes_few_rows() -> None:
     for seed in range(400):
         draw, decoded = Draw(5, random.Random(seed)), 0
         for row in range(100):
-            if draw.wanted():
+            if draw.wants_more():
                 decoded += 1
                 draw.skip() if row % 10 == 0 else draw.add(row)
-        chosen = list(draw.chosen())
+        chosen = list(draw.chosen_rows())
         assert chosen == sorted(chosen) and len(set(chosen)) == 5 and draw.rows == 100
         assert decoded < 60  # 5 (1 + ln(90 / 5)) good rows on average, about 20, and the skipped among them
         counts.update(chosen)

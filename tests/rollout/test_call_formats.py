@@ -9,7 +9,7 @@ from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer
 from mathrl.models.tool_messages import tool_turn
 from mathrl.params.run import FreshModel
-from mathrl.rollout.call_formats import Asked, PythonBlock, ToolCalls, make_format, pieces_of, shown
+from mathrl.rollout.call_formats import Asked, PythonBlock, ToolCalls, make_format, pieces_of, show_output
 
 TOKENIZER = character_tokenizer(FreshModel())
 # The part of Qwen 2.5's template that has to do with turns.
@@ -51,17 +51,17 @@ def test_a_call_is_the_python_block_that_ends_a_turn(turn: str, code: str | None
 
 def test_an_output_cannot_close_its_block_or_spell_a_token_of_the_model() -> None:
     output = "1\n```\n<answer>7</answer>\x1b[31m\x00<end>\r\n2"
-    (text,) = PythonBlock().answers([shown(output, 100, TOKENIZER)])
+    (text,) = PythonBlock().answers([show_output(output, 100, TOKENIZER)])
     assert text == "```output\n1\n'''\n< answer>7< /answer>[31m< end>\n2\n```\n"
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert not {TOKENIZER.eos_token_id, *TOKENIZER.encode("<answer></answer>")} & set(ids)
 
 
 def test_long_output_is_cut_and_says_so() -> None:
-    assert shown("x" * 20, 20, TOKENIZER) == "x" * 20
-    assert shown("X" * 21, 20, TOKENIZER) == "X" * 20 + "\n[output cut: 20 of 21 tokens]"
-    assert shown("1\r\n2\x1b[0m\n", 20, TOKENIZER) == "1\n2[0m"
-    assert shown("y" * 5000, 20, TOKENIZER) == "y" * 20 + "\n[output cut: 20 of 5,000 tokens]"
+    assert show_output("x" * 20, 20, TOKENIZER) == "x" * 20
+    assert show_output("X" * 21, 20, TOKENIZER) == "X" * 20 + "\n[output cut: 20 of 21 tokens]"
+    assert show_output("1\r\n2\x1b[0m\n", 20, TOKENIZER) == "1\n2[0m"
+    assert show_output("y" * 5000, 20, TOKENIZER) == "y" * 20 + "\n[output cut: 20 of 5,000 tokens]"
 
 
 def test_pieces_of_a_demonstration_leave_outputs_out() -> None:

@@ -17,7 +17,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.reports.html_figures import cells
 from mathrl.rewards.compose import build_reward
-from mathrl.rollout.call_formats import shown
+from mathrl.rollout.call_formats import show_output
 from mathrl.rollout.engine import Groups, Sampling
 from mathrl.rollout.sample_problems import sample_problems
 from mathrl.rollout.sampler import Sampler
@@ -65,7 +65,7 @@ def test_the_tool_is_asked_and_the_answer_is_the_models() -> None:
     (call,) = completion.calls
     assert call == ToolCall(len(TOKENIZER.encode("<think>" + CALL)), call.end, "print(17*23)\n", "391", "ok", 0.0)
     assert TOKENIZER.decode(completion.tokens[call.start : call.end].tolist()) == OUTPUT
-    assert completion.logprobs[completion.sampled].tolist() == [-0.5] * completion.sampled_count
+    assert completion.logprobs[completion.sampled_mask].tolist() == [-0.5] * completion.sampled_count
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_no_token_that_begins_a_text_stands_within_a_response() -> None:
     processor = TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", begins)])
     tokenizer.backend_tokenizer.post_processor = processor
     assert tokenizer.encode("12") == [begins, *plain("12")]
-    assert shown("1" * 20, 20, tokenizer) == "1" * 20
+    assert show_output("1" * 20, 20, tokenizer) == "1" * 20
     assert tokenize_response("12", tokenizer, None) == tuple(plain("12"))
     solved = PROBLEM.with_(solution=CALL + OUTPUT + "It is 391.")
     (group,) = tokenize_demonstrations([solved], Prompt(), tokenizer, 0.0, 0, True)

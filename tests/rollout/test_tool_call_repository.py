@@ -99,7 +99,7 @@ def test_a_conversation_with_calls_is_what_the_template_writes(tokenizer: Any) -
     )
     assert engine.prompts[-1] == written
     assert engine.prompts[0] == written.partition(turns[0])[0] and engine.prompts[0].endswith(ASSISTANT)
-    sampled = tokenizer.decode(graded.completion.tokens[graded.completion.sampled].tolist())
+    sampled = tokenizer.decode(graded.completion.tokens[graded.completion.sampled_mask].tolist())
     assert sampled == "".join(turn + END for turn in turns)
 
 

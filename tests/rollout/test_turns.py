@@ -102,14 +102,14 @@ def test_every_turn_is_a_plain_call_of_the_engine(engine: TorchEngine) -> None:
 def test_log_probs_of_the_sampled_tokens_are_the_models(engine: TorchEngine) -> None:
     groups = turn_sampler(engine, Calculator()).generate(PROMPTS, SAMPLING, 4)
     packed = [
-        Group(prompt, [c.tokens for c in group], [c.sampled for c in group])
+        Group(prompt, [c.tokens for c in group], [c.sampled_mask for c in group])
         for prompt, group in zip(PROMPTS, groups, strict=True)
     ]
     expected, _ = response_logprobs(engine.model, packed)
-    sampled = torch.cat([torch.from_numpy(c.logprobs[c.sampled]) for group in groups for c in group])
+    sampled = torch.cat([torch.from_numpy(c.logprobs[c.sampled_mask]) for group in groups for c in group])
     assert torch.allclose(sampled, expected, atol=2e-4)
     for completion in (c for group in groups for c in group):
-        assert not completion.logprobs[~completion.sampled].any()
+        assert not completion.logprobs[~completion.sampled_mask].any()
         assert len(completion.tokens) <= 80
         assert completion.text == TOKENIZER.decode(completion.tokens.tolist(), skip_special_tokens=True)
         for call in completion.calls:

@@ -10,7 +10,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.records import RunRecord
-from mathrl.stages.stage_run import StageRun, _locked, resume_key
+from mathrl.stages.stage_run import StageRun, _hold_lock, resume_key
 
 ROOT = Path(__file__).parents[2]
 CONTENDER = """
@@ -34,10 +34,10 @@ sys.exit(held != 40)
 
 
 def test_steps_of_recipes_whose_names_have_dots_run_beside_one_another(tmp_path: Path) -> None:
-    with _locked(tmp_path / "qwen2.5-r1-rl-77aa", "rl"), _locked(tmp_path / "qwen2.7-x-rl-40d2", "rl"):
+    with _hold_lock(tmp_path / "qwen2.5-r1-rl-77aa", "rl"), _hold_lock(tmp_path / "qwen2.7-x-rl-40d2", "rl"):
         locks = {"qwen2.5-r1-rl-77aa.lock", "qwen2.7-x-rl-40d2.lock"}
         assert {file.name for file in tmp_path.iterdir()} == locks
-        with pytest.raises(UserError, match="already running"), _locked(tmp_path / "qwen2.5-r1-rl-77aa", "rl"):
+        with pytest.raises(UserError, match="already running"), _hold_lock(tmp_path / "qwen2.5-r1-rl-77aa", "rl"):
             pass
         assert {file.name for file in tmp_path.iterdir()} == locks, "whoever was refused leaves it to the holder"
     assert list(tmp_path.iterdir()) == []
@@ -46,7 +46,7 @@ def test_steps_of_recipes_whose_names_have_dots_run_beside_one_another(tmp_path:
 def test_a_lock_is_released_and_gone_after_an_error_and_a_stale_one_hinders_nobody(tmp_path: Path) -> None:
     (tmp_path / "rl-77aa.lock").touch()  # of a process that was killed
     for _ in range(2):
-        with pytest.raises(RuntimeError), _locked(tmp_path / "rl-77aa", "rl"):
+        with pytest.raises(RuntimeError), _hold_lock(tmp_path / "rl-77aa", "rl"):
             raise RuntimeError
         assert list(tmp_path.iterdir()) == []
 
@@ -54,7 +54,7 @@ def test_a_lock_is_released_and_gone_after_an_error_and_a_stale_one_hinders_nobo
 def test_a_flow_that_waited_for_another_ends_with_75_and_leaves_no_lock(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from mathrl.stages.stage_run import _locked\n"
     code += "with _locked(Path(sys.argv[1]), 'rl'): sys.exit(9)"
-    with _locked(tmp_path / "rl-77aa", "rl"):
+    with _hold_lock(tmp_path / "rl-77aa", "rl"):
         flow = subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path / "rl-77aa")],
             env=os.environ | {"MATHRL_FLOW_RUN": "a flow"},

@@ -8,7 +8,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.params.loss import LossKl
-from mathrl.sweeps.promote import edited, promote
+from mathrl.sweeps.promote import edit_yaml, promote
 
 ROOT = Path(__file__).parents[2]
 RL = """# What this project changes.
@@ -26,24 +26,24 @@ def test_comments_order_and_spelling_stay() -> None:
         "# why\nlr: 1.0e-3  # high\nkl_coef: 0.0\nparts:\n  - type: accuracy\n    weight: 1.0\n"
         "optimizer:\n  # inner\n  type: muon\nema: null\n\n# end\n"
     )
-    after = edited(before, {"lr": 3e-05, "kl_coef": 0.0123, "parts.0.weight": 2, "clip.low": 0.1}, "rl.yaml")
+    after = edit_yaml(before, {"lr": 3e-05, "kl_coef": 0.0123, "parts.0.weight": 2, "clip.low": 0.1}, "rl.yaml")
     assert after == (
         "# why\nlr: 3.0e-05 # high\nkl_coef: 0.0123\nparts:\n  - type: accuracy\n    weight: 2\n"
         "optimizer:\n  # inner\n  type: muon\nema: null\n\n# end\nclip:\n  low: 0.1\n"
     )
-    assert edited(before, {"lr": 1e-3, "optimizer.type": "muon"}, "rl.yaml") == before
-    assert "lr: false" in edited("lr: 0\n", {"lr": False}, "rl.yaml")
-    assert edited("kl: null\nloss: gspo\n", {"kl.coef": 0.1, "loss.low": 0.3}, "rl.yaml") == (
+    assert edit_yaml(before, {"lr": 1e-3, "optimizer.type": "muon"}, "rl.yaml") == before
+    assert "lr: false" in edit_yaml("lr: 0\n", {"lr": False}, "rl.yaml")
+    assert edit_yaml("kl: null\nloss: gspo\n", {"kl.coef": 0.1, "loss.low": 0.3}, "rl.yaml") == (
         "kl:\n  coef: 0.1\nloss:\n  type: gspo\n  low: 0.3\n"
     )
     for key in ("lr.high", "parts.7.weight"):
         with pytest.raises(UserError, match="no place in the file"):
-            edited(before, {key: 1}, "rl.yaml")
+            edit_yaml(before, {key: 1}, "rl.yaml")
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "params").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_section_file_goes_through_unchanged(file: Path) -> None:
-    assert edited(file.read_text(), {}, file.name) == file.read_text()
+    assert edit_yaml(file.read_text(), {}, file.name) == file.read_text()
 
 
 def test_the_diff_is_what_git_would_show_and_what_the_schema_reads(

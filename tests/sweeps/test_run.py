@@ -34,7 +34,7 @@ from mathrl.sweeps.space import distribution
 from mathrl.sweeps.storage import study_lock
 from mathrl.sweeps.study import open_study, read_study
 from mathrl.sweeps.trial import run_trial
-from mathrl.sweeps.trial_claim import HOLDER, claim, fenced
+from mathrl.sweeps.trial_claim import HOLDER, claim, while_holding
 from mathrl.sweeps.worker import sweep_section
 from tests.foreign_requests import check_refused
 
@@ -287,7 +287,7 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
     for pid in (far.pid, *below):
         os.kill(pid, signal.SIGCONT)
     wait(lambda: not any(map(is_alive, below)), 30.0)
-    with fenced(claimed):
+    with while_holding(claimed):
         opened.study.tell(claimed.trial, 0.5)
     said = far.communicate(timeout=60)[0]
     taken = f"trial 0 no longer belongs to this worker: a worker on {socket.gethostname()} has taken it over"

@@ -23,7 +23,7 @@ from mathrl.params.sweep import Sweep
 from mathrl.sweeps.storage import locked_file, study_folder
 from mathrl.sweeps.study import best, open_study, read_study
 from mathrl.sweeps.trial import Interrupted, TrialRun, execute
-from mathrl.sweeps.trial_claim import TrialLost, claim, fenced
+from mathrl.sweeps.trial_claim import TrialLost, claim, while_holding
 
 ROOT = Path(__file__).parents[2]
 SPACE = {
@@ -106,12 +106,12 @@ def check_the_fence(sweep: Sweep, lose_lock: Callable[[Any], None]) -> None:
     lose_lock(slept.lock)
     claimed = claim(opened)
     assert claimed is not None and claimed.trial.number == slept.trial.number == 0
-    with pytest.raises(TrialLost, match=f"a worker on {socket.gethostname()} has taken it over"), fenced(slept):
+    with pytest.raises(TrialLost, match=f"a worker on {socket.gethostname()} has taken it over"), while_holding(slept):
         opened.study.tell(slept.trial, 0.1)
-    with fenced(claimed):
+    with while_holding(claimed):
         opened.study.tell(claimed.trial, 0.7)
     for each in (slept, claimed):
-        with pytest.raises(TrialLost, match="it is complete already"), fenced(each):
+        with pytest.raises(TrialLost, match="it is complete already"), while_holding(each):
             pass
     assert open_study(sweep).study.trials[0].value == 0.7
 

@@ -295,7 +295,7 @@ def test_a_resumed_run_knows_what_was_found_before(small: Any, tmp_path: Path) -
         log(first, step, 99.0 if step in (2, 7) else 0.1)
     second = open_log(5)  # step 6 and 7 are done again
     assert second.health is not None
-    assert [(finding.first, finding.last) for finding in second.health.watch.ordered] == [(2, 2)]
+    assert [(finding.first, finding.last) for finding in second.health.watch.sorted_findings] == [(2, 2)]
     for step in range(6, 20):
         log(second, step, 0.1)
     assert [each["colour"] for each in told] == ["green", "red", "red", "yellow"]

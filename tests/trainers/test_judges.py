@@ -23,7 +23,7 @@ from mathrl.trainers.judges import (
     open_judge,
     process_judge,
     reward_model_judge,
-    scaled,
+    scale_scores,
     with_steps,
 )
 from mathrl.trainers.rollouts import RolloutGroup
@@ -154,14 +154,14 @@ def test_scales() -> None:
         reward_mean, reward_std, reward_logits = 1.0, 2.0, False
 
     scores = torch.tensor([1.0, 3.0])
-    assert scaled(scores, "raw", Config) is scores
-    assert scaled(scores, "standard", Config).tolist() == [0.0, 1.0]
-    assert scaled(scores, "sigmoid", Config).tolist() == pytest.approx([0.5, 0.7310586])
+    assert scale_scores(scores, "raw", Config) is scores
+    assert scale_scores(scores, "standard", Config).tolist() == [0.0, 1.0]
+    assert scale_scores(scores, "sigmoid", Config).tolist() == pytest.approx([0.5, 0.7310586])
     Config.reward_logits = True  # of a process reward model: its zero is between right and wrong
-    assert scaled(scores, "sigmoid", Config).tolist() == pytest.approx([0.7310586, 0.9525741])
-    assert scaled(scores, "standard", Config).tolist() == [1.0, 3.0]
+    assert scale_scores(scores, "sigmoid", Config).tolist() == pytest.approx([0.7310586, 0.9525741])
+    assert scale_scores(scores, "standard", Config).tolist() == [1.0, 3.0]
     Config.reward_logits, Config.reward_std = False, 0.0
-    assert torch.isfinite(scaled(scores, "standard", Config)).all()
+    assert torch.isfinite(scale_scores(scores, "standard", Config)).all()
 
 
 class Scripted(Sampler):

@@ -157,7 +157,7 @@ def test_the_row_of_a_response_with_a_call_has_all_that_is_known_of_it() -> None
     made = RolloutGroup(
         0, (9,), (completion.tokens, other.tokens), ((-1.0, -2.0), (-0.5,)), (1.0, 0.25), (True, False), (True, False),
         ({"b": 2.0, "a": 1.0}, {}), (0.5, 0.0), graded=graded, calls=((call,), ()),
-        sampled=(completion.sampled, other.sampled),
+        sampled=(completion.sampled_mask, other.sampled_mask),
     )  # fmt: skip
     problem = Problem("p\ud83d", "q\ud83d", ("1", "2\ud83d"), "s\ud83d", "rl", level=3)
     kept = KeptRollouts(KeepRollouts(which="all"), [problem], word_pieces(), 0, None)
@@ -202,8 +202,8 @@ def test_a_share_is_of_the_problems_and_the_same_at_every_step(small: Any, tmp_p
     def chosen(seed: int, share: float) -> set[int]:
         kept = KeptRollouts(KeepRollouts(which="share", share=share), problems, None, seed, None)
         groups = [replace(group((True, False), (1.0, 0.0)), problem=n) for n in range(400)]
-        assert all(kept.chosen(one) in ([], [0, 1]) for one in groups)
-        return {one.problem for one in groups if kept.chosen(one)}
+        assert all(kept.choose(one) in ([], [0, 1]) for one in groups)
+        return {one.problem for one in groups if kept.choose(one)}
 
     # 400 draws of 0.25: a standard deviation of 9.
     assert chosen(0, 0.25) == chosen(0, 0.25) and abs(len(chosen(0, 0.25)) - 100) < 45

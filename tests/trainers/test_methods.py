@@ -246,7 +246,7 @@ def test_divided_weights_would_be_there_wherever_a_model_runs(
         monkeypatch.setattr(owner, name, watched)
 
     for owner in (TorchLearner, FrozenModel):
-        monkeypatch.setattr(owner, "scoring", context("scoring"))
+        monkeypatch.setattr(owner, "while_scoring", context("scoring"))
     monkeypatch.setattr(TorchLearner, "whole", context("whole"))
     rounded: list[Any] = []
     monkeypatch.setattr("mathrl.trainers.open_rl.keep_rounded_only", rounded.append)

@@ -200,9 +200,9 @@ def test_the_reward_sees_tokens_and_truncation_and_its_parts_are_on_record(files
     assert grade(files, rows[3], "5", [3, 1])["score"] == 0.0
     (dev,) = pyarrow.parquet.read_table(files.dev).to_pylist()
     grade(files, dev, "= 3", [2, 2, 1])
-    assert sorted(folder.name for folder in files.graded.iterdir()) == ["dev", "step-2"]
+    assert sorted(folder.name for folder in files.graded_folder.iterdir()) == ["dev", "step-2"]
 
-    graded = take_graded(files.graded / "step-2")
+    graded = take_graded(files.graded_folder / "step-2")
     assert [row["truncated"] for row in graded] == [False, True, False, False]
     figures, sampled = step_figures(graded, of, params.rl)
     assert sampled == 6 + 8 + 2 + 2 and figures["trained_tokens"] == sampled + 2 * sum(
@@ -214,8 +214,8 @@ def test_the_reward_sees_tokens_and_truncation_and_its_parts_are_on_record(files
     assert figures["verifier/graded"] == 4
     # A batch whose problems have two sources: order is random, so both rows may be of one problem.
     assert ("source/source p/accuracy" in figures) == (0 in of.numbers[2:4])
-    assert dev_figures(take_graded(files.graded / "dev")) == {"dev/accuracy": 1.0, "dev/response_length": 3.0}
-    assert list(files.graded.iterdir()) == [], "what is read is removed"
+    assert dev_figures(take_graded(files.graded_folder / "dev")) == {"dev/accuracy": 1.0, "dev/response_length": 3.0}
+    assert list(files.graded_folder.iterdir()) == [], "what is read is removed"
 
 
 def test_verls_figures_under_mathrls_names() -> None:

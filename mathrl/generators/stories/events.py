@@ -10,7 +10,7 @@ from pydantic import Field
 from mathrl.core.hashing import derive_seed
 from mathrl.generators.stories.formula import Formula
 from mathrl.generators.stories.structure import Work
-from mathrl.params.load import read_yaml, validated
+from mathrl.params.load import read_yaml, validate_section
 from mathrl.params.section import Section
 
 FILE = Path(__file__).with_name("events.yaml")
@@ -57,7 +57,7 @@ def sentences(part: str) -> tuple[Sentence, ...]:
         UserError: an entry of the file is no sentence.
     """
     rows = read_yaml(FILE)[part]
-    return tuple(validated(Sentence, {"name": name, **row}, f"{part} {name}") for name, row in rows.items())
+    return tuple(validate_section(Sentence, {"name": name, **row}, f"{part} {name}") for name, row in rows.items())
 
 
 @cache

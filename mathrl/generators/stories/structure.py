@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from mathrl.generators.stories.formula import Formula
-from mathrl.params.load import read_yaml, validated
+from mathrl.params.load import read_yaml, validate_section
 from mathrl.params.section import Section
 
 TRIES = 400  # draws of a structure's numbers until all its steps are whole and positive
@@ -93,7 +93,7 @@ class Structure(Section):
         """The number of steps, which is the same for all numbers."""
         return len(self.draw(random.Random(0))[1].lines)
 
-    def told(self, numbers: Mapping[str, int], people: Mapping[str, str], rng: random.Random, distracted: bool) -> str:
+    def tell(self, numbers: Mapping[str, int], people: Mapping[str, str], rng: random.Random, distracted: bool) -> str:
         """The question with its numbers, after the first sentence the distractor where asked for."""
         words: dict[str, Any] = {name: rng.choice(choices) for name, choices in self.words.items()}
         text = self.text
@@ -130,7 +130,7 @@ def _read(file: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _structure(name: str, row: Mapping[str, Any], language: str) -> Structure:
-    return validated(Structure, {"name": name, "language": language, **row}, f"structure {name} ({language})")
+    return validate_section(Structure, {"name": name, "language": language, **row}, f"structure {name} ({language})")
 
 
 @cache
