@@ -41,6 +41,7 @@ class Brackets(Cursor):
             self.bars = -1
         inside = self.items(closer)
         if opener == "\\{" and self.accept("|", "mid", ":"):
+            self.bars = 0
             conditions = self.items(closer)
             self.expect(closer)
             self.bars = bars

@@ -156,7 +156,12 @@ def _readings(text: str) -> tuple[str, str]:
 
 
 # What the symbolic engine would drop or read in another way.
-_OPAQUE = frozenset("text unit builder logic cases app ellipsis rel op:derivative op:mod op:cases base ratio".split())
+_OPAQUE = frozenset(
+    (
+        "union inter minus reals text unit builder logic cases app ellipsis rel base ratio op:derivative op:mod "
+        "op:cases"
+    ).split()
+)
 _DECIMAL_COMMA = re.compile(r"-?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+")
 _POINT = re.compile(r"-?\d*\.\d+")
 

@@ -62,7 +62,7 @@ def is_family(node: Node) -> bool:
     if node.kind == "list":
         if _congruences(node) is not None:
             return True
-        return any(_domain_clause(part) is not None for part in node.args[0]) or _counted(node.args[0]) is not None
+        return any(_domain_clause(part) is not None for part in _clauses(node)) or _counted(node.args[0]) is not None
     if node.kind == "rel":
         return _congruences(node) is not None
     return (domain_of(node) or "") in INTEGERS
@@ -112,6 +112,17 @@ _IN_WORDS = {"integer": "Z", "positive integer": "Z+", "natural number": "N", "n
 _IN_WORDS |= {"natural": "N", "whole number": "N0"}
 
 
+def _clauses(node: Node) -> list[Node]:
+    r"""The clauses of a list, those of x = k\pi or (x = 1, k \in \mathbb{Z}) too, where each part has one value."""
+    clauses: list[Node] = []
+    for part in node.args[0]:
+        inner = list(part.args[0]) if part.kind == "list" else [part]
+        if sum(_domain_clause(clause) is None for clause in inner) > 1:
+            return list(node.args[0])
+        clauses += inner
+    return clauses
+
+
 def _counted(clauses: Sequence[Node]) -> tuple[int, str, str] | None:
     """Where k = 0, 1, 2, … begins among the clauses, the name, and the domain."""
     if len(clauses) < 3 or clauses[-1].kind != "ellipsis":
@@ -137,7 +148,7 @@ def read_family(node: Node) -> Family | None:
         return Family(tuple(classes), {_BOUND: "Z"}, (), _subject(node.args[0] if node.kind == "list" else (node,)))
     if node.kind != "list":
         return None
-    clauses = list(node.args[0])
+    clauses = _clauses(node)
     domains: dict[str, str] = {}
     counted = _counted(clauses)
     if counted is not None:
@@ -482,7 +493,7 @@ def _members(family: Family) -> frozenset[Fraction] | None:
     except Refused:
         return None
     if value == sym(name):
-        return frozenset(found)
+        return frozenset(member for member in found if abs(member) < _WINDOW // 2)
     ends = [exact_value(substitute(value, {name: num(end)})) for end in (low if low < 0 else _WINDOW, _WINDOW)]
     reach = [abs(end) for end in ends if end is not None] + [Fraction(_WINDOW // 2)]
     return frozenset(member for member in found if abs(member) < min(reach))

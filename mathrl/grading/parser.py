@@ -20,7 +20,7 @@ from mathrl.grading.syntax import (
     sym,
     transpose,
 )
-from mathrl.grading.units import qualify
+from mathrl.grading.units import add_quantities, qualify
 
 _CONJUNCTIONS = {"or": {"or", "lor", "vee", "或"}, "and": {"and", "land", "wedge", "且"}}
 _LOGIC = {"lor": "or", "vee": "or", "land": "and", "wedge": "and"}
@@ -33,6 +33,7 @@ _INVERTIBLE = frozenset("sin cos tan cot sec csc sinh cosh tanh coth sech csch".
 _DECORATIONS = frozenset("vec hat bar overline overrightarrow tilde widehat dot ddot widetilde boldsymbol pmb".split())
 _TRANSPARENT = frozenset("color textcolor mathrm mathit mathcal mathsf mbox underline text".split())
 _TRANSPOSES = tuple(map(sym, ("T", "\\top", "\\intercal", "t", "\\mathsf{T}")))
+_QUANTIFIERS = frozenset(["forall", "exists", "nexists", "neg", "lnot"])
 _ORDERED = frozenset(["angle", "triangle", "measuredangle", "sphericalangle"])
 _SUFFIXES = {"%": "percent", "circ": "degree"}
 _POSTFIXES = frozenset(["^", "_", "!", "'", "prime", *_SUFFIXES])
@@ -171,6 +172,8 @@ class Parser(Brackets):
                 node = Node("op", ("mod", node, self.signed_factor()))
             elif node.kind == "degree" and (refined := self.minutes(node)) is not None:
                 node = refined
+            elif node.kind == "unit" and self.tokens[self.i].kind == "num":
+                node = add_quantities(node, self.term())
             elif self.letter_unit(node) or self.unit_follows():
                 node = self.with_unit(node)
             elif self.starts_factor():
@@ -266,10 +269,10 @@ class Parser(Brackets):
             inside = self.items(")")
             self.expect(")")
             return Node("app", (name, inside))
-        if name in _APPLICABLE and self.at("^"):
-            inverse = self.inverse(name)
-            if inverse is not None:
-                return inverse
+        if name in _APPLICABLE and self.at("^", "'"):
+            changed = self.inverse_or_derivative(name)
+            if changed is not None:
+                return changed
         return Node("const", (name,)) if name in ("i", "e") else sym(name)
 
     def extension(self, field: Node) -> Node:
@@ -281,16 +284,28 @@ class Parser(Brackets):
         self.expect(OPENERS[opener])
         return Node("app", (f"{field.args[0]}{opener}", inside))
 
-    def inverse(self, name: str) -> Node | None:
-        """f^{-1}(x), the value of an inverse function; None, and nothing taken, for a power."""
+    def inverse_or_derivative(self, name: str) -> Node | None:
+        """f^{-1}(x) and f'(x), as functions of their own; None, and nothing taken, for a power."""
         start = self.i
-        self.take()
-        if self.accept("{") and self.raw("}") == "-1" and self.accept("("):
+        mark = self.take().value
+        if mark == "^":
+            mark = "^-1" if self.accept("{") and self.raw("}") == "-1" else ""
+        else:
+            while self.accept("'"):
+                mark += "'"
+        if mark and self.accept("("):
             inside = self.items(")")
             self.expect(")")
-            return Node("app", (f"{name}^-1", inside))
+            return Node("app", (name + mark, inside))
         self.i = start
         return None
+
+    def quantifier(self, name: str) -> Node:
+        """\\forall x … and \\neg p, which bind what follows in its order."""
+        parts = [self.factor()]
+        if name not in ("neg", "lnot") and (self.accept(",", ":") or self.starts_factor()):
+            parts.append(self.clause())
+        return Node("app", (name, Node("list", (tuple(parts),))))
 
     def text(self, label: str) -> Node:
         """A word: alone, or said of what follows it, as in \\text{about } 5 and \\$5."""
@@ -312,6 +327,8 @@ class Parser(Brackets):
             return self.function(name)
         if name in ("Gamma", "zeta") and self.at("("):
             return self.function(name)
+        if name in _QUANTIFIERS:
+            return self.quantifier(name)
         if name.startswith("unit vector "):
             return sym(f"\\hat{{{name[-1]}}}")
         if name in _BIG:

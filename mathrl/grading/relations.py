@@ -159,7 +159,8 @@ def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], 
     left, right = truth_sides[0], answer_sides[0]
     if left.kind in _NAMES and right.kind in _NAMES:
         names = symbols(truth_sides[1])
-        derivatives = any(node.kind == "app" and node.args[0].startswith("d^") for node in (left, right))
+        marks = [_mark(node) for node in (left, right)]
+        derivatives = marks[0] != marks[1] or marks[0].startswith("d^")
         functions = "app" in (left.kind, right.kind) and bool(names) and names == symbols(answer_sides[1])
         arguments = [symbols(node) for node in (left, right) if node.kind == "app"]
         functions = functions and not derivatives and all(not inside or inside & names for inside in arguments)
@@ -171,6 +172,12 @@ def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], 
     if not _names(*truth_sides) & _names(*answer_sides):
         return False
     return _proportional(_difference(*truth_sides), _difference(*answer_sides), positive=False)
+
+
+def _mark(node: Node) -> str:
+    """What makes a function of another one: its derivative or its inverse; "" for a plain name."""
+    name = str(node.args[0]) if node.kind in ("app", "sym") else ""
+    return name if name.startswith("d^") else name[1:] if name[1:].startswith(("'", "^-1")) else ""
 
 
 def _names(*nodes: Node) -> frozenset[str]:

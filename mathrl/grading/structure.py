@@ -46,6 +46,8 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     verdict = _as_real_sets(truth, answer)
     if verdict is not None:
         return verdict
+    if truth.kind == answer.kind and truth.kind in ("union", "inter"):
+        return _in_any_order(_united(truth, truth.kind), _united(answer, truth.kind))
     if truth.kind in _SETS or answer.kind in _SETS:
         counterpart = answer if truth.kind in _SETS else truth
         if is_expression(counterpart) or counterpart.kind == "matrix":
@@ -65,6 +67,11 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     if truth.kind == "text" or answer.kind == "text":
         return truth.kind == answer.kind and truth.args[0].lower() == answer.args[0].lower()
     return same_scalar(truth, answer)
+
+
+def _united(node: Node, kind: str) -> list[Node]:
+    """The sets of a union, or of an intersection, of several."""
+    return [part for arg in node.args for part in _united(arg, kind)] if node.kind == kind else [node]
 
 
 def _label_of_list(node: Node) -> str:

@@ -161,7 +161,7 @@ def plain_products(*nodes: Node) -> tuple[Node, ...]:
         inner = Node(part.kind, tuple(map(plain, part.args)))
         if part.kind not in ("cross", "dot"):
             return inner
-        if apart or (part.kind == "cross" and _is_vector(part)):
+        if apart or _is_vector(part):
             ordered = inner.args if part.kind == "cross" else tuple(sorted(inner.args, key=key))
             return Node("app", (part.kind, Node("list", (ordered,))))
         return Node("mul", (inner.args,))

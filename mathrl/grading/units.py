@@ -198,6 +198,7 @@ FRACTION_WORDS |= {f"{word}s": size for word, size in FRACTION_WORDS.items()}
 
 _PIECE = re.compile(r"\^?\{?-?\d+\}?|[^\W\d_]+(?:['’.][^\W\d_]+)*\.?|[$€£¥¢%°Ω]|[/*]|\S")
 _IGNORED = frozenset(".,;:()[]{}~*\"'`-\\$_")
+_MEASURES = frozenset("个只本张条名位块棵件辆支")
 _ALSO_NOISE = frozenset(["a", "in", "as", "second"])
 _POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3}
 
@@ -240,8 +241,8 @@ def meaning(text: str) -> Meaning:
             continue
         entry = unit_entry(piece) or unit_entry(word)
         following = pieces[i] if i < len(pieces) else ""
-        if word in _ALSO_NOISE and (following.isalpha() or (word != "in" and len(pieces) > 1)):
-            entry = None
+        if word in _ALSO_NOISE and (following.isalpha() or (word not in ("in", "second") and len(pieces) > 1)):
+            entry = entry if word == "second" and (below < 0 or following in _POWERS) else None
         if entry is not None:
             if i < len(pieces) and (mark := re.fullmatch(r"\^?\{?(-?\d)\}?", pieces[i])):
                 power *= int(mark[1])
@@ -255,6 +256,8 @@ def meaning(text: str) -> Meaning:
                 exponents[name] = exponents.get(name, 0) + int(exponent or 1) * power * below
         elif _singular(word) in _COUNTED or _singular(word) in _MEASURED:
             names.add(_singular(word))
+        elif piece[0] in _MEASURES and len(piece) > 1:  # 个苹果
+            names.add(piece[1:])
         elif word in NOISE or piece in _IGNORED:
             pass
         else:
@@ -333,6 +336,23 @@ def qualify(node: Node, text: str, letters: bool = False) -> Node:
     if first == "factorial":
         return _rest_of(Node("fact", (node,)), text, first)
     return Node("unit", (node, text.strip(), letters))
+
+
+def add_quantities(large: Node, small: Node) -> Node:
+    """3 feet 6 inches as one quantity, where both are of one dimension and the second unit is the smaller."""
+    if small.kind != "unit":
+        raise ParseError("two numbers side by side")
+    above, below = meaning(large.args[1]), meaning(small.args[1])
+    if (
+        not above.dimension
+        or above.dimension != below.dimension
+        or above.size <= below.size
+        or above.rest
+        or below.rest
+    ):
+        raise ParseError("two quantities side by side")
+    part = Node("mul", ((small.args[0], num(below.size / above.size)),))
+    return Node("unit", (Node("add", ((large.args[0], part),)), large.args[1], False))
 
 
 def _rest_of(node: Node, text: str, first: str) -> Node:

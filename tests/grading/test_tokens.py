@@ -71,7 +71,7 @@ SAME_MEANING = re.compile(
     r"|.*\\(?:min|max|cap|setminus|lfloor|equiv)|.*(?:t/t|x\^0|\\frac\{0\})"  # what does not change the value
     r"|.*\\mathbb\{Z\}"  # congruent numbers
     r"|.*\\text\{ or \}"  # a point of the ray beside it
-    r"|\\binom|1\\|\\text\{(?:Even|the answer)|\\text\{\(A|x \\in \\\{"  # values that chance makes equal, labels
+    r"|\\exp\(0|\\binom|1\\|\\text\{(?:Even|the answer)|\\text\{\(A|x \\in \\\{"  # chance, labels
     r"|.*(?:ways|个|a\.m\.|\.0|North|degrees|\\textbf)"  # noise words, capitals, spellings of one number
 )
 
