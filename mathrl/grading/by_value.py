@@ -71,6 +71,10 @@ def same_expression(a: Node, b: Node) -> bool | None:
     both = kinds(a) | kinds(b)
     if "op" in both or "ellipsis" in both or "pm" in both:
         return None
+    if "cases" in both and any(
+        _has_words(part[0]) for node in (a, b) for case in find(node, "cases") for part in case.args[0]
+    ):
+        return False
     try:
         if not symbols(a) and not symbols(b):
             try:
@@ -343,6 +347,10 @@ def _switches(node: Node) -> Iterator[Node]:
                 yield from _factors(value)
         elif name in UNIT_BRANCHES:
             yield from (_minus(values[0], num(value)) for value in (1, -1))
+
+
+def _has_words(node: Node) -> bool:
+    return bool(kinds(node) & {"unit", "text"})
 
 
 def _too_fine(node: Node, inside: bool = False) -> bool:

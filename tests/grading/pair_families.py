@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.grading.pairs import Pair, Term, apply, closed, number, variable
 from tests.grading.structure_families import STRUCTURES
+from tests.grading.text_families import TEXTS
 
 Family = Callable[[random.Random, bool], Pair | None]
 FAMILIES: dict[str, Family] = {}
@@ -348,4 +349,4 @@ def near_numbers(rng: random.Random, equal: bool) -> Pair | None:
     return Pair("", text, answer, False, ("irrational", "another"))
 
 
-FAMILIES |= STRUCTURES
+FAMILIES |= STRUCTURES | TEXTS
