@@ -83,9 +83,8 @@ def main() -> None:
             print(f"{pair.family}: {answer}   for   {pair.truth}")
             made[step % len(made)] = pair._replace(answer=answer)
     seconds = time.process_time() - started
-    print(
-        f"{arguments.steps:,} steps: {paid} edited wrong answers and {denied} denied right ones accepted, {seconds:,.0f} s"
-    )
+    accepted = f"{paid} edited wrong answers and {denied} denied right ones accepted"
+    print(f"{arguments.steps:,} steps: {accepted}, {seconds:,.0f} s")
 
 
 if __name__ == "__main__":

@@ -137,8 +137,11 @@ def constant_ratio(a: Node, b: Node, positive: bool) -> bool | None:
 
 def _at_points(a: Node, b: Node, log_base: int, agree: Callable[[Any, Any, int], bool] = nearly_equal) -> bool | None:
     sides = bool(kinds(a) & _SIDES) and agree is nearly_equal
+    factorials = "fact" not in kinds(b) or "fact" in kinds(a)
+    if not factorials and not whole_names(b) <= INTEGER_NAMES:
+        return False
     for real, needed, points in _stages(a, b):
-        compared = left_out = 0
+        compared = left_out = undefined = 0
         for values in points:
             pair = _pair(a, b, values, real, log_base)
             if pair is None:
@@ -146,13 +149,14 @@ def _at_points(a: Node, b: Node, log_base: int, agree: Callable[[Any, Any, int],
             left, right = pair
             if right is None:
                 left_out += sides
+                undefined += 1
             elif agree(left, right, 160):
                 if not compared and agree is nearly_equal and not _pair_agrees_closely(a, b, values, real, log_base):
                     return False
                 compared += 1
             else:
                 return False
-        if left_out > 1:
+        if left_out > 1 or (not factorials and undefined > compared):  # a factorial leaves out most points
             return False
         if compared >= needed:
             return True

@@ -361,6 +361,7 @@ class Numeric:
         values = [self(member) for member in args[1]]
         if any(ctx.im(value) for value in values):
             raise OutsideDomain("an order of complex numbers")
+        values = [ctx.re(value) for value in values]
         pairs = zip(args[0], values, values[1:], strict=False)
         return all(_ORDER[operator](0 if nearly_equal(a, b) else -1 if a < b else 1) for operator, a, b in pairs)
 

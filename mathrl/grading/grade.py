@@ -160,7 +160,12 @@ def _match(extracted: str, truth: str, engine: SymbolicEngine | Literal[False] |
         result = compare(truth, extracted)
     except RecursionError:
         result = Match(False, "guard", "nested too deeply")
-    except (ValueError, ArithmeticError) as error:  # a gap in the grammar must not end a training run
+    except (
+        ValueError,
+        ArithmeticError,
+        TypeError,
+        LookupError,
+    ) as error:  # a gap in the grammar must not end a training run
         result = Match(False, "error", f"not compared: {error!r}"[:200])
     if result.equal is None:
         result = _by_engine(extracted, truth, engine)

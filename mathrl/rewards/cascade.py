@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, Protocol
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import hash_text
@@ -34,6 +34,14 @@ SETTLED = ("different numbers", "words where mathematics was expected", "no opti
 MODEL_RULE = "model"  # ends the rule of a verdict that the model gave: "boxed; model"
 
 
+MOST_CASES = 1000  # kept until they are taken
+
+
+def _case(verdict: Verdict, truths: tuple[str, ...], right: bool) -> dict[str, Any]:
+    response = f"\\boxed{{{verdict.extracted}}}"
+    return {"response": response, "ground_truth": list(truths), "right": right, "source": f"judge: {verdict.reason}"}
+
+
 class Cascade:
     """Verdicts of the rules in, verdicts of both tiers out."""
 
@@ -43,6 +51,7 @@ class Cascade:
         self.asked, self.on_failure = params.asked, params.on_failure
         self._tiers: Counter[str] = Counter()
         self._overruled = 0
+        self._cases: list[dict[str, Any]] = []
 
     def decide(self, verdicts: Sequence[Verdict], truths: Sequence[str | tuple[str, ...]]) -> list[Verdict]:
         """The final verdicts, in order.
@@ -56,7 +65,8 @@ class Cascade:
         accepted = [(truth,) if isinstance(truth, str) else truth for truth in truths]
         asked = [n for n, verdict in enumerate(verdicts) if self._is_open(verdict, accepted[n])]
         pairs = [(str(verdicts[n].extracted), truth) for n in asked for truth in accepted[n]]
-        judged = iter(self.judge.compare(pairs))
+        reasons = {(str(verdicts[n].extracted), truth): verdicts[n].reason for n in asked for truth in accepted[n]}
+        judged = iter(self.judge.compare(pairs, reasons))
         if self.judge.failure and self.on_failure == "stop":
             raise UserError(
                 f"the judge model cannot be asked: {self.judge.failure}; start its server or correct "
@@ -65,8 +75,15 @@ class Cascade:
         final = list(verdicts)
         for n in asked:
             final[n] = self._merge_judgements(verdicts[n], [next(judged) for _ in accepted[n]])
+            if final[n].correct != verdicts[n].correct and len(self._cases) < MOST_CASES:
+                self._cases.append(_case(verdicts[n], accepted[n], final[n].correct))
         self._tiers["rule"] += len(verdicts) - len(asked)
         return final
+
+    def take_cases(self) -> list[dict[str, Any]]:
+        """What the model overruled since the last call, as rows of cases for `mathrl.reports.audit.add_cases`."""
+        cases, self._cases = self._cases, []
+        return cases
 
     def _is_open(self, verdict: Verdict, truths: tuple[str, ...]) -> bool:
         """Whether the model is asked. A Countdown has one rule and no accepted answer to compare with."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
+from mathrl.grading import grade
 from mathrl.params.run import Reward
 from mathrl.rewards import RewardInput, build_reward
 from mathrl.rewards.cascade import LLMJudge, merged_counters
@@ -37,6 +38,7 @@ class Judge:
 
     def __init__(self, reply: Callable[[str, str], str | int]) -> None:
         self.requests: list[tuple[str, str]] = []
+        self.questions: list[str] = []
         judge = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,6 +50,7 @@ class Judge:
                 assert match, "the answers stay within their JSON strings"
                 first, second = (json.loads(text) for text in match.groups())
                 judge.requests.append((first, second))
+                judge.questions.append(body["messages"][0]["content"])
                 content = reply(first, second)
                 body = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
                 self.send_response(content if isinstance(content, int) else 200)
@@ -90,6 +93,22 @@ def good(first: str, second: str) -> str:
 
 def reward_of(judge: Judge, **options: Any) -> Any:
     return build_reward({"model_verifier": {"endpoint": judge.url, "model": "m", **options}})
+
+
+def test_the_judge_sees_what_decided_and_what_it_overrules_becomes_a_case(serve: Any) -> None:
+    judge = serve(lambda first, second: word("7" in first and "7" in second))
+    cascade = reward_of(judge).cascade
+    verdicts = [grade(f"\\boxed{{7 \\text{{ {words}}}}}", "7 \\text{ odd}") for words in ("even", "at most")]
+    assert verdicts[0].reason == "other words: odd / even"
+    assert [verdict.correct for verdict in cascade.decide(verdicts, ["7 \\text{ odd}"] * 2)] == [True, True]
+    assert any(json.dumps("other words: odd / even") in question for question in judge.questions)
+    assert cascade.take_cases()[0] == {
+        "response": "\\boxed{7 \\text{ even}}",
+        "ground_truth": ["7 \\text{ odd}"],
+        "right": True,
+        "source": "judge: other words: odd / even",
+    }
+    assert cascade.take_cases() == []
 
 
 def test_rules_decide_first_and_the_model_decides_what_they_refuse(serve: Any) -> None:
