@@ -65,13 +65,13 @@ def same_relation(truth: Node, answer: Node, same: Same) -> bool | None:
 
 
 def _is_far_off(relation: Node) -> bool:
-    r"""Whether an approximation is not one: \frac16 \approx 7 claims nothing."""
+    r"""Whether an approximation is not one: \frac16 \approx 7 and 1 \approx x claim nothing."""
     operators, members = relation.args
     if "~" not in operators:
         return False
     sides = members[operators.index("~")], members[-1]
     if not all(map(_is_closed, sides)):
-        return False
+        return _is_closed(sides[0])
     exact, rough = (numeric_value(side) for side in sides)
     return bool(abs(exact - rough) > abs(exact) / 20 + 1e-9)
 
