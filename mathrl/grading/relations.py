@@ -69,7 +69,9 @@ def _is_far_off(relation: Node) -> bool:
     operators, members = relation.args
     if "~" not in operators:
         return False
-    sides = members[operators.index("~")], members[-1]
+    sides = [members[operators.index("~")], members[-1]]
+    if sides[1].kind == "unit" and not meaning(sides[1].args[1]).rest:
+        sides[1] = sides[1].args[0]
     if not all(map(_is_closed, sides)):
         return _is_closed(sides[0])
     exact, rough = (numeric_value(side) for side in sides)
@@ -101,6 +103,8 @@ def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
         values.append(exact_members[0])
     else:
         return [rough[-1]]
+    if values and rough and rough[-1].kind == "unit" and values[0].kind != "unit":  # pi = 3.14 cm is pi cm
+        values[0] = Node("unit", (values[0], *rough[-1].args[1:]))
     return values + list(rough[-1:])
 
 
