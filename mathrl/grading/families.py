@@ -131,6 +131,11 @@ def _counted(clauses: Sequence[Node]) -> tuple[int, str, str] | None:
         if clause.kind == "rel" and clause.args[0] == ("=",) and clause.args[1][0].kind == "sym":
             signs = any(part.kind == "pm" for part in clauses[i:])
             begin = clause.args[1][1]
+            listed = [part.args[0] for part in clauses[i + 1 : -1] if part.kind == "num"]
+            if not signs and (
+                begin.kind != "num" or listed != [begin.args[0] + n for n in range(1, len(clauses) - i - 1)]
+            ):
+                return None
             domain = "Z" if signs else {"0": "N0", "1": "Z+"}.get(key(begin))
             return (i, clause.args[1][0].args[0], domain) if domain else None
     return None
@@ -168,7 +173,7 @@ def read_family(node: Node) -> Family | None:
         elif clause.kind != "sym":
             waiting = []
         (conditions if _is_condition(clause, bool(values)) else values).append(clause)
-    used = frozenset[str]().union(*map(symbols, (*values, *conditions)))
+    used = frozenset[str]().union(*map(symbols, (*map(_assigned, values), *conditions)))
     if not domains or not values or not domains.keys() <= used:
         return None
     return _bounded(tuple(map(_assigned, values)), domains, conditions)._replace(subject=_subject(values))
@@ -290,6 +295,9 @@ def _same_parts(first: Family, second: Family, same: Same) -> bool:
     """Whether a naming of the bound names makes values, domains and conditions the same."""
     names, others = list(first.domains), list(second.domains)
     if len(names) != len(others) or len(names) > 4 or len(first.conditions) != len(second.conditions):
+        return False
+    free = frozenset[str]().union(*map(symbols, (*second.values, *second.conditions))) - set(others)
+    if free & set(names):
         return False
     for naming in permutations(names):
         if not all(

@@ -217,7 +217,8 @@ def _name_tokens(run: str, spaced: bool, preceding: list[Token]) -> list[Token]:
     if lower in _WORDS and (len(run) > 2 or run in ("pi", "oo")):
         return [Token("cmd", _WORDS[lower], spaced)]
     after_number = bool(preceding) and (preceding[-1].kind == "num" or preceding[-1].value in ("}", "/", ")"))
-    if preceding and len(run) > 1 and lower in UNIT_WORDS and (len(run) > 2 or after_number):
+    points = run.isupper() and bool(preceding) and preceding[-1].kind == "cmd"  # \\angle BED
+    if preceding and len(run) > 1 and lower in UNIT_WORDS and (len(run) > 2 or after_number) and not points:
         return [Token("letters" if len(run) < 4 else "text", run, spaced)]
     if len(run) >= 4 or (preceding and preceding[-1].kind == "text" and lower in NOISE and len(run) > 1):
         return [Token("text", run, spaced)]

@@ -67,11 +67,12 @@ SAME_MEANING = re.compile(
     r"|.*\\pi"  # names of integers beside pi; periods of a cosine
     r"|.*\\begin\{(?:cases|array)\}"  # where cases meet or overlap with one value; columns
     r"|.*=[^=]+=|.*\\approx"  # working before the last link of a chain
-    r"|.*C_?|.*\bC\b"  # constants of integration
+    r"|.*[Cc]_|.*\b[CK]\b"  # constants of integration
     r"|.*\\(?:min|max|cap|setminus|lfloor|equiv)|.*(?:t/t|x\^0|\\frac\{0\})"  # what does not change the value
     r"|.*\\mathbb\{Z\}"  # congruent numbers
+    r"|.*is an integer|.*\\text\{ and \}"  # congruent numbers; a unit that the other side leaves out
     r"|.*\\text\{ or \}"  # a point of the ray beside it
-    r"|\\exp\(0|\\binom|1\\|\\text\{(?:Even|the answer)|\\text\{\(A|x \\in \\\{"  # chance, labels
+    r"|\\exp\(0|\\binom|1\\|\\text\{(?:Even|Answer|the answer)|\\text\{\(A|x \\in \\\{"  # chance, labels
     r"|.*(?:ways|个|a\.m\.|\.0|North|degrees|\\textbf)"  # noise words, capitals, spellings of one number
 )
 
