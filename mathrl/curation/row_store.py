@@ -35,6 +35,7 @@ from mathrl.curation.row_shards import (
 from mathrl.reading.reading import Reader
 
 MEMORY = "300MB"  # that DuckDB may take before it writes to disk
+NEIGHBOURS = 8  # earlier rows of its bucket that a row is compared with
 COLUMNS = ("id", "high", "low")
 
 
@@ -122,14 +123,15 @@ class RowStore:
         """Pairs of rows whose Jaccard similarity is at least `threshold`, shape (pairs, 2), and which have equal salts.
 
         Of the rows that no step has dropped. A row is compared with the first row and with the one before it that have
-        the same key of a band, and with those that have the same salt too: boilerplate, which gives many rows one key,
-        would make more comparisons quadratic.
+        the same key of a band, and with the first and NEIGHBOURS before it that have the same salt too. Boilerplate,
+        which gives many rows one key, would make comparing all pairs quadratic.
         """
         if not self.bands or not self.shards:
             return np.empty((0, 2), np.int64), np.empty(0, bool)
+        before = ", ".join(f"lag(number, {place}) OVER same" for place in range(1, NEIGHBOURS + 1))
         near = " UNION ".join(
             f"SELECT number, unnest([first_value(number) OVER alike, lag(number) OVER alike, "
-            f"first_value(number) OVER same, lag(number) OVER same]) AS earlier FROM rows WHERE len(shingles) > 0 "
+            f"first_value(number) OVER same, {before}]) AS earlier FROM rows WHERE len(shingles) > 0 "
             f"WINDOW alike AS (PARTITION BY {band} ORDER BY number), "
             f"same AS (PARTITION BY {band}, salt ORDER BY number)"
             for band in self.bands
