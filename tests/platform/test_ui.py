@@ -361,6 +361,7 @@ def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds_and_lets_the_next
         time.sleep(0.2)
     trainer = int(pids.read_text())
     assert is_alive(trainer)
+    servers.silent.unlink()  # the second run's programs are forks again
     waiting = servers.start("curate", seed=4)
     servers.wait_for(waiting, "RUNNING")
     time.sleep(3.0)
