@@ -13,6 +13,13 @@ from pathlib import Path
 LIBRARY = ("mathrl", "flows", "tasks")
 # Names that say what a word does in a sentence and not what the value holds.
 VAGUE = ("each", "found", "how", "given", "own", "said", "known", "told")
+# Past participles that do not end in -ed, and words in -ed and -ing that are none.
+IRREGULAR = (
+    "begun borne bought bound broken brought built caught chosen done drawn fed forgotten fought found given gone "
+    "grown held hidden hung kept known led left lent lost made meant met paid said seen sent shown sold sought spent "
+    "spoken struck taken told torn understood unseen wound woken won worn written"
+).split()
+OTHER_WORDS = ("embed", "meaning", "reading", "missing")
 # A response and an accepted answer, graded from the public `grade` to the verdict.
 GRADED = (("0.5", "1/2"), ("(x-1)(x+1)", "x^2-1"))
 _PROFILE = r"""
@@ -74,6 +81,7 @@ def figures(checkout: Path) -> dict[str, str]:
         "functions of more than 120 lines": str(sum(lines(function) > 120 for function, _ in functions)),
         "most parameters of a function": f"{len(parameters(widest))} (`{its_file.stem}.{widest.name}`)",
         "functions with more than 8 parameters": str(sum(len(parameters(node)) > 8 for node, _ in functions)),
+        "functions named by a bare participle": str(sum(is_participle(node.name) for node, _ in functions)),
         "functions with all types": f"{100 * typed / len(functions):.1f} %",
         "own imports inside functions": str(sum(len(list(late_imports(tree))) for tree in trees.values())),
         "`# fmt: skip`": str(sum(text.count("# fmt: skip") for text in texts.values())),
@@ -100,6 +108,17 @@ def profile(checkout: Path, program: str, *words: str) -> list[str]:
     """What the program prints in the checkout, by line."""
     command = [sys.executable, "-c", _PROFILE + program, str(checkout.resolve()), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def is_participle(name: str) -> bool:
+    """Whether a function's name is one participle: `tested` says neither what is done nor what comes back.
+
+    >>> [is_participle(name) for name in ("_tested", "drawn", "split_tested", "read", "need", "reading")]
+    [True, True, False, False, False, False]
+    """
+    word = name.strip("_")
+    ends = word.endswith(("ed", "ing")) and len(word) > 4 and word not in OTHER_WORDS and not word.endswith("eed")
+    return "_" not in word and (ends or word in IRREGULAR)
 
 
 def lines(function: Function) -> int:

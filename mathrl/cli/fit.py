@@ -191,16 +191,16 @@ def judge_lengths(params: Params, stages: Sequence[str], typed: Sequence[str]) -
 
     if not is_judged(params):
         return [], []
-    judged = known_lengths.judge_lengths(params, stages, typed, _curated(params))
+    judged = known_lengths.judge_lengths(params, stages, typed, _known_splits(params))
     return judged.refused, judged.warned
 
 
 def data_tokens(params: Params) -> DataTokens | None:
     """Tokens of the prompts and solutions that rl would have; None where they cannot be known."""
-    return known_lengths.data_tokens(params, _curated(params)) if params.model.base.type == "pretrained" else None
+    return known_lengths.data_tokens(params, _known_splits(params)) if params.model.base.type == "pretrained" else None
 
 
-def _curated(params: Params) -> Path | None:
+def _known_splits(params: Params) -> Path | None:
     """The curated splits of the checkout, if `curate` with these parameters would have nothing to do."""
     from mathrl.tasks.lengths import curated_splits
 

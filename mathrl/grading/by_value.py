@@ -458,10 +458,10 @@ def _roots(powers: list[float]) -> list[float]:
     turning = sorted(_roots([i * power for i, power in enumerate(powers)][1:]))
     bound = 1 + max(abs(power / powers[-1]) for power in powers)
     ends = [-bound, *turning, bound]
-    return turning + [_crossing(value, low, high) for low, high in pairwise(ends) if value(low) * value(high) < 0]
+    return turning + [_find_crossing(value, low, high) for low, high in pairwise(ends) if value(low) * value(high) < 0]
 
 
-def _crossing(value: Callable[[float], float], low: float, high: float) -> float:
+def _find_crossing(value: Callable[[float], float], low: float, high: float) -> float:
     positive = value(high) > 0
     for _ in range(40):
         middle = (low + high) / 2
@@ -487,7 +487,7 @@ def _search_breaks(line: Node, name: str, breaks: list[float]) -> list[float]:
         if len(places) == _MAX_BREAKS:
             break
         if values[i] * values[i + 1] < 0:
-            places.append(_crossing(value, low, high))
+            places.append(_find_crossing(value, low, high))
         elif i and abs(values[i - 1]) > abs(values[i]) <= abs(values[i + 1]) and values[i - 1] * values[i] >= 0:
             places.append(_smallest(value, grid[i - 1], high))
     return places

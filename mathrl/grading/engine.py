@@ -199,7 +199,7 @@ def refusal(answer: str, truth: str) -> str | None:
     for text in (answer, truth):
         if len(text) > MAX_LENGTH:
             return "too long"
-        depth = _nesting(text)
+        depth = _bracket_depth(text)
         if depth is None:
             return "unbalanced brackets"
         if depth > MAX_NESTING:
@@ -220,7 +220,7 @@ def refusal(answer: str, truth: str) -> str | None:
     return None
 
 
-def _nesting(text: str) -> int | None:
+def _bracket_depth(text: str) -> int | None:
     """How deep brackets go, or None where they do not balance (of whatever kind: [1, 2) is an interval)."""
     depth = deepest = 0
     for char in text:

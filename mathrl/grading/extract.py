@@ -307,7 +307,7 @@ _NOT_BEHIND = re.compile(r",\s+not\s[^.\n]*")
 _CLAUSE = re.compile(r"(?<=[.!?;:,])\s+|[。！？；，\n]|\b(?:so|therefore|thus|hence)\b", re.IGNORECASE)
 
 
-def _undenied(text: str) -> str | None:
+def _last_claim(text: str) -> str | None:
     """The text up to its last claim: without "not 4" behind a comma; None where the last clause denies its number."""
     clauses = [clause for clause in _CLAUSE.split(text[-400:]) if clause and _NUMBER.search(clause)]
     for n, clause in enumerate(reversed(clauses)):
@@ -324,7 +324,7 @@ def _unmarked_answer(text: str) -> Extraction:
     if not text:
         return NOTHING
     if _NEGATED.search(text[-400:]) and prose_words(text[-400:]) > 1:
-        claim = _undenied(text)
+        claim = _last_claim(text)
         if claim is None:
             return NOTHING
         text = claim.strip()

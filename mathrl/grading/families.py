@@ -62,7 +62,7 @@ def is_family(node: Node) -> bool:
     if node.kind == "list":
         if _congruences(node) is not None:
             return True
-        return any(_domain_clause(part) is not None for part in _clauses(node)) or _counted(node.args[0]) is not None
+        return any(_domain_clause(part) is not None for part in _clauses(node)) or _counter(node.args[0]) is not None
     if node.kind == "rel":
         return _congruences(node) is not None
     return (domain_of(node) or "") in INTEGERS
@@ -123,7 +123,7 @@ def _clauses(node: Node) -> list[Node]:
     return clauses
 
 
-def _counted(clauses: Sequence[Node]) -> tuple[int, str, str] | None:
+def _counter(clauses: Sequence[Node]) -> tuple[int, str, str] | None:
     """Where k = 0, 1, 2, … begins among the clauses, the name, and the domain."""
     if len(clauses) < 3 or clauses[-1].kind != "ellipsis":
         return None
@@ -155,7 +155,7 @@ def read_family(node: Node) -> Family | None:
         return None
     clauses = _clauses(node)
     domains: dict[str, str] = {}
-    counted = _counted(clauses)
+    counted = _counter(clauses)
     if counted is not None:
         clauses, domains[counted[1]] = clauses[: counted[0]], counted[2]
     values: list[Node] = []
@@ -173,10 +173,10 @@ def read_family(node: Node) -> Family | None:
         elif clause.kind != "sym":
             waiting = []
         (conditions if _is_condition(clause, bool(values)) else values).append(clause)
-    used = frozenset[str]().union(*map(symbols, (*map(_assigned, values), *conditions)))
+    used = frozenset[str]().union(*map(symbols, (*map(_assigned_value, values), *conditions)))
     if not domains or not values or not domains.keys() <= used:
         return None
-    return _bounded(tuple(map(_assigned, values)), domains, conditions)._replace(subject=_subject(values))
+    return _bound_family(tuple(map(_assigned_value, values)), domains, conditions)._replace(subject=_subject(values))
 
 
 def _subject(clauses: Sequence[Node]) -> str:
@@ -193,7 +193,7 @@ def _is_condition(clause: Node, after_values: bool) -> bool:
     return clause.kind == "rel" and (clause.args[0] != ("=",) or clause.args[1][0].kind != "sym") and after_values
 
 
-def _assigned(value: Node) -> Node:
+def _assigned_value(value: Node) -> Node:
     return value.args[1][1] if value.kind == "rel" and value.args[0] == ("=",) else value  # type: ignore[no-any-return]
 
 
@@ -253,10 +253,10 @@ def _read_builder(node: Node) -> Family | None:
                 break
     for name in sorted(symbols(pattern)):
         domains.setdefault(name, "")
-    return _bounded((pattern,), domains, conditions)
+    return _bound_family((pattern,), domains, conditions)
 
 
-def _bounded(values: tuple[Node, ...], domains: dict[str, str], conditions: list[Node]) -> Family:
+def _bound_family(values: tuple[Node, ...], domains: dict[str, str], conditions: list[Node]) -> Family:
     """With k >= 0 and k > 0 of integers as domains of their own."""
     kept = []
     for clause in conditions:
@@ -275,7 +275,7 @@ def _bounded(values: tuple[Node, ...], domains: dict[str, str], conditions: list
 def _with_domains_of(family: Family, node: Node) -> Family | None:
     """An answer that leaves the domain out, read with the other's: 2k+1 beside 2k+1, k in Z."""
     clauses = node.args[0] if node.kind == "list" else (node,)
-    values = tuple(map(_assigned, clauses))
+    values = tuple(map(_assigned_value, clauses))
     names = frozenset[str]().union(*map(symbols, values))
     bound = [name for name in family.domains if name in names] or sorted(names & INTEGER_NAMES)
     if family.conditions or len(bound) != len(family.domains) or not all(map(_is_value, values)):
@@ -307,12 +307,12 @@ def _same_parts(first: Family, second: Family, same: Same) -> bool:
         renamed = {other: sym(name) for name, other in zip(naming, others, strict=True)}
         values = [substitute(value, renamed) for value in second.values]
         conditions = [substitute(clause, renamed) for clause in second.conditions]
-        if _matched(first.values, values, same) and _matched(first.conditions, conditions, same):
+        if _match_all(first.values, values, same) and _match_all(first.conditions, conditions, same):
             return True
     return False
 
 
-def _matched(left: Sequence[Node], right: Sequence[Node], same: Same) -> bool:
+def _match_all(left: Sequence[Node], right: Sequence[Node], same: Same) -> bool:
     unmatched = list(right)
     for part in left:
         found = next((i for i, other in enumerate(unmatched) if key(part) == key(other) or same(part, other)), None)
@@ -334,7 +334,7 @@ def _same_periods(truth: Node, answer: Node) -> bool | None:
     for node in (truth, answer):
         names = symbols(node)
         clauses = node.args[0] if node.kind == "list" else (node,)
-        values = tuple(map(_assigned, clauses))
+        values = tuple(map(_assigned_value, clauses))
         names = frozenset[str]().union(*map(symbols, values))
         if len(names) != 1 or not names <= INTEGER_NAMES or not all(map(is_expression, values)):
             return None
@@ -368,7 +368,7 @@ def _branches(value: Node, name: str) -> Iterator[Node]:
     """Both signs of plus-minus; and of (-1)^k, the even and the odd k."""
     if "pm" in kinds(value):
         for minus in (False, True):
-            yield from _branches(_signed(value, minus), name)
+            yield from _branches(_with_sign(value, minus), name)
     elif "pow" in kinds(value) and name in _exponent_names(value):
         for odd in (0, 1):
             twice = Node("add", ((Node("mul", ((num(2), sym(name)),)), num(odd)),))
@@ -385,13 +385,13 @@ def _exponent_names(node: Node) -> frozenset[str]:
     return names.union(*(_exponent_names(part) for part in parts if isinstance(part, Node)))
 
 
-def _signed(node: Node, minus: bool) -> Node:
+def _with_sign(node: Node, minus: bool) -> Node:
     if node.kind == "pm":
         return neg(node.args[1]) if minus == (node.args[0] == "pm") else node.args[1]
     args = (
-        _signed(arg, minus)
+        _with_sign(arg, minus)
         if isinstance(arg, Node)
-        else tuple(_signed(part, minus) if isinstance(part, Node) else part for part in arg)
+        else tuple(_with_sign(part, minus) if isinstance(part, Node) else part for part in arg)
         if isinstance(arg, tuple)
         else arg
         for arg in node.args
@@ -516,4 +516,4 @@ def _finite_members(family: Family, node: Node, same: Same) -> bool | None:
         return False
     if any(abs(member) > _WINDOW // 2 - 2 * _MODERATE for member in members):
         return False
-    return _matched([num(member) for member in sorted(members)], list(dict.fromkeys(listed)), same)
+    return _match_all([num(member) for member in sorted(members)], list(dict.fromkeys(listed)), same)

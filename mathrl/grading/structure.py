@@ -47,7 +47,7 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     if verdict is not None:
         return verdict
     if truth.kind == answer.kind and truth.kind in ("union", "inter"):
-        return _in_any_order(_united(truth, truth.kind), _united(answer, truth.kind))
+        return _in_any_order(_parts_of_union(truth, truth.kind), _parts_of_union(answer, truth.kind))
     if truth.kind in _SETS or answer.kind in _SETS:
         counterpart = answer if truth.kind in _SETS else truth
         if is_expression(counterpart) or counterpart.kind == "matrix":
@@ -69,9 +69,9 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     return same_scalar(truth, answer)
 
 
-def _united(node: Node, kind: str) -> list[Node]:
+def _parts_of_union(node: Node, kind: str) -> list[Node]:
     """The sets of a union, or of an intersection, of several."""
-    return [part for arg in node.args for part in _united(arg, kind)] if node.kind == kind else [node]
+    return [part for arg in node.args for part in _parts_of_union(arg, kind)] if node.kind == kind else [node]
 
 
 def _label_of_list(node: Node) -> str:

@@ -32,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "rl.yaml").write_text("# by hand\nema: null\noptimizer: {type: adamw, lr: 3.0e-6}  # of the paper\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mathrl.cli.fit.main_checkout", lambda: tmp_path)
-    monkeypatch.setattr("mathrl.cli.fit._curated_splits", lambda *_: None)
+    monkeypatch.setattr("mathrl.cli.fit._known_splits", lambda *_: None)
     return tmp_path
 
 
