@@ -48,7 +48,7 @@ IMPORTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynam
            "alembic.command", "pyarrow.parquet", "transformers.models.qwen2.modeling_qwen2",
            "mathrl.tracking.mirror", "mathrl.stages.curate", "mathrl.stages.sft", "mathrl.stages.difficulty",
            "mathrl.stages.mix", "mathrl.stages.rl", "mathrl.stages.evaluate", "mathrl.stages.register",
-           "mathrl.cli.run", "mathrl.cli.known_lengths")  # fmt: skip
+           "mathrl.cli.run")  # fmt: skip
 # The upper floors, which no other room imports: they import Prefect, look at a project, and some are replaced by tests.
 NOT_KEPT = ("mathrl.api", "mathrl.cli", "mathrl.flows", "mathrl.tasks", "mathrl.stages")
 ROOT = Path(__file__).parents[1]
