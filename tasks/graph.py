@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.params.load import parse_yaml
-from mathrl.tasks.repro import Repro, run_to_end
+from mathrl.tasks.repro import Repro, end_with_block
 
 PIPELINE = "dvc.yaml"
 Show = Callable[[str], None]
@@ -69,7 +69,9 @@ class Graph:
 
 def follow_each(graph: Graph, env: Mapping[str, str], show: Show, follow: Callable[[str, Repro], Any]) -> None:
     """One `dvc repro` of the graph; `follow` is called with each step as DVC comes to it, and waits for its end."""
-    with run_to_end(Repro(graph.folder, graph.name, dict(env), show, single=graph.alone, force=graph.alone)) as repro:
+    with end_with_block(
+        Repro(graph.folder, graph.name, dict(env), show, single=graph.alone, force=graph.alone)
+    ) as repro:
         while (step := repro.next_stage()) is not None:
             follow(step, repro)
         repro.finish(graph.target or graph.file)

@@ -369,7 +369,7 @@ def remove_if_half_written(workspace: Path, file: str, show: Callable[[str], Non
 
 
 @contextmanager
-def run_to_end(repro: Repro) -> Iterator[Repro]:
+def end_with_block(repro: Repro) -> Iterator[Repro]:
     """End the child when the block ends: on success, a stage's failure, cancellation.
 
     If anything else fails (e.g. the Prefect server is gone), let the stages finish first, so their outputs are kept.

@@ -24,7 +24,7 @@ from mathrl.core.gpus import gpu_count
 from mathrl.tasks.concurrency import slot
 from mathrl.tasks.graph import Graph, Show, follow_each, needed_steps
 from mathrl.tasks.live_progress import LiveProgress
-from mathrl.tasks.repro import ADVICE, Preempted, Repro, remove_if_half_written, run_to_end
+from mathrl.tasks.repro import ADVICE, Preempted, Repro, end_with_block, remove_if_half_written
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 # The number of restarts of a step that was stopped from outside, and the seconds before each.
@@ -160,7 +160,7 @@ class AtOnce:
                         raise UserError(f"{step}: not started, because the run is ending")
                     repro = Repro(self.graph.folder, name, env, show, single=True, wait_for_lock=True)
                     self.live.add(repro)
-                with run_to_end(repro):
+                with end_with_block(repro):
                     yield repro, progress
                     repro.finish(step)
         finally:

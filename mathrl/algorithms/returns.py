@@ -80,7 +80,7 @@ def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, la
 def pad(values_N: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:
     """[N] → [S, L] with zeros on the right, and the mask of the tokens; L is at least 1.
 
-    >>> padded(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2]))[0]
+    >>> pad(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 2]))[0]
     tensor([[1., 0.],
             [2., 3.]])
     """

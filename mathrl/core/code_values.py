@@ -277,7 +277,7 @@ def _facts(content: bytes) -> tuple[str, dict[str, list[str]]]:
 
 def _bound_name(alias: ast.alias) -> str:
     """
-    >>> _bound(ast.alias("floor")), _bound(ast.alias("numpy", "np"))
+    >>> _bound_name(ast.alias("floor")), _bound_name(ast.alias("numpy", "np"))
     ('floor', 'numpy as np')
     """
     return f"{alias.name} as {alias.asname}" if alias.asname else alias.name

@@ -125,7 +125,7 @@ def _drafts(
 def renumber(question: str, rng: random.Random) -> str:
     """The question with each number replaced by another with as many digits; equal numbers stay equal.
 
-    >>> renumbered("12 and 12 plus 3.5", random.Random(0))
+    >>> renumber("12 and 12 plus 3.5", random.Random(0))
     '76 and 76 plus 9.7'
     """
     new: dict[str, str] = {}
@@ -147,7 +147,7 @@ def _digit(number: str, place: int, rng: random.Random) -> str:
 def reword(question: str, rng: random.Random) -> str:
     """The question with phrases of the task and names of people exchanged, as far as it has any that are known.
 
-    >>> reworded("What is 7+5?", random.Random(1))
+    >>> reword("What is 7+5?", random.Random(1))
     'Find 7+5?'
     """
     text = PHRASE.sub(lambda match: rng.choice([other for other in GROUP_OF[match[0]] if other != match[0]]), question)

@@ -167,7 +167,7 @@ def scale_scores(scores: torch.Tensor, scale: str, config: Any) -> torch.Tensor:
     """Scores as rewards. A process reward model's are logits already: sigmoid leaves their zero where it is.
 
     >>> class Config: reward_mean, reward_std = 1.0, 2.0
-    >>> scaled(torch.tensor([1.0, 3.0]), "standard", Config)
+    >>> scale_scores(torch.tensor([1.0, 3.0]), "standard", Config)
     tensor([0., 1.])
     """
     if scale == "raw":

@@ -16,7 +16,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.guard import is_alive
 from mathrl.params.load import dump_yaml
 from mathrl.tasks.graph import last_maker, needed_steps
-from mathrl.tasks.repro import Repro, run_to_end, stages_up_to_date, was_stopped
+from mathrl.tasks.repro import Repro, end_with_block, stages_up_to_date, was_stopped
 from mathrl.tasks.runner import places_for, side_by_side
 
 Checkout = Any
@@ -102,7 +102,7 @@ def test_a_dvc_of_somebody_else_is_named(checkout: Checkout, tmp_path: Path) -> 
             time.sleep(0.1)
         repro = Repro(checkout.folder, "side/dvc.yaml", dict(checkout.env), lambda text: None)
         with (
-            run_to_end(repro),
+            end_with_block(repro),
             pytest.raises(UserError, match=r"is in use by process \d+ \(.*repro side/dvc.yaml\): wait"),
         ):
             repro.follow("slow")

@@ -14,7 +14,7 @@ import pytest
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
 from mathrl.tasks.live_progress import Console
-from mathrl.tasks.repro import Preempted, Repro, run_to_end
+from mathrl.tasks.repro import Preempted, Repro, end_with_block
 
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"
@@ -143,7 +143,7 @@ def test_a_lock_file_that_a_kill_left_half_written_is_written_anew(tmp_path: Pat
     whole = lock.read_text()
     lock.write_text(whole[:cut])
     shown: list[str] = []
-    with run_to_end(Repro(tmp_path, "one", env, shown.append)) as repro:
+    with end_with_block(Repro(tmp_path, "one", env, shown.append)) as repro:
         repro.follow("one")
         repro.finish("one")
     assert lock.read_text() == whole and "dvc.lock was half written" in shown[0]

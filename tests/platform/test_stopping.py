@@ -233,14 +233,14 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
 BESIDE = """
 import sys
 from pathlib import Path
-from mathrl.tasks.repro import Repro, environment, running
+from mathrl.tasks.repro import Repro, end_with_block, environment
 def show(text):
     sys.stderr.write(text)
     if "difficulty stands in" in text:
         begun.set()
 import threading
 begun = threading.Event()
-with running(Repro(Path.cwd(), "mix", environment(Path.cwd()), show)):
+with end_with_block(Repro(Path.cwd(), "mix", environment(Path.cwd()), show)):
     begun.wait(60)
     raise RuntimeError("a server that does not answer")
 """

@@ -17,13 +17,13 @@ CONTENDER = """
 import os, sys, time
 from pathlib import Path
 from mathrl.core.errors import UserError
-from mathrl.stages.stage_run import _locked
+from mathrl.stages.stage_run import _hold_lock
 
 state, held = Path(sys.argv[1]), 0
 deadline = time.monotonic() + 600
 while held < 40 and time.monotonic() < deadline:
     try:
-        with _locked(state, "rl"):
+        with _hold_lock(state, "rl"):
             os.close(os.open(state.with_name("inside"), os.O_CREAT | os.O_EXCL))  # fails if another is inside
             held += 1
             os.unlink(state.with_name("inside"))
@@ -52,8 +52,8 @@ def test_a_lock_is_released_and_gone_after_an_error_and_a_stale_one_hinders_nobo
 
 
 def test_a_flow_that_waited_for_another_ends_with_75_and_leaves_no_lock(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from mathrl.stages.stage_run import _locked\n"
-    code += "with _locked(Path(sys.argv[1]), 'rl'): sys.exit(9)"
+    code = "import sys; from pathlib import Path; from mathrl.stages.stage_run import _hold_lock\n"
+    code += "with _hold_lock(Path(sys.argv[1]), 'rl'): sys.exit(9)"
     with _hold_lock(tmp_path / "rl-77aa", "rl"):
         flow = subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path / "rl-77aa")],
