@@ -269,7 +269,7 @@ def _data(name: str, folder: Path, files: Mapping[str, Path]) -> Layer:
 
 def _split_weight(part: str, whole: str) -> tuple[str, float | None]:
     """
-    >>> _weighted("gsm8k:0.7", ""), _weighted("math", "")
+    >>> _split_weight("gsm8k:0.7", ""), _split_weight("math", "")
     (('gsm8k', 0.7), ('math', None))
     """
     name, colon, weight = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "")

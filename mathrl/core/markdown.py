@@ -52,7 +52,7 @@ def code(text: str, most: int | None = None) -> str:
 def code_block(text: str) -> str:
     """The text as a block of code.
 
-    >>> print(fenced("1 + 1"))
+    >>> print(code_block("1 + 1"))
     ```text
     1 + 1
     ```

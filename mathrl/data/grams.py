@@ -139,7 +139,7 @@ def exact_key(text: str) -> int:
 def fold(text: str) -> str:
     r"""The text in lower case and Unicode's form NFKC, with letters that look like Latin ones as these.
 
-    >>> folded("Ｗhаt Аre α and a?")  # full-width, and а and А of Cyrillic
+    >>> fold("Ｗhаt Аre α and a?")  # full-width, and а and А of Cyrillic
     'what are α and a?'
     """
     text = unicodedata.normalize("NFKC", text)

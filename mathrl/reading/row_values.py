@@ -55,7 +55,7 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
 def is_blank(text: str) -> bool:
     r"""Whether a text shows nothing.
 
-    >>> is_blank(" \\n\u200b"), is_blank("\u200bx")
+    >>> is_blank(" \n\u200b"), is_blank("\u200bx")
     (True, False)
     """
     return _VISIBLE.search(text) is None

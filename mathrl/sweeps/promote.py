@@ -62,7 +62,7 @@ _AsWritten.add_representer(type(None), lambda to, value: to.represent_scalar("ta
 def edit_yaml(text: str, changes: Mapping[str, Any], where: str) -> str:
     """YAML text with dotted keys set, all else unchanged.
 
-    >>> edited("# why\\nlr: 1.0e-3  # high\\n", {"lr": 0.002}, "rl.yaml")
+    >>> edit_yaml("# why\\nlr: 1.0e-3  # high\\n", {"lr": 0.002}, "rl.yaml")
     '# why\\nlr: 0.002   # high\\n'
 
     Raises:

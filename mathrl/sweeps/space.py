@@ -146,7 +146,9 @@ def values_of(space: Space, drawn: Mapping[str, Any], present: Mapping[str, Any]
 
 
 def override(key: str, value: Any) -> str:
-    """>>> override("rl.optimizer.lr", 3e-05)
+    """The override that sets the key.
+
+    >>> override("rl.optimizer.lr", 3e-05)
     'rl.optimizer.lr=3e-05'
     >>> override("rl.advantage", "rloo")
     'rl.advantage.type=rloo'

@@ -30,7 +30,9 @@ def model_paths(paths: Mapping[str, str]) -> dict[str, str]:
 
 
 def model_name(path: str) -> str:
-    """>>> model_name("models/rl"), model_name("pipelines/recipes/study/grpo-s0/model")
+    """The name by which a model folder is known.
+
+    >>> model_name("models/rl"), model_name("pipelines/recipes/study/grpo-s0/model")
     ('rl', 'study-grpo-s0')
     """
     words = path.removeprefix("models/").removeprefix("pipelines/recipes/").removesuffix("/model")
