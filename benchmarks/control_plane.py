@@ -49,7 +49,7 @@ from mathrl.grading import Verdict  # noqa: E402
 from mathrl.learners.distributed import Ranks  # noqa: E402
 from mathrl.learners.micro_batches import own_micro_batches  # noqa: E402
 from mathrl.models.packing import pack  # noqa: E402
-from mathrl.models.prepared import Kernel  # noqa: E402
+from mathrl.models.prepared import Kernel, Prepared, compute_as  # noqa: E402
 from mathrl.params.rollout import Rollout  # noqa: E402
 from mathrl.params.run import Prompt  # noqa: E402
 from mathrl.params.train import Rl  # noqa: E402
@@ -105,7 +105,8 @@ class Packs:
 
     def __init__(self, ranks: Ranks, clock: Clock) -> None:
         self.ranks, self.clock, self.packed = ranks, clock, 0
-        self.model = SimpleNamespace(_kernel=KERNEL)
+        self.model = torch.nn.Module()
+        compute_as(self.model, Prepared(packed=True, kernel=KERNEL))
 
     def micro_batches(self, sizes: Any, tokens: int, chosen: Any = None) -> Iterator[tuple[list[int], float]]:
         yield from ((micro, 1.0) for micro in own_micro_batches(sizes, tokens, self.ranks, chosen))

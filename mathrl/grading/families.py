@@ -327,8 +327,13 @@ _Pair = tuple[Fraction, Fraction]
 
 
 def _same_periods(truth: Node, answer: Node) -> bool | None:
-    r"""True for pi/2 + k pi and -pi/2 + n pi: a lone integer name beside pi needs no domain. Else None."""
+    r"""True for pi/2 + k pi and -pi/2 + n pi: a lone k that counts half turns needs no domain. Else None.
+
+    Any other lone name is a quantity, as in (n - 2) pi, unless the accepted answer says what it solves: x = n pi.
+    """
     if not ("const:pi" in kinds(truth) or "degree" in kinds(truth)):
+        return None
+    if symbols(truth) != {"k"} and "rel" not in kinds(truth):
         return None
     families = []
     for node in (truth, answer):
@@ -340,7 +345,7 @@ def _same_periods(truth: Node, answer: Node) -> bool | None:
             return None
         families.append(Family(values, dict.fromkeys(names, "Z"), ()))
     progressions, others = map(_progressions, families)
-    if progressions is None or others is None:
+    if progressions is None or others is None or any(step[0] for step, _ in progressions + others):
         return None
     return _same_progressions(progressions, others) or None
 

@@ -386,10 +386,11 @@ def dropped_groups(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | N
 RED = (collapse, kl, mismatch, stale_sampler, importance)
 YELLOW = (
     *(entropy, length, repetition, no_success, flat, spikes),
-    *(zero_variance, truncated_responses, critic, reward_parts, timeouts, dropped_groups),
+    *(zero_variance, critic, reward_parts, timeouts, dropped_groups),
 )
 RULES = (
     Rule("loss", "red", loss, needs_rl=False),  # type: ignore[arg-type]
     *(Rule(rule.__name__, "red", rule) for rule in RED),
     *(Rule(rule.__name__, "yellow", rule) for rule in YELLOW),
+    Rule("truncated", "yellow", truncated_responses),
 )

@@ -146,7 +146,7 @@ def smallest(sizes: Sequence[int]) -> list[int]:
 def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
     """Item numbers in `parts` lists of nearly equal total size: the largest first, each to the lightest.
 
-    >>> balanced([5, 1, 4, 2], 2)
+    >>> balance([5, 1, 4, 2], 2)
     [[0, 1], [2, 3]]
     """
     shares: list[list[int]] = [[] for _ in range(parts)]
@@ -161,7 +161,7 @@ def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
 def fill(items: Sequence[Item], sizes: Sequence[int], budget: int) -> list[list[Item]]:
     """Consecutive items in lists of at most `budget` in size; a larger item stands alone.
 
-    >>> filled("abcd", [3, 3, 9, 1], 6)
+    >>> fill("abcd", [3, 3, 9, 1], 6)
     [['a', 'b'], ['c'], ['d']]
     """
     lists: list[list[Item]] = []

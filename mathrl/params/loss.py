@@ -86,13 +86,13 @@ class _Dppo(_Loss):
 
 
 class DppoTv(_Dppo):
-    """DPPO: no loss where a token's probability moved further than a bound of the total variation."""
+    """DPPO: no loss on tokens whose probability moved further than a bound of the total variation."""
 
     type: Literal["dppo_tv"] = "dppo_tv"
 
 
 class DppoKl(_Dppo):
-    """DPPO: no loss where a token's probability moved further than a bound of the binary KL."""
+    """DPPO: no loss on tokens whose probability moved further than a bound of the binary KL."""
 
     type: Literal["dppo_kl"] = "dppo_kl"
 

@@ -14,13 +14,16 @@ A second grader on a sample of the responses; its rate of disagreement with the 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Protocol
 
+from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import hash_text
 from mathrl.core.statistics import sum_in_order
@@ -34,12 +37,30 @@ SETTLED = ("different numbers", "words where mathematics was expected", "no opti
 MODEL_RULE = "model"  # ends the rule of a verdict that the model gave: "boxed; model"
 
 
-MOST_CASES = 1000  # kept until they are taken
+MOST_CASES = 1000  # per process
 
 
-def _case(verdict: Verdict, truths: tuple[str, ...], right: bool) -> dict[str, Any]:
-    response = f"\\boxed{{{verdict.extracted}}}"
-    return {"response": response, "ground_truth": list(truths), "right": right, "source": f"judge: {verdict.reason}"}
+class OverruledCases:
+    """What a judge overrules, once each, as rows of a file of labelled cases (`mathrl runs audit --cases`).
+
+    In a stage they are in judge_cases.jsonl of its record, of another rank than the first in judge_cases-RANK.jsonl.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        name = f"judge_cases-{rank()}.jsonl" if rank() else "judge_cases.jsonl"
+        self.file = Path(record) / name if (record := Variable.RECORD.get()) else None
+
+    def add(self, verdict: Verdict, truths: tuple[str, ...], right: bool) -> None:
+        """Keep the verdict that was overruled, with its reason, and what the judge says; a thousand at most."""
+        response, source = f"\\boxed{{{verdict.extracted}}}", f"judge: {verdict.reason}"
+        row = {"response": response, "ground_truth": list(truths), "right": right, "source": source}
+        if row in self.rows or len(self.rows) == MOST_CASES:
+            return
+        self.rows.append(row)
+        if self.file is not None:
+            with self.file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 class Cascade:
@@ -51,7 +72,7 @@ class Cascade:
         self.asked, self.on_failure = params.asked, params.on_failure
         self._tiers: Counter[str] = Counter()
         self._overruled = 0
-        self._cases: list[dict[str, Any]] = []
+        self.cases = OverruledCases()
 
     def decide(self, verdicts: Sequence[Verdict], truths: Sequence[str | tuple[str, ...]]) -> list[Verdict]:
         """The final verdicts, in order.
@@ -75,15 +96,10 @@ class Cascade:
         final = list(verdicts)
         for n in asked:
             final[n] = self._merge_judgements(verdicts[n], [next(judged) for _ in accepted[n]])
-            if final[n].correct != verdicts[n].correct and len(self._cases) < MOST_CASES:
-                self._cases.append(_case(verdicts[n], accepted[n], final[n].correct))
+            if final[n].correct != verdicts[n].correct:
+                self.cases.add(verdicts[n], accepted[n], final[n].correct)
         self._tiers["rule"] += len(verdicts) - len(asked)
         return final
-
-    def take_cases(self) -> list[dict[str, Any]]:
-        """What the model overruled since the last call, as rows of cases for `mathrl.reports.audit.add_cases`."""
-        cases, self._cases = self._cases, []
-        return cases
 
     def _is_open(self, verdict: Verdict, truths: tuple[str, ...]) -> bool:
         """Whether the model is asked. A Countdown has one rule and no accepted answer to compare with."""

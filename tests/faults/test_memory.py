@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +67,7 @@ def test_parts_beside_the_update_are_named(small: Any, monkeypatch: pytest.Monke
 
     model, sampler = small.policy()
     with monkeypatch.context() as patched:
-        patched.setattr("mathrl.trainers.open_rl.copy", SimpleNamespace(deepcopy=full))
+        patched.setattr("mathrl.trainers.open_rl.copy_model", full)
         with pytest.raises(OutOfMemory, match=r"reference's weights .* set rl\.lora, or rl\.kl to null"):
             small.run(Rl(steps=1, kl={"coef": 0.1}))
     with monkeypatch.context() as patched:

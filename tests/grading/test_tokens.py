@@ -29,7 +29,7 @@ CLASSES = [
     [r"\cdot", r"\times"],
 ]
 WORDS = ["odd", "even", "north", "less", "wrong", "squared", "negative", "apples", "kg", "euros", "not", "per"]
-# Tokens that may stand for one another, with the rule of docs/grading.md that says so.
+# Tokens that may stand for one another, with the rule of docs/explanation/grading.md that says so.
 EQUIVALENT = [
     {r"\cdot", r"\times"},  # one product of numbers
     {"+", "-"},  # -0, and both roots of plus-minus

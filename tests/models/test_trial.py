@@ -222,7 +222,7 @@ def test_code_that_cannot_be_narrow_is_tried_at_full_width() -> None:
     model.__class__ = OneWidth
     assert architecture_trial(model).sampling == "packed"
     model.config.intermediate_size = 99
-    del model.__dict__["_trial"]
+    compute_as(model, None)
     assert "100 alone" in architecture_trial(model).refused
 
 

@@ -5,11 +5,14 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_jsonl
 from mathrl.grading import grade
 from mathrl.params.run import Reward
 from mathrl.rewards import RewardInput, build_reward
@@ -95,20 +98,25 @@ def reward_of(judge: Judge, **options: Any) -> Any:
     return build_reward({"model_verifier": {"endpoint": judge.url, "model": "m", **options}})
 
 
-def test_the_judge_sees_what_decided_and_what_it_overrules_becomes_a_case(serve: Any) -> None:
+def test_the_judge_sees_what_decided_and_what_it_overrules_becomes_a_case(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(Variable.RECORD, str(tmp_path))
     judge = serve(lambda first, second: word("7" in first and "7" in second))
     cascade = reward_of(judge).cascade
-    verdicts = [grade(f"\\boxed{{7 \\text{{ {words}}}}}", "7 \\text{ odd}") for words in ("even", "at most")]
+    truth = "7 \\text{ odd}"
+    verdicts = [grade(f"\\boxed{{7 \\text{{ {words}}}}}", truth) for words in ("even", "at most", "even", "odd")]
     assert verdicts[0].reason == "other words: odd / even"
-    assert [verdict.correct for verdict in cascade.decide(verdicts, ["7 \\text{ odd}"] * 2)] == [True, True]
+    assert [verdict.correct for verdict in cascade.decide(verdicts, [truth] * 4)] == [True] * 4
     assert any(json.dumps("other words: odd / even") in question for question in judge.questions)
-    assert cascade.take_cases()[0] == {
+    rows = list(read_jsonl(tmp_path / "judge_cases.jsonl"))
+    assert rows == cascade.cases.rows and len(rows) == 2, "one that is seen twice, or is not overruled, is no new case"
+    assert rows[0] == {
         "response": "\\boxed{7 \\text{ even}}",
         "ground_truth": ["7 \\text{ odd}"],
         "right": True,
         "source": "judge: other words: odd / even",
     }
-    assert cascade.take_cases() == []
 
 
 def test_rules_decide_first_and_the_model_decides_what_they_refuse(serve: Any) -> None:

@@ -18,7 +18,6 @@ from mathrl.models.weights import folder_weights, full_weights, with_head, write
 from mathrl.params.optimizer import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model
-from mathrl.rollout import vllm_engine
 from mathrl.rollout.engine import Sampling, SyncedEngine, canary_tolerance, request_seeds
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
@@ -107,7 +106,7 @@ def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_vllm_missing_and_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_engine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="not installed: `make engines` installs it; or"):
         check_vllm()
     check_length([8, 7], 8)

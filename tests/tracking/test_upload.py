@@ -6,9 +6,9 @@ import pytest
 
 from mathrl.cli.ui import _store
 from mathrl.core.errors import UserError, without_logins
-from mathrl.core.paths import tracking_uri
+from mathrl.core.paths import tracking_uri, without_password
 from mathrl.sweeps.storage import _url
-from mathrl.tracking.client import check_answers, connect, shown
+from mathrl.tracking.client import check_answers, connect
 from mathrl.tracking.upload import flatten
 
 
@@ -24,7 +24,7 @@ def test_nested_parameters_become_dotted_names_with_json_values() -> None:
 
 
 def test_a_password_is_never_shown() -> None:
-    assert shown("https://me:secret@host:5000/x") == "https://host:5000/x"
+    assert without_password("https://me:secret@host:5000/x") == "https://host:5000/x"
     with pytest.raises(UserError) as caught:
         check_answers("http://me:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)

@@ -14,8 +14,8 @@ from tokenizers.decoders import Metaspace
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from mathrl.core.errors import OutOfMemory
 from mathrl.core.hashing import digest_path
-from mathrl.core.out_of_memory import OutOfMemory
 from mathrl.core.types import Completion, Graded, Problem, ToolCall
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
