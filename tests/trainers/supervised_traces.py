@@ -143,7 +143,9 @@ def trace(name: str) -> dict[str, Any]:
         steps = sorted(path.name for path in (Path(folder) / "checkpoints").iterdir())
     tensors = [(".lora_" in name, weight.detach().flatten().double()) for name, weight in model.named_parameters()]
     moved = torch.cat([weight for adapter, weight in tensors if not adapter]) - start
-    moved[torch.cat([is_noise(name, weight) for name, weight in model.named_parameters() if ".lora_" not in name])] = 0.0
+    moved[torch.cat([is_noise(name, weight) for name, weight in model.named_parameters() if ".lora_" not in name])] = (
+        0.0
+    )
     moved = torch.cat([moved, *(weight for adapter, weight in tensors if adapter)])
     places = torch.arange(len(moved), dtype=torch.float64)
     return {
