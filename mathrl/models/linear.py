@@ -9,6 +9,7 @@ Shapes: ... any; I inputs, O outputs of a layer, or of several side by side.
 """
 
 import copy
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,6 +80,29 @@ def siblings(network: Any, layers: list[nn.Linear]) -> list[list[nn.Linear]]:
     )
 
 
+@cache
+def _has_products(device: str) -> bool:
+    """Whether PyTorch has bfloat16 products for the device; on a CPU it needs AVX512 for them."""
+    return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _multiply(left: Tensor, right_IO: Tensor) -> Tensor:
+    """left [..., I] times right, both bfloat16, in bfloat16.
+
+    Where PyTorch would compute it one element after another, it is a float32 product of the same values, rounded once.
+    """
+    if _has_products(left.device.type):
+        return left @ right_IO
+    return (left.float() @ right_IO.float()).to(torch.bfloat16)
+
+
+def _linear(input: Tensor, rounded_OI: Tensor) -> Tensor:
+    """`nn.functional.linear` of bfloat16 values (see `_multiply`)."""
+    if _has_products(input.device.type):
+        return nn.functional.linear(input, rounded_OI)
+    return _multiply(input, rounded_OI.t())
+
+
 class SharedProduct:
     """One product for linear layers with the same input; each layer takes its part in turn."""
 
@@ -106,7 +130,7 @@ class SharedProduct:
         if torch.is_grad_enabled() and (input.requires_grad or weights[0].requires_grad):
             parts = _Product.apply(input, rounded, self.sizes, *weights)  # type: ignore[no-untyped-call]
             return tuple(parts)
-        product = nn.functional.linear(input.to(torch.bfloat16), rounded)
+        product = _linear(input.to(torch.bfloat16), rounded)
         return tuple(part.to(input.dtype) for part in torch.split(product, self.sizes, dim=-1))
 
     def _rounded_weights(self, weights: list[Tensor]) -> Tensor:
@@ -139,7 +163,7 @@ class _Product(torch.autograd.Function):
         rounded_input = input.to(torch.bfloat16)
         ctx.save_for_backward(rounded_input, rounded_OI)
         ctx.dtype, ctx.sizes = input.dtype, sizes
-        product = nn.functional.linear(rounded_input, rounded_OI)
+        product = _linear(rounded_input, rounded_OI)
         return tuple(part.to(input.dtype) for part in torch.split(product, sizes, dim=-1))
 
     @staticmethod
@@ -149,8 +173,8 @@ class _Product(torch.autograd.Function):
         grad_NO = torch.empty(rows_NI.shape[0], rounded_OI.shape[0], dtype=torch.bfloat16, device=input.device)
         for part, grad in zip(torch.split(grad_NO, ctx.sizes, dim=1), grads, strict=True):
             part.copy_(grad.reshape(part.shape))
-        grad_input = (grad_NO @ rounded_OI).to(ctx.dtype).view(input.shape)
+        grad_input = _multiply(grad_NO, rounded_OI).to(ctx.dtype).view(input.shape)
         if not any(ctx.needs_input_grad[3:]):  # frozen beside adapters
             return grad_input, None, None, *(None for _ in grads)
-        grad_weights = torch.split((grad_NO.t() @ rows_NI).float(), ctx.sizes)
+        grad_weights = torch.split(_multiply(grad_NO.t(), rows_NI).float(), ctx.sizes)
         return grad_input, None, None, *grad_weights
