@@ -24,6 +24,7 @@ from mathrl.learners.root_passes import RootPasses
 from mathrl.learners.shards import Part, fill_parts, open_shards, write_shards
 from mathrl.learners.torch_learner import check_bad
 from mathrl.models.fsdp import all_gathered, divide, fsdp_root, is_divided, layer_by_layer, rank_mesh, widen
+from mathrl.models.linear import FastProducts
 from mathrl.models.lora import weight_parts
 from mathrl.models.scores import prepare
 from mathrl.models.sharding import gathered_weights, own_part, own_range, row_range
@@ -303,7 +304,8 @@ class OwnedMatrices:
         group = self.optimizers[name].param_groups[0]
         (matrix,) = group["params"]
         matrix.data, matrix.grad, group["lr"] = torch.zeros_like(gradient), gradient, lr
-        self.optimizers[name].step()  # type: ignore[no-untyped-call]
+        with FastProducts():
+            self.optimizers[name].step()  # type: ignore[no-untyped-call]
         update: Tensor = matrix.data
         matrix.grad, matrix.data = None, gradient.new_empty(0, 0)
         return update

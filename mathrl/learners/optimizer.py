@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mathrl.models.linear import FastProducts
 from mathrl.params.optimizer import Muon, Optimizer
 
 
@@ -94,7 +95,8 @@ class OptimizerSet:
         for optimizer, lr in self.parts:
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
-            optimizer.step()
+            with FastProducts():
+                optimizer.step()
         self.flat.round_weights()
         return factor
 

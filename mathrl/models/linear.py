@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 
 def use_bfloat16_products(network: Any) -> None:
@@ -94,6 +95,20 @@ def _multiply(left: Tensor, right_IO: Tensor) -> Tensor:
     if _has_products(left.device.type):
         return left @ right_IO
     return (left.float() @ right_IO.float()).to(torch.bfloat16)
+
+
+_PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.addmm)
+
+
+class FastProducts(TorchFunctionMode):
+    """Within it the bfloat16 products of others' code, such as torch's Muon, are those of `_multiply`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Calls from within this method do not come back to it.
+        is_product = func in _PRODUCTS and args[0].dtype == torch.bfloat16
+        if is_product and not _has_products(args[0].device.type):
+            return func(*(matrix.float() for matrix in args), **(kwargs or {})).to(torch.bfloat16)
+        return func(*args, **(kwargs or {}))
 
 
 def _linear(input: Tensor, rounded_OI: Tensor) -> Tensor:

@@ -4,8 +4,11 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
+from mathrl.models import linear
 from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.norm import FastRMSNorm, FusedRMSNorm, use_fast_norms, use_fused_norms
@@ -72,6 +75,35 @@ def test_layers_with_one_input_are_one_product_and_equal_single_ones(network: Ca
     # The input's gradient is summed before it is rounded, not after.
     one, three = gradient(model), gradient(single)
     assert torch.nn.functional.cosine_similarity(one, three, dim=0) > 0.9999
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_without_bfloat16_instructions_products_are_of_the_same_values_rounded_once(
+    network: Callable[..., Any], own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the layers, forward and backward, and of torch's Muon."""
+    dtypes: set[torch.dtype] = set()
+
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in linear._PRODUCTS and len(args) == 3:  # addmm, which only Muon calls
+                dtypes.add(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    def update(has_products: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        monkeypatch.setattr(linear, "_has_products", lambda device: has_products)
+        model = network()
+        use_bfloat16_products(model)
+        before = gradient(model)
+        matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+        with Seen(), linear.FastProducts():
+            torch.optim.Muon(matrices, lr=0.1).step()
+        return before, torch.cat([weight.detach().flatten() for weight in matrices])
+
+    found, expected = update(own), update(True)
+    assert dtypes == ({torch.bfloat16} if own else {torch.bfloat16, torch.float32})
+    for values, others in zip(found, expected, strict=True):
+        assert (values - others).norm() < 0.01 * others.norm()
 
 
 def test_a_copy_has_products_of_its_own(network: Callable[..., Any]) -> None:
