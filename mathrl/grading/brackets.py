@@ -93,8 +93,7 @@ class Brackets(Cursor):
         if name == "array" and self.accept("{"):
             self.raw("}")
         if name in ("vmatrix", "Vmatrix"):
-            self.rows(name)
-            return Node("op", ("det", sym(str(self.i))))
+            return Node("op", ("det" if name == "vmatrix" else "norm", Node("matrix", (self.rows(name),))))
         if name == "cases":
             rows = self.rows(name)
             cells = tuple(cell for row in rows for cell in row)

@@ -20,7 +20,20 @@ from typing import NamedTuple
 from mathrl.grading.by_value import INTEGER_NAMES
 from mathrl.grading.evaluate import Refused, check_clock, exact_value
 from mathrl.grading.sets import holds
-from mathrl.grading.syntax import Node, explain, find, is_expression, key, kinds, neg, num, substitute, sym, symbols
+from mathrl.grading.syntax import (
+    Node,
+    choose_sign,
+    explain,
+    find,
+    is_expression,
+    key,
+    kinds,
+    num,
+    rebuild,
+    substitute,
+    sym,
+    symbols,
+)
 
 Same = Callable[[Node, Node], bool | None]
 
@@ -373,7 +386,7 @@ def _branches(value: Node, name: str) -> Iterator[Node]:
     """Both signs of plus-minus; and of (-1)^k, the even and the odd k."""
     if "pm" in kinds(value):
         for minus in (False, True):
-            yield from _branches(_with_sign(value, minus), name)
+            yield from _branches(choose_sign(value, minus), name)
     elif "pow" in kinds(value) and name in _exponent_names(value):
         for odd in (0, 1):
             twice = Node("add", ((Node("mul", ((num(2), sym(name)),)), num(odd)),))
@@ -383,25 +396,7 @@ def _branches(value: Node, name: str) -> Iterator[Node]:
 
 
 def _exponent_names(node: Node) -> frozenset[str]:
-    names = symbols(node.args[1]) if node.kind == "pow" else frozenset[str]()
-    parts = [
-        part for arg in node.args for part in (arg if isinstance(arg, tuple) and not isinstance(arg, Node) else (arg,))
-    ]
-    return names.union(*(_exponent_names(part) for part in parts if isinstance(part, Node)))
-
-
-def _with_sign(node: Node, minus: bool) -> Node:
-    if node.kind == "pm":
-        return neg(node.args[1]) if minus == (node.args[0] == "pm") else node.args[1]
-    args = (
-        _with_sign(arg, minus)
-        if isinstance(arg, Node)
-        else tuple(_with_sign(part, minus) if isinstance(part, Node) else part for part in arg)
-        if isinstance(arg, tuple)
-        else arg
-        for arg in node.args
-    )
-    return Node(node.kind, tuple(args))
+    return frozenset[str]().union(*(symbols(power.args[1]) for power in find(node, "pow")))
 
 
 def _in_pi(node: Node) -> _Pair | None:
@@ -424,15 +419,7 @@ def _with_pi(node: Node, number: int) -> Node:
         return num(number)
     if node.kind == "degree":
         return Node("mul", ((_with_pi(node.args[0], number), num(Fraction(number, 180))),))
-    args = (
-        _with_pi(arg, number)
-        if isinstance(arg, Node)
-        else tuple(_with_pi(part, number) if isinstance(part, Node) else part for part in arg)
-        if isinstance(arg, tuple)
-        else arg
-        for arg in node.args
-    )
-    return Node(node.kind, tuple(args))
+    return rebuild(node, lambda part: _with_pi(part, number))
 
 
 def _minus(left: _Pair, right: _Pair) -> _Pair:

@@ -360,7 +360,7 @@ class Parser(Brackets):
             self.raw("}")
         if name in _TRANSPARENT:
             return self.argument()
-        if name in RELATIONS or name in SET_OPS or name in ("end", "right", "left", "over", "pm"):
+        if name in RELATIONS or name in SET_OPS or name in ("end", "right", "left", "over", "pm", "not"):
             raise ParseError(f"unexpected \\{name}")
         return sym("\\" + name)
 

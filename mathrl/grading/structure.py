@@ -14,7 +14,7 @@ from mathrl.grading.families import same_family
 from mathrl.grading.relations import align_names, is_assignment, is_forgiven, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar
 from mathrl.grading.sets import INEQUALITIES, NotASet, real_set, same_real_set
-from mathrl.grading.syntax import Node, explain, is_expression, key, kinds, neg, num, symbols
+from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, symbols
 
 MAX_ITEMS = 200
 _SETS = frozenset(["union", "inter", "minus", "reals"])
@@ -147,27 +147,10 @@ def _signs(node: Node) -> list[Node]:
     if node.kind in ("tuple", "matrix", "rel", "list", "set", "union"):
         return [node]
     values: list[Node] = []
-    for value in (_with_sign(node, False), _with_sign(node, True)):
+    for value in (choose_sign(node, False), choose_sign(node, True)):
         if value not in values:
             values.append(value)
     return values
-
-
-def _with_sign(node: Node, minus: bool) -> Node:
-    if node.kind == "pm":
-        inner = _with_sign(node.args[1], minus)
-        return neg(inner) if minus == (node.args[0] == "pm") else inner
-    return Node(
-        node.kind,
-        tuple(
-            _with_sign(arg, minus)
-            if isinstance(arg, Node)
-            else tuple(_with_sign(part, minus) if isinstance(part, Node) else part for part in arg)
-            if isinstance(arg, tuple)
-            else arg
-            for arg in node.args
-        ),
-    )
 
 
 def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_items: list[Node]) -> bool | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -274,17 +274,30 @@ def symbols(node: Node) -> frozenset[str]:
     return frozenset(node.args if node.kind == "sym" else ()).union(*map(symbols, children(node)))
 
 
-def substitute(node: Node, values: Mapping[str, Node]) -> Node:
-    """The tree with the values for the symbols of these names."""
+def rebuild(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The node with `change` made to the nodes directly below it, those inside of its tuples too."""
 
     def inside(part: Any) -> Any:
         if isinstance(part, Node):
-            return substitute(part, values)
+            return change(part)
         return tuple(map(inside, part)) if isinstance(part, tuple) else part
 
+    return Node(node.kind, tuple(map(inside, node.args)))
+
+
+def substitute(node: Node, values: Mapping[str, Node]) -> Node:
+    """The tree with the values for the symbols of these names."""
     if node.kind == "sym":
         return values.get(node.args[0], node)
-    return Node(node.kind, tuple(map(inside, node.args)))
+    return rebuild(node, lambda part: substitute(part, values))
+
+
+def choose_sign(node: Node, minus: bool) -> Node:
+    """The tree with the upper or the lower sign of each plus-minus and minus-plus."""
+    if node.kind == "pm":
+        inner = choose_sign(node.args[1], minus)
+        return neg(inner) if minus == (node.args[0] == "pm") else inner
+    return rebuild(node, lambda part: choose_sign(part, minus))
 
 
 def is_complex(name: str) -> bool:

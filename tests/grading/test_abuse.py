@@ -160,3 +160,12 @@ def test_what_the_engine_would_drop_or_read_otherwise_does_not_reach_it(answer: 
 def test_malformed_numbers_do_not_raise() -> None:
     answers = [r"\sqrt1e9", r"\frac1e9", r"\sqrt.5", r"\frac.5.5", r"\sqrt12", r"1_2_3", r"0.\overline{}"]
     assert not any(grade(f"\\boxed{{{answer}}}", "42").rule.endswith("error") for answer in answers)
+
+
+def test_what_stands_in_a_determinant_counts() -> None:
+    def determinant(cells: str) -> str:
+        return rf"\begin{{vmatrix}}{cells}\end{{vmatrix}}"
+
+    first, second = determinant(r"1&2\\3&4"), determinant(r"5&6\\7&9")
+    assert grade(f"\\boxed{{{first}}}", first).correct
+    assert not grade(f"\\boxed{{{first}}}", second).correct
