@@ -190,7 +190,7 @@ def _compare_trees(truth: str, answer: str) -> Match | None:
                 open_trees = kinds(left_tree) | kinds(right_tree)
                 opaque = open_trees & _OPAQUE
                 result = Match(
-                    False if opaque else None, "structure", f"not settled by evaluation: {', '.join(opaque)}"
+                    False if opaque else None, "structure", f"not settled by evaluation: {', '.join(sorted(opaque))}"
                 )
     pointed = _decimal_point(truth, answer), _decimal_point(answer, truth)
     if pointed != (truth, answer):
