@@ -67,7 +67,7 @@ def test_two_processes_that_share_an_engine_get_the_same_samples_as_with_separat
 
 def test_memory_that_two_processes_share_has_a_name_per_run_and_no_file(on_two: dict[str, Any]) -> None:
     """Else two runs at once, or a run after one that was killed, fail with errno 17."""
-    assert len(on_two["shared memory"]) == 2
+    assert len(on_two["shared memory"]) == (2 if on_two["shares memory"] else 0)
     for number, name in enumerate(on_two["shared memory"]):
         assert re.fullmatch(rf"/dev/shm/mathrl-[0-9a-f]{{32}}-tp:\d+-\[0-1\]-cpushm_{number} \(deleted\)", name)
 
