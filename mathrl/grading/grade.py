@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,17 +83,21 @@ def grade(
     result = Match(False, "", "no accepted answer")
     for truth in truths:
         hurried = several and _processor_seconds(engine) > hurry_from
-        accepted = _replace_surrogates(str(truth))
-        if "\\boxed" in accepted:
-            accepted = ", ".join(all_boxes(accepted)) or accepted
-        elif len(accepted) > 60 and "nswer is" in accepted:
-            accepted = extract(accepted, "strict").text or accepted
+        accepted = _accepted_answer(_replace_surrogates(str(truth)))
         result, extracted = _judge(text, extracted, accepted, extraction, False if hurried else engine)
         if result.equal:
             break
     rule = f"{extracted.rule}; {result.rule}" if result.rule else extracted.rule
     reason = "" if result.equal else result.reason
     return Verdict(bool(result.equal), extracted.text, rule, reason, time.perf_counter() - started)
+
+
+@lru_cache(maxsize=4096)
+def _accepted_answer(truth: str) -> str:
+    """The accepted answer itself, or what it marks as its answer where it is a whole solution."""
+    if "\\boxed" in truth:
+        return ", ".join(all_boxes(truth)) or truth
+    return extract(truth, "strict").text or truth
 
 
 def _processor_seconds(engine: SymbolicEngine | None) -> float:
