@@ -61,7 +61,10 @@ class Parser(Cursor):
         while True:
             while self.accept_joiner():
                 pass
-            if self.tokens[self.i].kind == "end" or (closer and self.at(closer, "]", ")")):
+            ended = self.tokens[self.i].kind == "end" or bool(closer and self.at(closer, "]", ")"))
+            if (ended or not clauses) and any(token.kind != "op" for token in self.tokens[max(start, self.i - 1) : self.i]):
+                raise ParseError("a conjunction without both of its parts")
+            if ended:
                 break
             clauses.append(self.clause())
             if not self.accept_joiner(semicolons, len(clauses)):
@@ -101,7 +104,7 @@ class Parser(Cursor):
                 self.i += 1
                 name = "~"
             operators.append(name)
-            if self.tokens[self.i].kind == "end":
+            if name == "=" and self.tokens[self.i].kind == "end":  # "42 =" claims 42
                 operators.pop()
                 break
             members.append(self.set_expression())
@@ -313,7 +316,7 @@ class Parser(Cursor):
         """A word: alone, or said of what follows it, as in \\text{about } 5 and \\$5."""
         marked = label.endswith((":", "="))
         if marked or self.starts_factor():
-            return qualify(self.term(), label.rstrip(" .:="))
+            return qualify(self.term(), label.rstrip(" .:="), front=True)
         return Node("text", (label,))
 
     def command(self, name: str) -> Node:

@@ -42,7 +42,7 @@ def same_relation(truth: Node, answer: Node, same: Same) -> bool | None:
         return _two_relations(truth, answer, same)
     relation, counterpart = (truth, answer) if truth.kind == "rel" else (answer, truth)
     operators = relation.args[0]
-    if not is_forgiven(relation.args[1][0]) or ("=>" in operators and "=" not in operators):
+    if not all(map(is_forgiven, relation.args[1][:-1])) or ("=>" in operators and "=" not in operators):
         return False
 
     def same_value(value: Node) -> bool | None:
@@ -86,7 +86,7 @@ def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
     operators, members = relation.args
     cut = operators.index("~") + 1 if "~" in operators else len(members)
     exact_members, rough = members[:cut], members[cut:]
-    closed_members = [member for member in exact_members if _is_closed(member)]
+    closed_members = [bare for member in exact_members if _is_closed(bare := _without_noun(member))]
     contradiction = any(same_expression(left, right) is False for left, right in pairwise(closed_members))
     if contradiction and len(closed_members) == len(exact_members):
         return []  # 42 = 43 claims nothing; x = 42 = 43 claims its last link
@@ -110,12 +110,17 @@ def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
 
 def is_forgiven(label: Node) -> bool:
     """Whether a label, such as Total, may be missing on the other side: its words only name a value."""
-    if label.kind != "text":
-        return True
-    said = meaning(label.args[0])
+    if label.kind not in ("text", "unit"):
+        return all(map(is_forgiven, children(label)))
+    said = meaning(label.args[label.kind == "unit"])
     if said.rest:
         explain(f"other words: {' '.join(said.rest)} / none")
     return not said.rest
+
+
+def _without_noun(node: Node) -> Node:
+    """The 12 of 12 points."""
+    return node.args[0] if node.kind == "unit" and not meaning(node.args[1]).dimension else node
 
 
 def _is_closed(node: Node) -> bool:

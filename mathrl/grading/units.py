@@ -305,14 +305,15 @@ _BASE = re.compile(r"(?:in\s+)?\(?(?:in\s+)?base[\s-]+(\w+)\)?|\(?(?:in\s+)?(bin
 _BASES = {"binary": 2, "octal": 8, "hexadecimal": 16}
 
 
-def qualify(node: Node, text: str, letters: bool = False) -> Node:
-    r"""A value with words beside it. `letters`: a short run such as "yd", which may be a product.
+def qualify(node: Node, text: str, letters: bool = False, front: bool = False) -> Node:
+    r"""A value with words behind it, or in `front`. `letters`: a short run such as "yd", which may be a product.
 
     >>> qualify(num(5), "squared").kind, qualify(num(5), "percent").kind, qualify(num(5), "dozen eggs").args[1]
     ('pow', 'percent', 'eggs')
     """
     if node.kind == "unit":
-        return qualify(node.args[0], f"{node.args[1]} {text}")
+        # With a comma, words in front of a value say nothing of the unit behind it: "squared 4 kg".
+        return qualify(node.args[0], f"{text}, {node.args[1]}" if front else f"{node.args[1]} {text}")
     head = text.strip().lower().rstrip(".")
     if _HEDGE.search(head):
         raise ParseError("a second thought behind the answer")
