@@ -62,7 +62,7 @@ SIGNS = (
 ).split()
 # Said of a right answer, each makes another claim of it.
 DENIALS = (
-    "is wrong|is not right|(false)|north|less|more|squared|cubed|dozen|below zero|times|or so|at most|at least|"
+    "is wrong|is not right|(false)|north|less|more|squared|cubed|dozen|below zero|times more|or so|at most|at least|"
     "hundredths|base three|mod 2|is impossible|decrease|loss|minus|halves|per cent off|不对|的相反数|not"
 ).split("|")
 

@@ -433,7 +433,7 @@ class Cursor:
         while self.unit_follows() or (words and (self.at("/", "^", "cdot", "times") or self.unit_letter())):
             token = self.take()
             words.append(token.value)
-            if token.value in ("/", "cdot", "times"):
+            if token.kind != "text" and token.value in ("/", "cdot", "times"):
                 if self.tokens[self.i].kind not in ("name", "text", "letters", "letter_text"):
                     raise ParseError("a unit over something else")
                 words[-1] = "/" if token.value == "/" else "*"

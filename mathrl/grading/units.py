@@ -144,7 +144,7 @@ NOISE = frozenset(
         "solution solutions possibility possibilities outcome outcomes arrangement arrangements combination "
         "combinations permutation permutations root roots real each every cent as 个 只 answers correct required "
         "还剩 还 剩 剩下 共 一共 总共 有 是 答 答案 约 大约 等于 为 "
-        "desired possible distinct different respectively get gets gives such unique any text"
+        "desired possible distinct different times respectively get gets gives such unique any text"
     ).split()
 )
 # What is counted or measured; singular, as `_singular` makes it.
