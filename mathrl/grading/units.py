@@ -254,6 +254,8 @@ def meaning(text: str) -> Meaning:
             for base in entry[1].split():
                 name, _, exponent = base.partition("^")
                 exponents[name] = exponents.get(name, 0) + int(exponent or 1) * power * below
+        elif word != _singular(word) and _singular(word) in _COUNTED and _singular(following.lower()) in _COUNTED:
+            rest.append(word)  # "marbles apples" is a choice of two, "chocolate cookies" is one
         elif _singular(word) in _COUNTED or _singular(word) in _MEASURED:
             names.add(_singular(word))
         elif piece[0] in _MEASURES and len(piece) > 1:  # 个苹果
