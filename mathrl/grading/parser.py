@@ -62,7 +62,9 @@ class Parser(Cursor):
             while self.accept_joiner():
                 pass
             ended = self.tokens[self.i].kind == "end" or bool(closer and self.at(closer, "]", ")"))
-            if (ended or not clauses) and any(token.kind != "op" for token in self.tokens[max(start, self.i - 1) : self.i]):
+            if (ended or not clauses) and any(
+                token.kind != "op" for token in self.tokens[max(start, self.i - 1) : self.i]
+            ):
                 raise ParseError("a conjunction without both of its parts")
             if ended:
                 break

@@ -49,7 +49,13 @@ def same_relation(truth: Node, answer: Node, same: Same) -> bool | None:
         return same(value, counterpart) if relation is truth else same(counterpart, value)
 
     if operators == ("in",):
-        return not is_expression(relation.args[1][1]) and same_value(relation.args[1][1])
+        label, values = relation.args[1]
+        return (
+            (bool(symbols(label)) or label.kind in _NAMES)
+            and values.kind != "unit"
+            and not is_expression(values)
+            and same_value(values)
+        )
     if not set(operators) <= {"=", "~", "=>"} or _is_far_off(relation):
         return False
     candidates = _chain_values(relation, from_answer=relation is answer)
@@ -70,12 +76,16 @@ def _is_far_off(relation: Node) -> bool:
     if "~" not in operators:
         return False
     sides = [members[operators.index("~")], members[-1]]
-    if sides[1].kind == "unit" and not meaning(sides[1].args[1]).rest:
-        sides[1] = sides[1].args[0]
-    if not all(map(_is_closed, sides)):
-        return _is_closed(sides[0])
-    exact, rough = (numeric_value(side) for side in sides)
-    return bool(abs(exact - rough) > abs(exact) / 20 + 1e-9)
+    said = [meaning(side.args[1] if side.kind == "unit" else "") for side in sides]
+    exact, rough = (
+        side.args[0] if side.kind == "unit" and not words.rest else side
+        for side, words in zip(sides, said, strict=True)
+    )
+    if not (_is_closed(exact) and _is_closed(rough)):
+        return _is_closed(exact)
+    scale = said[1].size / said[0].size if said[0].dimension and said[1].dimension else 1
+    value = numeric_value(exact)
+    return bool(abs(value - numeric_value(rough) * float(scale)) > abs(value) / 20 + 1e-9)
 
 
 def _chain_values(relation: Node, from_answer: bool) -> list[Node]:
