@@ -21,6 +21,7 @@ from mathrl.grading.words import (
     number_in_words,
     option,
     plain_words,
+    roman_number,
     same_words,
     unwrap,
 )
@@ -212,7 +213,8 @@ def _digits_of_words(text: str) -> str:
     words = plain_words(text) or ""
     if words in _REALS:
         return "\\mathbb{R}"
-    number = number_in_words(words)
+    number = number_in_words(words) if words else None
+    number = roman_number(unwrap(text).strip()) if number is None else number
     return text if number is None else str(number)
 
 

@@ -57,7 +57,9 @@ def plain_words(text: str) -> str | None:
     >>> plain_words("\\text{Forty-Two}")
     'forty two'
     """
-    inner = _SPACING.sub(" ", unwrap(text)).strip(" .,;:!\"'$*")
+    inner = _SPACING.sub(" ", unwrap(text)).strip(" .,;:\"'$*")
+    if text.startswith("\\text"):  # else a factorial
+        inner = inner.rstrip("!")
     if _MATH.search(inner) or not inner or _SYMBOLS.fullmatch(text.strip(" .,;:$")):
         return None
     inner = inner.replace("-", " ").replace('"', "").lower()
@@ -91,6 +93,22 @@ def number_in_words(words: str) -> int | None:
             return None
         seen = True
     return total + current if seen else None
+
+
+_ROMAN = re.compile(r"X{0,3}(?:IX|IV|V?I{0,3})")
+_ROMAN_VALUES = {"I": 1, "V": 5, "X": 10}
+
+
+def roman_number(text: str) -> int | None:
+    """The number that a Roman numeral of three letters or more spells; shorter ones may be products or names.
+
+    >>> roman_number("XIV"), roman_number("XVI"), roman_number("VI"), roman_number("XXY")
+    (14, 16, None, None)
+    """
+    if len(text) < 3 or not _ROMAN.fullmatch(text):
+        return None
+    values = [_ROMAN_VALUES[letter] for letter in text]
+    return sum(-value if value < max(values[i:]) else value for i, value in enumerate(values))
 
 
 _HAN_DIGITS = {char: n for n, char in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
