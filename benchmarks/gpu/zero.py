@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from benchmarks.gpu.workload import free, random_groups, run_params, write_model
 from mathrl.learners.distributed import Ranks
@@ -26,6 +27,8 @@ BACKENDS = {
 
 def main(device: torch.device, toy: bool, backend: str) -> dict[str, Any]:
     """`backend` is one of `BACKENDS`."""
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # the bare image's torch 2.11 has no such switch,
+        FSDPModule.set_reduce_scatter_unused_params = lambda self, on: None  # which dense models do not need
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         source = write_model(Path(folder) / "model", "toy" if toy else "0.5B", device, layers=None if toy else 6)

@@ -38,9 +38,8 @@ from mathrl.params.advantage import Gae
 from mathrl.params.optimizer import MUON_TIMES, Adapters, Lora
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import Params
-from mathrl.planning.final_values import SHORTEST, usual_rate
+from mathrl.planning.final_values import LONGEST, MORE, SHORTEST, prompt_tokens, response_tokens, round_up, usual_rate
 from mathrl.planning.memory_states import Stage
-from mathrl.planning.project import LONGEST, MORE, prompt_tokens, response_tokens, round_up
 
 PLAN = "memory plan (docs/how_to/planning.md)"
 MUON_SOURCE = "Muon's update is about ten times smaller: Liu et al. 2025, arXiv:2502.16982, equation 4"

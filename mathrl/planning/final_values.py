@@ -7,6 +7,7 @@ whoever wrote the values: a file, preset or recipe.
 """
 
 from collections.abc import Iterable, Iterator
+from math import ceil
 from typing import Any, NamedTuple
 
 from mathrl.core.errors import UserError
@@ -24,6 +25,10 @@ LARGE = 10.0  # billions of parameters
 TIMES = 30.0  # a rate this far above the usual one is refused
 PUBLISHED_WIDTH = 896  # of the smallest models that the rates were published for
 SHORTEST = 128  # tokens of a prompt or a response; GSM8K's solutions take 50 to 300, its questions 30 to 200
+LONGEST_PROMPT = 2048  # in tokens, unless more than a twentieth of the prompts are longer
+LONGEST = {"cpu": 512, "cuda": 4096}  # of a response, in tokens, unless the solutions are longer
+CHAT, PLAIN = 512, 256  # of a response where the data have no solutions: of an instruct model and of another
+MORE = 1.5  # times nearly all solutions
 
 
 class Rates(NamedTuple):
@@ -261,3 +266,33 @@ def _set(section: Section, path: str, reason: str, *names: str) -> Iterator[tupl
         default = info.get_default(call_default_factory=True, validated_data={})
         if (not names or name in names) and getattr(section, name) != default:
             yield f"{path}.{name}", reason
+
+
+def prompt_tokens(longest: float, p95: float, positions: int | None) -> int:
+    """The longest prompt, at most LONGEST_PROMPT or the 95th percentile, and half of the model's positions.
+
+    >>> prompt_tokens(longest=300, p95=210, positions=4096), prompt_tokens(longest=9000, p95=3000, positions=4096)
+    (320, 2048)
+    """
+    most = max(LONGEST_PROMPT, round_up(p95))
+    tokens = min(max(SHORTEST, round_up(longest)), most)
+    return tokens if positions is None else min(tokens, positions // 2)
+
+
+def response_tokens(solutions_p95: float | None, *, chat: bool, longest: int) -> int:
+    """Room for a response: half as much again as nearly all solutions take; without solutions what is usual.
+
+    `longest` limits the half, never the solutions: `mathrl.data.lengths` refuses a length that cuts them off.
+
+    >>> response_tokens(300, chat=False, longest=4096), response_tokens(None, chat=True, longest=4096)
+    (480, 512)
+    """
+    usual = CHAT if chat else PLAIN
+    if solutions_p95 is None:
+        return usual
+    return max(round_up(solutions_p95), min(longest, max(usual if chat else SHORTEST, round_up(MORE * solutions_p95))))
+
+
+def round_up(tokens: float) -> int:
+    """Up to the next multiple of 32."""
+    return 32 * max(1, ceil(tokens / 32))

@@ -27,7 +27,8 @@ from mathrl.curation import curation
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.model_shape import config_of, shape_of
 from mathrl.params import Params
-from mathrl.planning.project import LONGEST, response_tokens, suited_prompt
+from mathrl.planning.final_values import LONGEST, response_tokens
+from mathrl.planning.project import suited_prompt
 from mathrl.planning.run_time import Speed, measured_speed, planned_time, speed_of_difficulty, write_speed
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.rewards import RewardInput, build_reward

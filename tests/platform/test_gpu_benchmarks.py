@@ -38,6 +38,9 @@ for file in sorted(Path("benchmarks/gpu").glob("[a-z]*.py")):
     if file.stem != "transfer":  # a part that needs vLLM
         importlib.import_module(f"benchmarks.gpu.{file.stem}")
         print(file.stem)
+from benchmarks.gpu.workload import preset_params, run_params
+from mathrl.models.base import character_tokenizer
+print(run_params(Path(sys.argv[0])) is not None, preset_params("qwen2.5-0.5b-gsm8k", Path(sys.argv[0])) is not None)
 """
 PAGE = runpy.run_path(str(ROOT / "benchmarks/gpu/page.py"))
 NOTHING, tables, write_tables = (PAGE[name] for name in ("NOTHING", "tables", "write_tables"))
