@@ -7,6 +7,7 @@ steps does not count.
 
 import random
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ class RandomReward(RewardFunction):
         return [RewardResult(self.draw.random(), False, {}, verdict) for _ in items]
 
 
-def main(device: torch.device, toy: bool, engine: str = "torch") -> dict[str, Any]:
+def main(
+    device: torch.device, toy: bool, engine: str = "torch", note: Callable[[dict[str, Any]], None] = lambda result: None
+) -> dict[str, Any]:
+    """`note` is given the result after every step from the second on."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         source = write_model(Path(folder) / "model", "toy" if toy else "0.5B", device)
@@ -59,41 +63,46 @@ def main(device: torch.device, toy: bool, engine: str = "torch") -> dict[str, An
             for number in range(params.rl.prompts_per_step * STEPS)
         ]
 
+        def result() -> dict[str, Any]:
+            mean = {key: sum(row.get(key, 0.0) for row in rows[1:]) / len(rows[1:]) for key in rows[1]}
+            total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+            planned = plan_memory(shape, params, "rl", device.type, gpu_memory=float(total))
+            responses, alignment = params.rl.prompts_per_step * params.rl.group_size, mean["rollout/logprob_alignment"]
+            failed = [f"opening the engine changed torch's {name}" for name in changed]
+            if not alignment <= ALIGNMENT:
+                failed.append(f"log-probs of sampler and trainer: alignment {alignment:.3f}, limit {ALIGNMENT}")
+            return {
+                "engine": engine,
+                "seconds": {part: mean.get(f"time/{part}", 0.0) for part in PARTS},
+                "sampled_tokens_per_s": responses * mean["response_length"] / mean["time/rollout"],
+                "trained_tokens_per_s": mean["trained_tokens"] / mean["time/update"],
+                "alignment": alignment,
+                "canary": mean.get("rollout/canary_gap", 0.0),
+                "planned_gib": planned.peak / GIB,
+                "peak_gib": gpu_peak(device) / GIB,
+                "failed": failed,
+            }
+
         class Sink(JsonlSink):
             def log(self, step: int, metrics: Any) -> None:
                 rows.append(dict(metrics))
                 if step == 1:
                     free(device)  # the peak is that of the steps which count
+                else:
+                    note(result())
 
         ranks, state = Ranks(device, params.training), Path(folder) / "state"
         state.mkdir()
         run = TrainingRun(ranks, state, 0, lambda resume_after: Sink(state / "metrics.jsonl"))
         train_rl(model, sampler, problems, (), RandomReward(params.reward), params.rl, run)
-        peak = gpu_peak(device)
-    mean = {key: sum(row.get(key, 0.0) for row in rows[1:]) / len(rows[1:]) for key in rows[1]}
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
-    planned = plan_memory(shape, params, "rl", device.type, gpu_memory=float(total))
-    responses, alignment = params.rl.prompts_per_step * params.rl.group_size, mean["rollout/logprob_alignment"]
-    failed = [f"opening the engine changed torch's {name}" for name in changed]
-    if not alignment <= ALIGNMENT:
-        failed.append(f"log-probs of sampler and trainer: alignment {alignment:.3f}, limit {ALIGNMENT}")
-    return {
-        "engine": engine,
-        "seconds": {part: mean.get(f"time/{part}", 0.0) for part in PARTS},
-        "sampled_tokens_per_s": responses * mean["response_length"] / mean["time/rollout"],
-        "trained_tokens_per_s": mean["trained_tokens"] / mean["time/update"],
-        "alignment": alignment,
-        "canary": mean.get("rollout/canary_gap", 0.0),
-        "planned_gib": planned.peak / GIB,
-        "peak_gib": peak / GIB,
-        "failed": failed,
-    }
+        return result()
 
 
 def _params(source: Path, engine: str, toy: bool) -> Any:
     sizes = ("rl.prompts_per_step=4", "rl.group_size=4", "rl.minibatches=1") if toy else ()
-    tokens = 32 if toy else RESPONSE
+    tokens, most = 32 if toy else RESPONSE, 256 if toy else 1024  # the preset's 256 responses at a time suit 24 GB
     return preset_params(
         PRESET, source, f"prompt.max_tokens={PROMPT}", f"rl.steps={STEPS}", f"rl.max_tokens={tokens}",
-        f"rollout.engine={engine}", f"rollout.vllm.max_model_length={PROMPT + tokens}", *sizes,
+        f"rollout.engine={engine}", f"rollout.max_sequences={most}",
+        f"rollout.vllm.max_model_length={PROMPT + tokens}", *sizes,
     )  # fmt: skip

@@ -41,9 +41,9 @@ from mathrl.trainers.policy_update import update_gradient
 
 PROMPT = 256
 ROWS = (2048, 8192, 16384, 32768, 65536)
-TOKENS_PER_UPDATE = 131072  # of which as many sequences are made as fit, at least two
+TOKENS_PER_UPDATE = 65536  # of which as many sequences are made as fit, at least two
 MICRO = 16384
-PROFILE_SECONDS = 60  # that the profile and the end take, at most
+PROFILE_SECONDS = 25  # that the profile and the end take, at most
 ADAMW_BYTES = 18  # per parameter: float32 weight, gradient and two moments, and the bfloat16 copy
 STATES_SHARE = 0.62  # of the GPU's memory; the rest is for rows of 64k tokens
 
@@ -55,12 +55,13 @@ def main(
     note: Callable[[dict[str, Any]], None] = lambda result: None,
     profile: Path | None = None,
     seconds: float = 540,
+    rows: tuple[int, ...] = ROWS,
 ) -> dict[str, Any]:
     """`note` is given the result after every row; none is begun that would go beyond `seconds`.
 
     The profile, made last, is of an update with the shortest rows.
     """
-    begun, lengths = time.perf_counter(), (512, 2048) if toy else ROWS
+    begun, lengths = time.perf_counter(), (512, 2048) if toy else rows
     shape = "toy" if toy else shape
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
     layers = config(shape).num_hidden_layers if memory is None else most_layers(shape, STATES_SHARE * memory)
@@ -95,8 +96,10 @@ def main(
             note(result)
             gc.collect()
             free(device)
-    if profile is not None:
-        write_profile(policy, _params(source, lengths[0], False, toy), lengths[0], profile)
+    measured = [row["checkpointing"] for row in result["rows"] if row["row"] == lengths[0] and "refused" not in row]
+    if profile is not None and measured:
+        _set_checkpointing(model, measured[-1])
+        write_profile(policy, _params(source, lengths[0], measured[-1], toy), lengths[0], profile)
     return result
 
 
