@@ -135,7 +135,8 @@ def check_table(checks: Sequence[dict[str, Any]]) -> str:
 
 def update_table(updates: Sequence[dict[str, Any]]) -> str:
     rows: list[Sequence[str]] = []
-    for row in updates:
+    late = [row for row in updates if row.get("refused", "").startswith("not measured")]
+    for row in (row for row in updates if row not in late):
         start = (row["shape"], f"{row['row']:,}", "yes" if row["checkpointing"] else "no")
         if "refused" in row:
             rows.append((*start, row["refused"][:60], "", "", "", ""))
@@ -159,7 +160,8 @@ def update_table(updates: Sequence[dict[str, Any]]) -> str:
         rows,
     )
     published = table(("published, to compare with", "tokens/s", "MFU", "on", "source"), YARDSTICKS)
-    return f"{measured}\n\n{published}"
+    sentence = f"{len(late)} rows were not begun, for lack of time.\n\n" if late else ""
+    return f"{measured}\n\n{sentence}{published}"
 
 
 def step_table(steps: Sequence[dict[str, Any]]) -> str:

@@ -99,10 +99,13 @@ def main(
 
 
 def _params(source: Path, engine: str, toy: bool) -> Any:
-    sizes = ("rl.prompts_per_step=4", "rl.group_size=4", "rl.minibatches=1") if toy else ()
-    tokens, most = 32 if toy else RESPONSE, 256 if toy else 1024  # the preset's 256 responses at a time suit 24 GB
+    sizes: tuple[str, ...] = ("rl.prompts_per_step=4", "rl.group_size=4", "rl.minibatches=1") if toy else ()
+    tokens = 32 if toy else RESPONSE
+    large = torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory > 70 * GIB
+    if large and not toy:  # the preset is for 24 GB, and samples 256 responses at a time there
+        sizes += ("hardware=1x80GB", "rollout.max_sequences=1024")
     return preset_params(
         PRESET, source, f"prompt.max_tokens={PROMPT}", f"rl.steps={STEPS}", f"rl.max_tokens={tokens}",
-        f"rollout.engine={engine}", f"rollout.max_sequences={most}",
+        f"rollout.engine={engine}",
         f"rollout.vllm.max_model_length={PROMPT + tokens}", *sizes,
     )  # fmt: skip

@@ -76,6 +76,30 @@ def test_swiglu_keeps_its_inputs_alone_for_the_gradient() -> None:
     assert sorted(tensor.data_ptr() for tensor in kept) == sorted((gate.data_ptr(), up.data_ptr()))
 
 
+def test_a_kernel_is_made_for_the_width_of_a_model_and_for_any_number_of_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton reads 16 bytes at a time only where it knows that rows are a multiple of 16 long."""
+    widths: list[tuple[str, ...]] = []
+
+    def shapes(graph: Any, _: Any) -> Any:
+        tensors = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        widths.append(tuple(str(tensor.shape[-1]) for tensor in tensors if isinstance(tensor, torch.Tensor)))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile.func, backend=shapes))
+    torch._dynamo.reset()
+    fused._compile_once.cache_clear()
+    for tokens in (5, 7, 48):
+        fused.swiglu(torch.randn(1, tokens, 32), torch.randn(1, tokens, 32))
+    assert widths == [("32", "32")], "one kernel for all lengths"
+    for tokens in (5, 7, 48):
+        query, key, angles = torch.randn(1, 4, tokens, 16), torch.randn(1, 2, tokens, 16), torch.randn(1, tokens, 16)
+        fused.rotate(query, key, angles.cos(), angles.sin())
+    assert widths == [("32", "32"), ("16",) * 4]
+    fused._compile_once.cache_clear()
+
+
 def test_other_functions_stay_as_they_are() -> None:
     plain = modeling_cohere.apply_rotary_pos_emb  # turns neighbours, not halves
     gelu = GemmaMLP(GemmaConfig(hidden_size=8, intermediate_size=12, hidden_act="gelu_pytorch_tanh"))
