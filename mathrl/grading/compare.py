@@ -22,6 +22,7 @@ from mathrl.grading.words import (
     option,
     plain_words,
     roman_number,
+    same_time,
     same_words,
     unwrap,
 )
@@ -134,10 +135,13 @@ def _compare_texts(truth: str, answer: str) -> Match:
         letter, content = labelled
         claimed = option(answer) or leading_option(answer)
         return Match(claimed == letter, "option", "") if claimed else compare(content, answer)
+    time = same_time(truth, answer)
+    if time is not None:
+        return Match(time, "time", "" if time else "different times")
     words = same_words(truth, answer)
     if words is not None:
         return Match(words, "words", "" if words else "different words")
-    truth, answer = _digits_of_words(truth), _digits_of_words(answer)
+    truth, answer = _symbols_of_words(truth), _symbols_of_words(answer)
     try:
         verdict = _compare_trees(truth, answer)
     except OutOfTime:
@@ -205,14 +209,27 @@ _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
 _LONG_WORD = re.compile(r"[A-Za-z]{3,}")
 
 
-_REALS = frozenset(["all real numbers", "all reals", "real numbers", "any real number"])
+_SYMBOLS = dict.fromkeys(["all real numbers", "all reals", "real numbers", "any real number"], "\\mathbb{R}")
+_SYMBOLS |= dict.fromkeys(["infinity", "positive infinity", "plus infinity"], "\\infty")
+_SYMBOLS |= dict.fromkeys(["negative infinity", "minus infinity"], "-\\infty")
+_ALL_BUT = re.compile(
+    r"(?:all|any|every) real (?:numbers? |values? )?(?:of )?\$?(?:[a-z]\$? )?"
+    r"(?:except|excluding|other than)(?: for| when)? \$?(?:[a-z] ?= ?)?([^$]+)\$?"
+)
+_TO = re.compile(r"(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)")
 
 
-def _digits_of_words(text: str) -> str:
-    """The text in symbols if it spells a number or the real line in words, else as it is."""
+def _symbols_of_words(text: str) -> str:
+    """The text in symbols if it spells a number, a ratio, infinity or a set of reals in words, else as it is."""
     words = plain_words(text) or ""
-    if words in _REALS:
-        return "\\mathbb{R}"
+    if words in _SYMBOLS:
+        return _SYMBOLS[words]
+    spaced = " ".join(unwrap(text).split())
+    if left_out := _ALL_BUT.fullmatch(spaced):
+        values = left_out[1].replace(" and ", ", ")
+        return f"\\mathbb{{R}} \\setminus \\{{{values}\\}}" if not prose_words(values) else text
+    if ratio := _TO.fullmatch(spaced):
+        return f"{ratio[1]}:{ratio[2]}"
     number = number_in_words(words) if words else None
     number = roman_number(unwrap(text).strip()) if number is None else number
     return text if number is None else str(number)

@@ -120,8 +120,7 @@ def tokenize(text: str) -> list[Token]:
         elif kind == "name":
             tokens.extend(_name_tokens(value, spaced, tokens))
         elif kind == "han":
-            count = chinese_number(value)
-            tokens.append(Token("text", value, spaced) if count is None else Token("num", str(count), spaced))
+            tokens.extend(_han_tokens(value, spaced))
         elif kind in ("letter", "num"):
             tokens.append(Token("num" if kind == "num" else "name", value, spaced))
         elif kind == "ell":
@@ -136,6 +135,27 @@ def tokenize(text: str) -> list[Token]:
             raise ParseError("too many tokens")
     tokens.append(Token("end", "", False))
     return tokens
+
+
+_HAN_NUMBER = re.compile(
+    r"([零一二三四五六七八九十百千万两〇]+)(?:分之([零一二三四五六七八九十百千万两〇]+)|(?=([个只本张条名位块棵件辆支元人种次天岁页])))"
+)
+
+
+def _han_tokens(run: str, spaced: bool) -> list[Token]:
+    """Chinese characters: a numeral, 三分之一 as 1/3, a numeral before a measure word, or words."""
+    count = chinese_number(run)
+    if count is not None:
+        return [Token("num", str(count), spaced)]
+    match = _HAN_NUMBER.match(run)
+    first, second = (chinese_number(part or "") for part in (match[1], match[2])) if match else (None, None)
+    if match is None or first is None or (match[2] and second is None):
+        return [Token("text", run, spaced)]
+    rest = [Token("text", run[match.end() :], False)] if match.end() < len(run) else []
+    value = [Token("num", str(first), spaced)]
+    if second is not None:
+        value = tokenize(f"\\frac{{{second}}}{{{first}}}")[:-1]
+    return [*value, *rest]
 
 
 _SEPARATOR = re.compile(

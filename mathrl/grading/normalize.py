@@ -94,6 +94,14 @@ _ORDINAL = re.compile(
     r"(?<=\d)\s?(?:\^\s*\{\s*\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}|\^\s*\{\s*(?:st|nd|rd|th)\s*\}|"
     r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}|(?:st|nd|rd|th)(?![a-zA-Z]))"
 )
+_TEMPERATURE = re.compile(
+    r"\^?\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*([CF])\s*\}|([CF])(?![A-Za-z]))"
+)
+_CYCLIC = re.compile(r"\\mathbb\s*\{?Z\}?\s*/\s*\(?(\d+|[a-z])\)?\s*\\mathbb\s*(?:\{Z\}|Z)")
+_POINT_GROUPS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.,])")
+_DISTRIBUTIONS = {"Bin": "Binomial", "Binom": "Binomial", "Unif": "Uniform", "Pois": "Poisson", "Geom": "Geometric"}
+_DISTRIBUTION = re.compile(rf"\\(?:text|mathrm|operatorname)\s*\{{({'|'.join(_DISTRIBUTIONS)})\}}(?=\s*\()")
+_HAN_TEXT = re.compile(r"\\text\s*\{\s*([\u3400-\u9fff]+)\s*\}")
 _HAS_SUFFIX = re.compile(r"(?:st|nd|rd|th|\.\s?m)\b", re.IGNORECASE)
 _CURRENCY = re.compile(r"^(USD|US\s?\\?\$|EUR|RMB|Rs\.?)\s*([\d.,]*\d)(?=\D|$)")
 _NOON = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
@@ -147,11 +155,16 @@ def canonical(text: str) -> str:
     '( -1 , 2  )'
     """
     text = _CURRENCY.sub(r"\2\\text{ \1}", strip_wrappers(ascii_math(text)))
+    if text.count(".") > 1:
+        text = _POINT_GROUPS.sub(lambda m: m[0].replace(".", ""), text)
     if _HAS_SUFFIX.search(text):
         text = _NOON.sub(r"\1m", _ORDINAL.sub("", text))
     if "\\" in text:
         text = _SET_BRACE.sub(r"\\\1", text)
         text = _ALIGNED.sub(" ", _SIZING.sub(" ", text))
+        text = _TEMPERATURE.sub(lambda m: f"\\text{{ {'celsius' if 'C' in m[0] else 'fahrenheit'}}}", text)
+        text = _DISTRIBUTION.sub(lambda m: f"\\text{{{_DISTRIBUTIONS[m[1]]}}}", text)
+        text = _CYCLIC.sub(r"\\mathbb{Z}_{\1}", _HAN_TEXT.sub(r"\1", text))
         text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
         text = strip_wrappers(text)
     return text

@@ -271,6 +271,9 @@ class Parser(Cursor):
         raise ParseError(f"unexpected {token.value!r}")
 
     def name(self, name: str) -> Node:
+        if len(self.tokens) - self.i > 4 and name not in _APPLICABLE and self.defines():
+            self.i += 3
+            return sym(name)
         if name in _APPLICABLE and self.at("(") and not self.tokens[self.i].spaced:
             self.take()
             inside = self.items(")")
@@ -281,6 +284,13 @@ class Parser(Cursor):
             if changed is not None:
                 return changed
         return Node("const", (name,)) if name in ("i", "e") else sym(name)
+
+    def defines(self) -> bool:
+        """Whether (x) = … x … follows the first name of a clause: y(x) = 2x is y = 2x."""
+        opened, argument, closed, equals, *rest = self.tokens[self.i :]
+        first = self.i == 1 or self.tokens[self.i - 2].value in (",", ";")
+        marks = opened.value + closed.value + equals.value == "()="
+        return first and marks and argument.kind == "name" and argument.value in [token.value for token in rest]
 
     def extension(self, field: Node) -> Node:
         r"""\mathbb{Q}(\sqrt2), \mathbb{Z}[i], \mathbb{E}[X]: a field, ring or mean of what is in the brackets."""

@@ -284,6 +284,8 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
     both = kinds(truth) | kinds(answer)
     if "cross" in both or "dot" in both:
         truth, answer = plain_products(truth, answer)
+    truth, answer = _plain_segments(truth, answer), _plain_segments(answer, truth)
+    truth, answer = _written_out(truth, answer), _written_out(answer, truth)
     if symbols(truth) == symbols(answer):
         return truth, answer
     truth, answer = _unit_vectors(truth, answer)
@@ -292,11 +294,39 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
     return _rename_constants(truth, answer)
 
 
+def _nodes(node: Node, kind: str) -> list[Node]:
+    """All parts of a kind."""
+    return [*([node] if node.kind == kind else []), *(found for part in children(node) for found in _nodes(part, kind))]
+
+
+def _plain_segments(node: Node, other: Node) -> Node:
+    r"""\overline{AB} as AB where the other side writes no bar."""
+    segment = node.kind == "app" and node.args[0] in ("overline", "bar") and node.args[1].kind == "sym"
+    segment = segment and len(node.args[1].args[0]) == 2
+    return Node("mul", (tuple(map(sym, node.args[1].args[0])),)) if segment and not _nodes(other, "app") else node
+
+
+def _written_out(node: Node, other: Node) -> Node:
+    r"""y' as \frac{dy}{dx} where the other side writes it so."""
+    written: dict[str, set[Node]] = {}
+    for part in _nodes(other, "app"):
+        order = re.match(r"d\^(\d)/", part.args[0])
+        if order and part.args[1].kind == "sym":
+            written.setdefault(part.args[1].args[0] + "'" * int(order[1]), set()).add(part)
+    names = {name: parts.pop() for name, parts in written.items() if len(parts) == 1 and name in symbols(node)}
+    return substitute(node, names) if names else node
+
+
 def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
     r"""3i-4j beside 3\hat{i}-4\hat{j}: plain letters are unit vectors where the other side marks them."""
     marked = [any(name.startswith("\\hat") for name in symbols(node)) for node in (truth, answer)]
     if marked[0] == marked[1]:
         return truth, answer
+    vector = answer if marked[0] else truth
+    if vector.kind == "tuple" and len(vector.args[2]) in (2, 3):
+        units = [sym(f"\\hat{{{name}}}") for name in "ijk"]
+        total = Node("add", (tuple(Node("mul", (pair,)) for pair in zip(vector.args[2], units, strict=False)),))
+        return (truth, total) if marked[0] else (total, answer)
     plain = answer if marked[0] else truth
     if not symbols(plain) & {"j", "k"} or symbols(plain) - {"j", "k"}:
         return truth, answer

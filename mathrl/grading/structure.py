@@ -157,6 +157,9 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
     if len(truth_items) > MAX_ITEMS or len(answer_items) > MAX_ITEMS:
         raise Refused("a list too long")
     if all(is_assignment(part) for part in (*truth_items, *answer_items)):
+        named = [{key(part.args[1][0]): part for part in items} for items in (truth_items, answer_items)]
+        if named[0].keys() == named[1].keys() and len(named[0]) == len(truth_items) == len(answer_items):
+            return _in_order(list(named[0].values()), [named[1][name] for name in named[0]])
         return _in_any_order(truth_items, answer_items)
     joiners = [node.args[1] for node in (truth, answer) if node.kind == "list" and len(node.args) > 1]
     if joiners in (["and", "or"], ["or", "and"]) and all(item.kind == "sym" for item in (*truth_items, *answer_items)):
@@ -264,7 +267,7 @@ def _tuples(truth: Node, answer: Node) -> bool | None:
         return (own, other) if tuple_node is truth else (other, own)
 
     if counterpart.kind == "list":
-        if tuple_node.args[:2] != ("(", ")"):
+        if tuple_node.args[:2] != ("(", ")") and len(tuple_parts) < 3:  # an interval
             return False
         return _in_order(*truth_first(tuple_parts, _assigned_values(counterpart.args[0]) or counterpart.args[0]))
     if counterpart.kind == "matrix":

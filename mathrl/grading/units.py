@@ -322,6 +322,8 @@ def qualify(node: Node, text: str, letters: bool = False, front: bool = False) -
     first, _, rest = head.partition(" ")
     if head in PERCENT_WORDS:
         return Node("percent", (node,))
+    if first in DEGREE_WORDS and rest in ("celsius", "fahrenheit", "c", "f"):
+        return Node("unit", (node, "celsius" if rest[0] == "c" else "fahrenheit", False))
     if first in DEGREE_WORDS:
         return qualify(Node("degree", (node,)), text.strip()[len(first) :]) if rest else Node("degree", (node,))
     based = _BASE.fullmatch(head)

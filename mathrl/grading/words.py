@@ -27,6 +27,14 @@ _NONE = frozenset(
 _EXISTENCE = re.compile(
     r"(?:there (?:is|are|exists?|exist)|(?:the |this )?(?:equation|system|inequality|problem) has|it has|we have)\s+"
 )
+# Words for one another; words that say nothing; words that only name what is spoken of and may be left out.
+_SAME_WORD = {"是的": "是", "对的": "对", "正确": "对", "错误": "错", "不正确": "错", "convergent": "converges"}
+_SAME_WORD |= {"converge": "converges", "divergent": "diverges", "diverge": "diverges"}
+_SAME_WORD |= {"increases": "increasing", "decreases": "decreasing"}
+_FILLERS = frozenset("the an it is are this that".split())
+_SUBJECTS = frozenset("series sequence function integral limit equation statement".split())
+_DECISION = re.compile(r"(yes|no|true|false)\s*(?:[,.;:]|\s-|$)(.*)", re.IGNORECASE | re.DOTALL)
+_HEDGES = r"\b(?:or|but|maybe|perhaps|unless|if|only|except"
 _EMPTY_SETS = ("\\emptyset", "\\varnothing", "\\{\\}")
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
@@ -68,7 +76,7 @@ def plain_words(text: str) -> str | None:
         inner = inner[1:-1].strip()
     inner = inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ")
     none = _EXISTENCE.sub("", inner)
-    return (none if none in _NONE else inner) or None
+    return none if none in _NONE else _SAME_WORD.get(inner, inner) or None
 
 
 def number_in_words(words: str) -> int | None:
@@ -109,6 +117,55 @@ def roman_number(text: str) -> int | None:
         return None
     values = [_ROMAN_VALUES[letter] for letter in text]
     return sum(-value if value < max(values[i:]) else value for i, value in enumerate(values))
+
+
+def _content(words: str) -> tuple[list[str], frozenset[str]]:
+    """The words that make an answer, and what they are said of: "the series converges" as converges, of a series."""
+    kept: list[str] = []
+    pieces = words.replace(",", " ").split()
+    for i, word in enumerate(pieces):
+        article = (
+            word == "a"
+            and pieces[i + 1 :]
+            and pieces[i + 1] not in ("and", "or")
+            and (i == 0 or pieces[i - 1] in _FILLERS)
+        )
+        if word not in _FILLERS and not article:
+            kept.append(_SAME_WORD.get(word, word))
+    return [word for word in kept if word not in _SUBJECTS], _SUBJECTS.intersection(kept)
+
+
+def _decision(text: str) -> str | None:
+    """The yes, no, true or false with which an answer begins, if what follows does not take it back."""
+    match = _DECISION.match(unwrap(text).strip())
+    if match is None:
+        return None
+    decided = match[1].lower()
+    contrary = "no|false|not" if decided in ("yes", "true") else "yes|true"
+    return None if re.search(rf"{_HEDGES}|{contrary})\b", match[2], re.IGNORECASE) else decided
+
+
+_CLOCK = re.compile(r"(?:at )?(\d{1,2})(?:[:.](\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+
+
+def same_time(truth: str, answer: str) -> bool | None:
+    """Whether two times of day agree; None where neither has a.m. or p.m. A time without it may be either.
+
+    >>> same_time("3:30 PM", "15:30"), same_time("3:30 PM", "3:30"), same_time("3 pm", "3 am"), same_time("3:30", "7:2")
+    (True, True, False, None)
+    """
+    times = [_CLOCK.fullmatch(_SPACING.sub(" ", unwrap(text)).strip(" .")) for text in (truth, answer)]
+    if None in times or not any(time[3] for time in times if time):
+        return None
+    minutes, exact = [], True
+    for time in times:
+        assert time is not None
+        hour, half = int(time[1]), (time[3] or "").lower()
+        if hour > 23 or (half and not 0 < hour < 13) or (not half and not time[2]):
+            return None
+        exact = exact and (bool(half) or hour > 12 or hour == 0)
+        minutes.append((hour % 12 + 12 * (half == "p") if half else hour) * 60 + int(time[2] or 0))
+    return (minutes[0] - minutes[1]) % (1440 if exact else 720) == 0
 
 
 _HAN_DIGITS = {char: n for n, char in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
@@ -197,6 +254,9 @@ def same_words(truth: str, answer: str) -> bool | None:
     several = option_set(truth) or option_set(answer)
     if several is not None:
         return option_set(truth, True) == option_set(answer, True)
+    decided = _decision(truth)
+    if decided is not None and (answered := _decision(answer)) is not None:
+        return answered == decided
     truth_words, answer_words = plain_words(truth), plain_words(answer)
     if truth_words is None:
         return answer_words in _NONE if truth.strip() in _EMPTY_SETS and answer_words is not None else None
@@ -217,6 +277,9 @@ def same_words(truth: str, answer: str) -> bool | None:
         return None
     if truth_words == answer_words:
         return True
+    (content, subjects), (answer_content, answer_subjects) = _content(truth_words), _content(answer_words)
+    if content and content == answer_content:
+        return subjects == answer_subjects or not subjects or not answer_subjects
     first, second = number_in_words(truth_words), number_in_words(answer_words)
     if first is not None and second is not None:
         return first == second

@@ -62,7 +62,7 @@ def replaced(text: str, rng: random.Random) -> Iterator[tuple[str, str, str]]:
 
 # Texts in which a token may change while the meaning stays, with the reason.
 SAME_MEANING = re.compile(
-    r"[({]*\(?[A-C]\)"  # the content of an option does not count
+    r"[({]*\(?[A-C]\)|\\text\{B\. "  # the content of an option does not count
     r"|^\\angle A|^[a-zA-Z](?:\^\{-1\})?[(_]\w\)? ?=|\\overline\{AB\}"  # names of functions and variables
     r"|.*\\pi"  # names of integers beside pi; periods of a cosine
     r"|.*\\begin\{(?:cases|array)\}"  # where cases meet or overlap with one value; columns
