@@ -112,14 +112,10 @@ def test_a_start_that_takes_longer_than_the_limit_costs_no_pair_but_does_not_hol
     patient, hasty = SymbolicEngine(limit=2.0, patience=120.0), SymbolicEngine(limit=0.01, patience=0.0)
     pair = ("\\boxed{2\\sum_{m=1}^n m}", "\\sum_{j=1}^n 2j")
     assert grade(*pair, engine=hasty).reason == "the symbolic engine is still starting"
-    starting = threading.Thread(target=hasty.warm_up)
-    starting.start()
-    while not hasty._lock.locked():
-        time.sleep(0.001)
-    assert hasty.ask("x", "y") == (False, "the symbolic engine is busy")
+    with hasty._lock:  # as `warm_up` of another thread holds it
+        assert hasty.ask("x", "y") == (False, "the symbolic engine is busy")
     assert [patient.ask("4", "so \\boxed{4}", "whole") for _ in range(2)] == [(True, "")] * 2
     assert patient.warm_up() and grade(*pair, engine=patient).correct, "what passes by is not remembered"
-    starting.join()
     for engine in (patient, hasty):
         engine.close()
 
