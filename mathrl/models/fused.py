@@ -1,4 +1,4 @@
-"""Elementwise parts of a decoder layer as one kernel each on a GPU: SwiGLU and rotary positions.
+"""Elementwise parts of a model as one kernel each on a GPU: SwiGLU, rotary positions, and what follows the logits.
 
 torch.compile makes these kernels and those of their gradients, so no package beside torch is needed (Liger Kernel
 has them as Triton programs of its own). They compute in float32 inside and round once. A CPU keeps the functions of
@@ -30,7 +30,7 @@ def use_fused_elementwise(network: nn.Module) -> None:
     Trials decide: on the functions, since names do not tell, and on the compiler, since without one the plain
     functions serve; that is logged.
     """
-    if _compiles(next(network.parameters()).device.type):
+    if compiles(next(network.parameters()).device.type):
         exchange_elementwise(network)
 
 
@@ -70,6 +70,33 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     return pair
 
 
+def score_tokens(
+    logits_nV: Tensor, targets_n: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of the targets, log of the sum of exp(logits / temperature), and entropies (empty unless asked for)."""
+    scores: tuple[Tensor, Tensor, Tensor] = _compile_once(_score_tokens)(
+        _with_fixed(logits_nV, 1), targets_n, temperature, entropy
+    )
+    return scores
+
+
+def logit_slopes(
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    temperature: float,
+    sums_n: Tensor,
+    scale_n: Tensor,
+    entropies_n: Tensor,
+    entropy_scale_n: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The gradient of the logits, rounded once: (p - 1_y) scale + p (log p + H) entropy_scale, with the sums' logs."""
+    slopes_nV: Tensor = _compile_once(_logit_slopes)(
+        _with_fixed(logits_nV, 1), targets_n, temperature, sums_n, scale_n, entropies_n, entropy_scale_n, dtype
+    )
+    return slopes_nV
+
+
 def _with_fixed(x: Tensor, *dimensions: int) -> Tensor:
     """The tensor; a kernel is made for its own size of these dimensions, and for any size of the others.
 
@@ -88,6 +115,38 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def _rotate_eager(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin = cos[:, None], sin[:, None]
     return query * cos + _quarter_turn(query) * sin, key * cos + _quarter_turn(key) * sin
+
+
+def _score_tokens(
+    logits_nV: Tensor, targets_n: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    z_nV = logits_nV / temperature
+    sums_n = z_nV.logsumexp(-1)
+    logprobs_n = z_nV.gather(1, targets_n[:, None])[:, 0] - sums_n
+    if not entropy:
+        return logprobs_n, sums_n, sums_n[:0].clone()
+    minus_nV = sums_n[:, None] - z_nV
+    return logprobs_n, sums_n, torch.where(minus_nV < torch.inf, minus_nV * (-minus_nV).exp(), 0.0).sum(-1)
+
+
+def _logit_slopes(
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    temperature: float,
+    sums_n: Tensor,
+    scale_n: Tensor,
+    entropies_n: Tensor,
+    entropy_scale_n: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    logp_nV = logits_nV / temperature - sums_n[:, None]
+    p_nV = logp_nV.exp()
+    chosen_nV = torch.arange(logits_nV.shape[1], device=logits_nV.device) == targets_n[:, None]
+    slopes_nV = torch.where(chosen_nV, p_nV - 1, p_nV) * scale_n[:, None]  # p - 1_y, before anything is rounded
+    if entropy_scale_n is not None:
+        above_nV = torch.where(p_nV > 0, logp_nV + entropies_n[:, None], 0.0)
+        slopes_nV = slopes_nV + p_nV * above_nV * entropy_scale_n[:, None]
+    return slopes_nV.to(dtype)
 
 
 def _quarter_turn(x: Tensor) -> Tensor:
@@ -139,18 +198,21 @@ def _is_rotary(function: Callable[..., Any]) -> bool:
 
 
 @cache
-def _compiles(device: str) -> bool:
-    """Whether both compile here, with their gradients, and give what the plain functions give."""
+def compiles(device: str) -> bool:
+    """Whether all compile here, with their gradients, and give what the plain functions give."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, torch.bfloat16).requires_grad_()
 
     query, key = random(1, 5, 4, 8).transpose(1, 2), random(1, 5, 2, 8).transpose(1, 2)
-    angles = random(1, 5, 8).detach()
-    cases: tuple[tuple[Any, Any, tuple[Tensor, ...]], ...] = (
+    angles, logits = random(1, 5, 8).detach(), random(3, 17).detach().float()
+    targets, numbers = torch.tensor([0, 16, 4], device=device), logits[:, 0]
+    cases: tuple[tuple[Any, Any, tuple[Any, ...]], ...] = (
         (_swiglu, swiglu, (random(1, 5, 12), random(1, 5, 12))),
         (_rotate_eager, rotate, (query, key, angles.cos(), angles.sin())),
+        (_score_tokens, score_tokens, (logits, targets, 0.7, True)),
+        (_logit_slopes, logit_slopes, (logits, targets, 0.7, *[numbers] * 4, torch.bfloat16)),
     )
     try:
         for plain, compiled, arguments in cases:
@@ -159,15 +221,18 @@ def _compiles(device: str) -> bool:
                 raise RuntimeError("its results differ")
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # the last two: the C compiler's
         logging.getLogger(__name__).warning(
-            "SwiGLU and rotary positions are not fused: torch.compile failed (%s); `mathrl doctor` checks the compiler",
+            "SwiGLU, rotary positions and log-probs are not fused: torch.compile failed (%s); `mathrl doctor` checks "
+            "the compiler",
             " ".join(str(error).split())[:300],
         )
         return False
     return True
 
 
-def _values_and_gradients(function: Callable[..., Any], arguments: tuple[Tensor, ...]) -> list[Tensor]:
+def _values_and_gradients(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
     out = function(*arguments)
     outputs = list(out) if isinstance(out, tuple) else [out]
-    learning = [argument for argument in arguments if argument.requires_grad]
+    learning = [each for each in arguments if isinstance(each, Tensor) and each.requires_grad]
+    if not learning:
+        return outputs
     return [*outputs, *torch.autograd.grad(outputs, learning, [output.detach() for output in outputs])]

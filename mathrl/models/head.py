@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mathrl.models import fused
 from mathrl.models.shapes import MOST_LOGITS
 
 
@@ -44,7 +45,7 @@ class LogprobHead(nn.Linear):
         if targets_N is None:
             if hidden.device.type != "cpu" and hidden.dtype.itemsize < 4 and not torch.is_grad_enabled():
                 # For sampling, whose log-probs are compared with the trainer's: near 20 bfloat16 has steps of 0.125.
-                wide_nV = logits(hidden.flatten(0, -2), self.weight, self.bias, 1.0)
+                wide_nV = logits(hidden.flatten(0, -2), self.weight, self.bias)
                 return wide_nV.view(*hidden.shape[:-1], len(self.weight))
             return super().forward(hidden)
         return _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -68,46 +69,36 @@ class _TokenLogprobs(torch.autograd.Function):
         wide = torch.promote_types(weight_VD.dtype, torch.float32)
         logprobs_N = torch.empty(len(hidden_ND), dtype=wide, device=hidden_ND.device)
         entropies_N = torch.empty_like(logprobs_N if entropy else logprobs_N[:0])
+        sums_N = torch.empty_like(logprobs_N if _is_fused(hidden_ND) else logprobs_N[:0])
+        score = fused.score_tokens if len(sums_N) else _score_tokens
         for part in _slices(hidden_ND, weight_VD):
-            logp_nV = logits(hidden_ND[part], weight_VD, bias_V, temperature).log_softmax(-1)
-            torch.gather(logp_nV, 1, targets_N[part, None], out=logprobs_N[part, None])
-            if entropy:
-                p_nV = logp_nV.exp_()
-                torch.sum(torch.special.entr(p_nV, out=p_nV), -1, out=entropies_N[part])
-                del p_nV
-            del logp_nV  # before the next slice's logits are made
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, entropies_N)
+            logits_nV = logits(hidden_ND[part], weight_VD, bias_V)
+            logprobs_N[part], sums_N[part], entropies_N[part] = score(logits_nV, targets_N[part], temperature, entropy)
+            del logits_nV  # before the next slice's are made
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, entropies_N, sums_N)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return logprobs_N, entropies_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor | None, grad_entropy_N: Tensor | None) -> Any:  # type: ignore[override]
-        hidden_ND, weight_VD, bias_V, targets_N, entropies_N = ctx.saved_tensors
+        hidden_ND, weight_VD, bias_V, targets_N, entropies_N, sums_N = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         wide = torch.promote_types(weight_VD.dtype, torch.float32)
-        scale_N1 = (entropies_N.new_zeros(len(hidden_ND)) if grad_N is None else grad_N)[:, None] / -ctx.temperature
+        scale_N = (entropies_N.new_zeros(len(hidden_ND)) if grad_N is None else grad_N) / -ctx.temperature
+        entropy_scale_N = None if grad_entropy_N is None else grad_entropy_N / -ctx.temperature
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if needs_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if needs_bias and bias_V is not None else None
+        slopes = fused.logit_slopes if len(sums_N) else _logit_slopes
         for part in _slices(hidden_ND, weight_VD):
-            logits_nV = logits(hidden_ND[part], weight_VD, bias_V, ctx.temperature)
-            if grad_entropy_N is None:
-                minus_nV = torch.softmax(logits_nV, -1)
-                del logits_nV
-                ones_n1 = minus_nV.new_ones(()).expand(len(minus_nV), 1)
-                minus_nV.scatter_add_(1, targets_N[part, None], -ones_n1)  # p - 1_y, before anything is rounded
-                slope_nV = torch.empty_like(minus_nV, dtype=weight_VD.dtype)
-                torch.mul(minus_nV, scale_N1[part], out=slope_nV)
-                del minus_nV
-            else:
-                logp_nV = logits_nV.log_softmax(-1)
-                del logits_nV
-                above_nV = logp_nV + entropies_N[part, None]
-                above_nV.mul_(grad_entropy_N[part, None] / -ctx.temperature).add_(scale_N1[part])
-                wide_nV = logp_nV.exp_().mul_(above_nV).nan_to_num_(0.0)
-                slope_nV = wide_nV.scatter_add_(1, targets_N[part, None], -scale_N1[part]).to(weight_VD.dtype)
-                del logp_nV, above_nV, wide_nV
+            above_n = None if entropy_scale_N is None else entropy_scale_N[part]
+            logits_nV = logits(hidden_ND[part], weight_VD, bias_V)
+            slope_nV = slopes(
+                logits_nV, targets_N[part], ctx.temperature, sums_N[part], scale_N[part], entropies_N[part], above_n,
+                weight_VD.dtype,
+            )  # fmt: skip
+            del logits_nV
             if grad_hidden_ND is not None:
                 grad_hidden_ND[part] = slope_nV @ weight_VD
             if grad_weight_VD is not None:
@@ -118,16 +109,62 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None
 
 
+def _score_tokens(
+    logits_nV: Tensor, targets_n: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`fused.score_tokens` step by step, without the sums; the logits are divided by the temperature in place."""
+    logp_nV = _cool(logits_nV, temperature).log_softmax(-1)
+    logprobs_n = logp_nV.gather(1, targets_n[:, None])[:, 0]
+    if not entropy:
+        return logprobs_n, logprobs_n[:0], logprobs_n[:0]
+    p_nV = logp_nV.exp_()
+    return logprobs_n, logprobs_n[:0], torch.special.entr(p_nV, out=p_nV).sum(-1)
+
+
+def _logit_slopes(
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    temperature: float,
+    _sums_n: Tensor,
+    scale_n: Tensor,
+    entropies_n: Tensor,
+    entropy_scale_n: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`fused.logit_slopes` step by step; the logits are divided by the temperature in place."""
+    scale_n1, target_n1 = scale_n[:, None], targets_n[:, None]
+    _cool(logits_nV, temperature)
+    if entropy_scale_n is None:
+        minus_nV = torch.softmax(logits_nV, -1)
+        ones_n1 = minus_nV.new_ones(()).expand(len(minus_nV), 1)
+        minus_nV.scatter_add_(1, target_n1, -ones_n1)  # p - 1_y, before anything is rounded
+        return torch.mul(minus_nV, scale_n1, out=torch.empty_like(minus_nV, dtype=dtype))
+    logp_nV = logits_nV.log_softmax(-1)
+    above_nV = logp_nV + entropies_n[:, None]
+    above_nV.mul_(entropy_scale_n[:, None]).add_(scale_n1)
+    wide_nV = logp_nV.exp_().mul_(above_nV).nan_to_num_(0.0)
+    return wide_nV.scatter_add_(1, target_n1, -scale_n1).to(dtype)
+
+
+def _is_fused(hidden_ND: Tensor) -> bool:
+    """Whether each pass over the logits is one kernel, which on a CPU would bring nothing."""
+    return hidden_ND.device.type != "cpu" and fused.compiles(hidden_ND.device.type)
+
+
 def _slices(hidden_ND: Tensor, weight_VD: Tensor) -> Iterator[slice]:
     rows = max(1, most_logits(hidden_ND.device) // weight_VD.shape[0])
     return (slice(first, first + rows) for first in range(0, len(hidden_ND), rows))
 
 
-def logits(hidden_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    """The head's output divided by the temperature, at least in float32."""
+def logits(hidden_nD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+    """The head's output, at least in float32."""
     logits_nV = wide_product(hidden_nD.to(weight_VD.dtype), weight_VD)
     if bias_V is not None:
         logits_nV += bias_V
+    return logits_nV
+
+
+def _cool(logits_nV: Tensor, temperature: float) -> Tensor:
     return logits_nV.div_(temperature) if temperature != 1 else logits_nV
 
 

@@ -113,12 +113,12 @@ def test_without_a_compiler_the_plain_functions_serve(
         raise RuntimeError("no C compiler")
 
     monkeypatch.setattr(fused, "_compile_once", lambda function: fails)
-    fused._compiles.cache_clear()
+    fused.compiles.cache_clear()
     model = network()
     use_fused_elementwise(model)
     assert "torch.compile failed (no C compiler)" in caplog.text
     assert not any(isinstance(module, FusedSwiGLU) for module in model.modules())
-    fused._compiles.cache_clear()
+    fused.compiles.cache_clear()
 
 
 def test_a_process_with_models_of_two_precisions_compiles_every_variant(monkeypatch: pytest.MonkeyPatch) -> None:

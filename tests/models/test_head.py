@@ -1,19 +1,28 @@
 """The head that gives log-probs without keeping logits, against plain autograd."""
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from mathrl.models import head
+from mathrl.models import fused, head
 from mathrl.models.head import LogprobHead
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from tests.models.test_packing import random_groups, reference
 
 N, D, V = 11, 6, 17
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew() -> Iterator[None]:
+    fused._compile_once.cache_clear()
+    yield
+    fused._compile_once.cache_clear()
 
 
 def plain(
@@ -26,17 +35,21 @@ def plain(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("used", ["log-probs", "entropies", "both"])
 @pytest.mark.parametrize("rows", [2, 100])
+@pytest.mark.parametrize("compiled", [False, True])
 def test_log_probs_entropies_and_gradients_in_float64(
-    bias: bool, used: str, rows: int, monkeypatch: pytest.MonkeyPatch
+    bias: bool, used: str, rows: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`compiled` is what a GPU takes, but for the last step, its code."""
     monkeypatch.setattr(head, "MOST_LOGITS", rows * V)
+    monkeypatch.setattr(head, "_is_fused", lambda hidden_ND: compiled)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch.manual_seed(0)
     linear = torch.nn.Linear(D, V, bias=bias, dtype=torch.float64)
-    fused = copy.deepcopy(linear)
-    fused.__class__ = LogprobHead
+    without_logits = copy.deepcopy(linear)
+    without_logits.__class__ = LogprobHead
     hidden_ND, targets_N = torch.randn(N, D, dtype=torch.float64), torch.randint(0, V, (N,))
     results = []
-    for layer, function in ((linear, plain), (fused, lambda layer, *args: layer(*args, entropy=True))):
+    for layer, function in ((linear, plain), (without_logits, lambda layer, *args: layer(*args, entropy=True))):
         inputs = (3 * hidden_ND).clone().requires_grad_()
         logprobs_N, entropies_N = function(layer, inputs, targets_N, 0.7)
         weights_N = torch.linspace(-1, 2, N, dtype=torch.float64)
@@ -49,6 +62,23 @@ def test_log_probs_entropies_and_gradients_in_float64(
         results.append([logprobs_N.detach(), entropies_N.detach(), *grads])
     for got, expected in zip(*reversed(results), strict=True):
         assert expected.abs().max() > 0.1 and torch.allclose(got, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_a_logit_of_minus_infinity_has_no_share(entropy: bool) -> None:
+    """Some models pad their vocabulary with such logits."""
+    logits_nV = torch.tensor([[1.0, 2.0, -torch.inf], [0.0, -torch.inf, -torch.inf]])
+    targets_n, scale_n = torch.tensor([1, 0]), torch.ones(2)
+    for score, slopes in ((fused._score_tokens, fused._logit_slopes), (head._score_tokens, head._logit_slopes)):
+        logprobs_n, sums_n, entropies_n = score(logits_nV.clone(), targets_n, 1.0, entropy)
+        p = 1 / (1 + math.e)  # of the first logit
+        assert logprobs_n.tolist() == pytest.approx([math.log(1 - p), 0.0], abs=1e-6)
+        expected = [-p * math.log(p) - (1 - p) * math.log(1 - p), 0.0]
+        assert entropies_n.tolist() == pytest.approx(expected if entropy else [], abs=1e-6)
+        above_n = scale_n if entropy else None
+        found = slopes(logits_nV.clone(), targets_n, 1.0, sums_n, scale_n, entropies_n, above_n, torch.float32)
+        more = [p * (math.log(p) + expected[0]), (1 - p) * (math.log(1 - p) + expected[0])] if entropy else [0.0, 0.0]
+        assert found.flatten().tolist() == pytest.approx([p + more[0], -p + more[1], 0.0, 0.0, 0.0, 0.0], abs=1e-6)
 
 
 def test_without_targets_it_is_the_layer_that_it_was() -> None:
