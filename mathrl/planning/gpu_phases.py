@@ -143,7 +143,6 @@ def gpu_update(
     recomputed: bool,
     trains_head: bool = True,
     gradient_bytes: float = 4.0,
-    tables: float = 2.0,
 ) -> Parts:
     """Activations, logits and new gradients of T tokens at the moment when they are most.
 
@@ -156,7 +155,6 @@ def gpu_update(
         gpu_memory: in bytes; it sets how many logits exist at a time (`mathrl.models.head.most_logits`).
         trains_head: no with adapters; the head's and the embedding's gradients then do not exist.
         gradient_bytes: of a new gradient: 4 in the torch learner, which adds in float32; DeepSpeed takes the weight's.
-        tables: of logits in float32 that exist at a time: 2.5 with a gradient of the entropy (rl.entropy_coef).
     """
     packed = rounded_up(tokens)
     heads = (shape.heads + shape.key_heads) * shape.head_width
@@ -171,7 +169,7 @@ def gpu_update(
         {
             **kept,
             "activations: after the last layer": 6.0 * packed * shape.width,
-            "logits": max(tables * table, product),
+            "logits": max(1.5 * table, product),  # in float32, and their gradient in bfloat16
             "gradient of the head": 4.0 * head,
         },
         {
@@ -191,7 +189,7 @@ def gpu_scoring(shape: ModelShape, tokens: int, gpu_memory: float) -> Parts:
     heads = (shape.heads + shape.key_heads) * shape.head_width
     moments: list[Parts] = [
         {"activations: one layer": packed * max(4.0 * shape.width + 6.0 * shape.mlp, 6.0 * shape.width + 4.0 * heads)},
-        {"hidden states": 4.0 * packed * shape.width, "logits": 2 * _table(shape, tokens, gpu_memory)},
+        {"hidden states": 4.0 * packed * shape.width, "logits": _table(shape, tokens, gpu_memory)},
     ]
     return max(moments, key=lambda parts: sum(parts.values()))
 

@@ -155,7 +155,6 @@ def _add_gpu_update(
             recomputed=section.gradient_checkpointing,
             trains_head=section.lora is None,
             gradient_bytes=4.0 if params.training.backend == "torch" else 2.0,
-            tables=2.5 if stage == "rl" and params.rl.loss.entropy_coef else 2.0,
         )
     else:
         passes = _passes(shape, params, stage, tokens, length)

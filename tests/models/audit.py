@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -159,6 +160,21 @@ def one_kernel(inputs: list[torch.Tensor], outputs: int) -> list[torch.Tensor]:
 one_kernel.register_fake(lambda inputs, outputs: [torch.empty_like(tensor) for tensor in inputs[:outputs]])
 
 
+@torch.library.custom_op("audit::slopes", mutates_args=())
+def slopes(logits_nV: torch.Tensor, targets_n: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The compiled gradient of the logits: it reads them and writes as many numbers of the dtype."""
+    return torch.empty_like(logits_nV, dtype=dtype)
+
+
+slopes.register_fake(lambda logits_nV, targets_n, dtype: torch.empty_like(logits_nV, dtype=dtype))
+
+
+def _scores(logits_nV: torch.Tensor, targets_n: torch.Tensor, temperature: float, entropy: bool) -> Any:
+    """The compiled function after the logits, which it reads once."""
+    logprobs_n, sums_n, entropies_n = one_kernel([*[logits_nV[:, 0]] * 3, logits_nV, targets_n], 3)
+    return logprobs_n, sums_n, entropies_n if entropy else entropies_n[:0]
+
+
 class _OneKernelSwiGLU(torch.autograd.Function):
     """Shapes of the compiled SwiGLU, which keeps its inputs."""
 
@@ -188,15 +204,15 @@ class _OneKernelRotation(torch.autograd.Function):
 @contextmanager
 def on_a_gpu(memory: float = 80e9) -> Iterator[None]:
     """Within it the meta device is taken for a GPU with this memory."""
-    limit, forward, elementwise = head.most_logits, norm.FusedRMSNorm.forward, (fused.swiglu, fused.rotate)
-    head.most_logits = lambda device: max(head.MOST_LOGITS, int(memory) // 256)
-    norm.FusedRMSNorm.forward = lambda self, x: _OneKernelNorm.apply(x, self.weight)  # type: ignore[method-assign]
-    fused.swiglu, fused.rotate = _OneKernelSwiGLU.apply, _OneKernelRotation.apply
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "most_logits", lambda device: max(head.MOST_LOGITS, int(memory) // 256))
+        patch.setattr(norm.FusedRMSNorm, "forward", lambda self, x: _OneKernelNorm.apply(x, self.weight))
+        patch.setattr(fused, "swiglu", _OneKernelSwiGLU.apply)
+        patch.setattr(fused, "rotate", _OneKernelRotation.apply)
+        patch.setattr(fused, "score_tokens", _scores)
+        patch.setattr(fused, "logit_slopes", lambda z_nV, targets_n, *rest: slopes(z_nV, targets_n, rest[-1]))
+        patch.setattr(fused, "compiles", lambda device: True)
         yield
-    finally:
-        fused.swiglu, fused.rotate = elementwise
-        head.most_logits, norm.FusedRMSNorm.forward = limit, forward  # type: ignore[method-assign]
 
 
 def meta_model(name: str, *, checkpointing: bool = False) -> Any:
