@@ -5,7 +5,7 @@ are now, and prints a line about them.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mathrl.params.paths import choose_type, mapping_at, merge, place_at, written_at
@@ -164,16 +164,16 @@ class OldNames:
     def report(self) -> None:
         """Print a line about the names that this process has not told of yet."""
         if self.met.keys() - _told:
-            print(self.line(), file=sys.stderr)
+            print(self.line(_told), file=sys.stderr)
             _told.update(self.met)
 
-    def line(self) -> str:
-        """What has another name now.
+    def line(self, told: Collection[str] = ()) -> str:
+        """What has another name now, without the old names that were told of.
 
         >>> OldNames({"rl.lr": "rl.optimizer.lr"}).line()
         'parameters of version 0.1: rl.lr is rl.optimizer.lr now'
         """
-        pairs = [f"{old} is {new} now" for old, new in self.met.items() if old not in _told]
+        pairs = [f"{old} is {new} now" for old, new in self.met.items() if old not in told]
         more = f", and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else ""
         idle = f"; without effect here, and left out: {', '.join(self.waiting)}" if self.waiting else ""
         return f"parameters of version 0.1: {', '.join(pairs[:MOST_NAMED])}{more}{idle}"
