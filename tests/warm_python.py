@@ -90,7 +90,7 @@ class Restored:
         self.own = {
             name: (Path(module.__file__).relative_to(ROOT), Path(module.__file__).read_bytes())
             for name, module in self.modules.items()
-            if name.split(".")[0] == "mathrl" and module.__file__
+            if name.split(".")[0] == "mathrl" and module.__file__ and Path(module.__file__).is_relative_to(ROOT)
         }
         for name in self.own:
             for value in vars(self.modules[name]).values():

@@ -117,7 +117,7 @@ class TorchEngine:
             size = rounded_up(len(rows) - finished_count)
             if len(rows) - size >= REMOVE_AT * len(rows):
                 # Some finished sequences stay, so that the batch has one of few sizes.
-                staying = torch.argsort(finished, stable=True)[:size].sort().values
+                staying = torch.cat([(~finished).nonzero(), finished.nonzero()])[:size, 0].sort().values
                 decoder.keep(staying)
                 rows, tokens = rows[staying], tokens[staying]
             logits = decoder.step(tokens)

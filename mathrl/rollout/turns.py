@@ -10,7 +10,7 @@ depend on how long a tool took. (Keys that were kept and keys that are read agai
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -211,7 +211,7 @@ class TurnSampler:
                 response.answers = pool.submit(self._call, response)
         running = {response.answers for response in going if response.answers is not None}
         while running:  # awake every second: `SamplerThread` ends a thread only where it runs Python
-            done, running = wait(running, 1.0, FIRST_EXCEPTION)
+            done, running = wait(running, 1.0)
             for future in done:
                 future.result()  # raises the first error
         self.waited += time.perf_counter() - start

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from typing import Any
 
-import numpy as np
-
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, FinishReason, Graded, ToolCall
 from mathrl.models.decode import KeptKeys
@@ -253,8 +251,7 @@ class GroupPool:
                 continue
             if not first:
                 text = tokenizer.decode(response.tokens, skip_special_tokens=True)
-                tokens, logprobs = np.array(response.tokens, np.int32), np.array(response.logprobs, np.float32)
-                completion = Completion(tokens, logprobs, text, completion.finish_reason)
+                completion = Completion(response.tokens, response.logprobs, text, completion.finish_reason)
             response.completion, response.kept = completion, None
 
     def _grade(self, groups: Sequence[PooledGroup]) -> None:

@@ -61,7 +61,7 @@ def tokenize_demonstrations(
         if problem.control.response is None:  # the words of a data set, not of a model
             text = quote_control_tokens(text, tokenizer)
         prompt_ids = render(problem, prompt, tokenizer)
-        if is_chat(problem, prompt) and tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(THINK):
+        if is_chat(problem, prompt) and tokenizer.decode(prompt_ids).rstrip().endswith(THINK):
             text = _continuation(text, problem)
         end = response_end(problem, prompt, tokenizer)
         pieces = pieces_of(text) if calls else [(text, True)]

@@ -98,6 +98,7 @@ def test_a_turn_may_have_several_calls_and_mistakes_are_told() -> None:
     turn = "I compute." + written(good) + "\n" + written({"name": "search", "arguments": {"code": "x"}})
     first, second = calls.calls(turn)
     assert first == Asked("print('</b>')") and "there is one tool, python;" in second.mistake
+    assert json.loads(second.code)["name"] == "search", "what it asked for is kept"
     assert calls.own_words(turn) == "I compute.\n"
     as_text = good | {"arguments": json.dumps(good["arguments"])}  # as OpenAI's interface has them
     assert calls.calls(written(as_text)) == [Asked("print('</b>')")]

@@ -71,6 +71,13 @@ def test_a_copy_samples_like_the_model_that_it_was_sent(network: Any) -> None:
     assert copied.generate(*asked) == expected == copied.probe(*asked)[0][1]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_sampling_leaves_a_model_in_the_mode_that_it_found(network: Any, training: bool) -> None:
+    model = network().train(training)
+    TorchEngine(model, TOKENIZER, Rollout()).generate([[5, 6, 7]], Sampling(2, 1.0, 4), 0)
+    assert model.training is training
+
+
 def test_seeds_are_a_requests_own() -> None:
     seeds = request_seeds(7, 5)
     assert seeds[:3] == request_seeds(7, 3) and len(set(seeds)) == 5 and seeds != request_seeds(8, 5)

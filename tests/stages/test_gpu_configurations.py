@@ -138,6 +138,12 @@ def test_a_share_without_room_for_one_sequence_is_refused_by_name(tmp_path: Path
     assert "raise rollout.vllm.memory_share to 0.4 or more, or lower rollout.max_sequences" in message
     enough = rollout.model_copy(update={"vllm": Vllm(memory_share=0.4)})
     resolve_rollout(enough, folder, params.model, RTX_4090, longest=1280, ranks=1)
+    # A server takes the machine's GPUs by tensors, whatever the number of the trainer's ranks.
+    server = rollout.model_copy(update={"engine": "vllm_server", "servers": Servers(start=1)})
+    with pytest.raises(UserError, match=r"weights 5\.75 GiB"):
+        resolve_rollout(server, folder, params.model, RTX_4090, longest=1280, ranks=2)
+    divided = server.model_copy(update={"vllm": Vllm(memory_share=0.35, tensor_parallel=2)})
+    resolve_rollout(divided, folder, params.model, RTX_4090, longest=1280, ranks=1)
     with pytest.raises(UserError, match=r"cache_gib 1 holds no sequence of 32768 tokens, which takes 1\.12 GiB"):
         small = rollout.model_copy(update={"vllm": Vllm(cache_gib=1, max_model_length=32768)})
         resolve_rollout(small, folder, params.model, RTX_4090, longest=1280, ranks=1)

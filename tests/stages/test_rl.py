@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,20 @@ def test_the_curve_says_what_was_trained(place: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Figure, "suptitle", watched)
     run("no evaluation", ["rl.steps=1"])
     assert titles == ["Reinforcement learning with verifiable rewards"]
+
+
+def test_a_run_whose_weights_an_engine_did_not_measure_has_no_accuracy(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = trainer.train
+
+    def unmeasured(inputs: Any) -> Any:
+        trained = train(inputs)
+        return replace(trained, result=replace(trained.result, dev_accuracy=None))
+
+    monkeypatch.setattr(trainer, "train", unmeasured)
+    found = written(run("no evaluation", ["rl.steps=1"]))
+    assert "accuracy on dev problems not measured." in found["card"] and "dev/accuracy" not in found["summary"]
 
 
 def test_no_two_settings_train_alike() -> None:

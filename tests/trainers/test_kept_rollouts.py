@@ -49,6 +49,8 @@ def test_keeping_changes_nothing_of_the_run(small: Any, tmp_path: Path) -> None:
     for ours, other in zip(model.parameters(), kept.parameters(), strict=True):
         assert torch.equal(ours, other)
     assert not (tmp_path / "none" / "rollouts").exists()
+    file = rollout_files(tmp_path / "all" / "rollouts")[0]
+    assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "ZSTD"
 
 
 def test_who_has_no_memory_for_the_log_probs_of_kept_tokens_is_named(

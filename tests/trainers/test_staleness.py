@@ -307,17 +307,28 @@ def test_groups_that_grow_too_old_while_they_are_sampled_begin_again(small: Any)
     assert {version for group in whole for version in group.tokens} == {2}
 
 
-def test_keys_are_kept_of_as_many_responses_as_a_batch_has_and_of_none_that_is_whole(small: Any) -> None:
+def test_keys_are_kept_of_as_many_responses_as_a_batch_has_and_of_none_that_is_whole(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = made_pool(small)
 
     def responses(kept: bool) -> int:
         all_of_it = [response for group in pool.running for response in group.responses]
         return sum(response.completion is None if not kept else response.kept is not None for response in all_of_it)
 
+    given: list[tuple[Any, ...]] = []
+    generate = pool.collector.sampler.engine.generate
+
+    def watched(prompts: Any, sampling: Any, *rest: Any, **named: Any) -> Any:
+        given.append(sampling.kept)
+        return generate(prompts, sampling, *rest, **named)
+
+    monkeypatch.setattr(pool.collector.sampler.engine, "generate", watched)
     for tokens in (3, 6):
         assert pool.sample()[0] == [] and len(pool.running) == 3 and len(pool.pending) == 1
         assert responses(kept=False) > 5 == responses(kept=True), "and a group waits for room"
         assert max(len(response.tokens) for group in pool.running for response in group.responses) == tokens
+    assert [sum(keys is not None for keys in kept) for kept in given] == [0, 5], "responses go on from their keys"
     assert pool.update(1, staleness=8) == [] and responses(kept=True) == 0, "keys are of the weights before"
     whole, seconds = pool.sample()
     assert [len(group.graded) for group in whole] == [4] * 3 and pool.running == [] and pool.has_work
