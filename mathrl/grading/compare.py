@@ -16,12 +16,15 @@ from mathrl.grading.structure import same_answer
 from mathrl.grading.syntax import explanation, kinds
 from mathrl.grading.units import meaning
 from mathrl.grading.words import (
+    fraction_in_words,
     labelled_option,
     leading_option,
     number_in_words,
     option,
     plain_words,
     roman_number,
+    same_clauses,
+    same_date,
     same_time,
     same_words,
     unwrap,
@@ -135,10 +138,16 @@ def _compare_texts(truth: str, answer: str) -> Match:
         letter, content = labelled
         claimed = option(answer) or leading_option(answer)
         return Match(claimed == letter, "option", "") if claimed else compare(content, answer)
+    if _FORMULA.fullmatch(spelled := _formula(truth)) and spelled == _formula(answer):
+        return Match(True, "same text", "")
     time = same_time(truth, answer)
     if time is not None:
         return Match(time, "time", "" if time else "different times")
+    date = same_date(truth, answer)
+    if date is not None:
+        return Match(date, "date", "" if date else "different dates")
     words = same_words(truth, answer)
+    words = same_clauses(truth, answer) if words is None else words
     if words is not None:
         return Match(words, "words", "" if words else "different words")
     truth, answer = _symbols_of_words(truth), _symbols_of_words(answer)
@@ -212,11 +221,28 @@ _LONG_WORD = re.compile(r"[A-Za-z]{3,}")
 _SYMBOLS = dict.fromkeys(["all real numbers", "all reals", "real numbers", "any real number"], "\\mathbb{R}")
 _SYMBOLS |= dict.fromkeys(["infinity", "positive infinity", "plus infinity"], "\\infty")
 _SYMBOLS |= dict.fromkeys(["negative infinity", "minus infinity"], "-\\infty")
+_ANY_REAL = re.compile(r"(?:\$?[a-z]\$? (?:is|can be|may be) )?(?:any|all|every) reals?(?: numbers?)?")
 _ALL_BUT = re.compile(
     r"(?:all|any|every) real (?:numbers? |values? )?(?:of )?\$?(?:[a-z]\$? )?"
     r"(?:except|excluding|other than)(?: for| when)? \$?(?:[a-z] ?= ?)?([^$]+)\$?"
 )
 _TO = re.compile(r"(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)")
+
+
+_QUANTITIES = re.compile(r"(\d+) ?([a-z]+)\.?,?(?: and)? (\d+(?:\.\d+)?) ?([a-z]+)\.?")
+_POSITIONAL = re.compile(r"\(?([0-9A-F]*[0-9][0-9A-F]*)\)?_\{?(1[1-6])\}?")
+
+
+# A molecule, with elements in text or not: \text{H}_2\text{O}, \mathrm{CO_2}.
+_FORMULA = re.compile(r"(?:\(?[A-Z][a-z]?\)?(?:_\d+)?){1,8}")
+
+
+def _formula(text: str) -> str:
+    return unwrap(text).replace("{", "").replace("}", "").replace(" ", "")
+
+
+def _dimension(unit: str) -> str:
+    return meaning(unit).dimension
 
 
 def _symbols_of_words(text: str) -> str:
@@ -228,8 +254,18 @@ def _symbols_of_words(text: str) -> str:
     if left_out := _ALL_BUT.fullmatch(spaced):
         values = left_out[1].replace(" and ", ", ")
         return f"\\mathbb{{R}} \\setminus \\{{{values}\\}}" if not prose_words(values) else text
+    if _ANY_REAL.fullmatch(spaced):
+        return "\\mathbb{R}"
     if ratio := _TO.fullmatch(spaced):
         return f"{ratio[1]}:{ratio[2]}"
+    if (sum_ := _QUANTITIES.fullmatch(spaced)) and _dimension(sum_[2]) == _dimension(sum_[4]) != "":
+        return f"{sum_[1]} \\text{{ {sum_[2]} }} {sum_[3]} \\text{{ {sum_[4]} }}"
+    if (digits := _POSITIONAL.fullmatch(spaced)) and not digits[1].isdecimal():
+        largest = max(int(digit, 16) for digit in digits[1])
+        return str(int(digits[1], int(digits[2]))) if largest < int(digits[2]) else text
+    fraction = fraction_in_words(words)
+    if fraction is not None:
+        return f"\\frac{{{fraction.numerator}}}{{{fraction.denominator}}}"
     number = number_in_words(words) if words else None
     number = roman_number(unwrap(text).strip()) if number is None else number
     return text if number is None else str(number)

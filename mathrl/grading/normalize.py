@@ -97,6 +97,8 @@ _ORDINAL = re.compile(
 _TEMPERATURE = re.compile(
     r"\^?\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*([CF])\s*\}|([CF])(?![A-Za-z]))"
 )
+_GIVEN = re.compile(r"(\b(?:P|Pr|E)\s*[(\[][^()|\[\]]+)\|([^()|\[\]]+[)\]])")
+_EXTREME = re.compile(r"\\(max|min)(?=\s*=)")
 _CYCLIC = re.compile(r"\\mathbb\s*\{?Z\}?\s*/\s*\(?(\d+|[a-z])\)?\s*\\mathbb\s*(?:\{Z\}|Z)")
 _POINT_GROUPS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.,])")
 _DISTRIBUTIONS = {"Bin": "Binomial", "Binom": "Binomial", "Unif": "Uniform", "Pois": "Poisson", "Geom": "Geometric"}
@@ -155,6 +157,8 @@ def canonical(text: str) -> str:
     '( -1 , 2  )'
     """
     text = _CURRENCY.sub(r"\2\\text{ \1}", strip_wrappers(ascii_math(text)))
+    if "|" in text:
+        text = _GIVEN.sub(r"\1\\mid \2", text)
     if text.count(".") > 1:
         text = _POINT_GROUPS.sub(lambda m: m[0].replace(".", ""), text)
     if _HAS_SUFFIX.search(text):
@@ -164,6 +168,7 @@ def canonical(text: str) -> str:
         text = _ALIGNED.sub(" ", _SIZING.sub(" ", text))
         text = _TEMPERATURE.sub(lambda m: f"\\text{{ {'celsius' if 'C' in m[0] else 'fahrenheit'}}}", text)
         text = _DISTRIBUTION.sub(lambda m: f"\\text{{{_DISTRIBUTIONS[m[1]]}}}", text)
+        text = _EXTREME.sub(r"\\text{\1}", text)
         text = _CYCLIC.sub(r"\\mathbb{Z}_{\1}", _HAN_TEXT.sub(r"\1", text))
         text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
         text = strip_wrappers(text)

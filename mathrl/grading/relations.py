@@ -21,6 +21,7 @@ from mathrl.grading.syntax import (
     is_expression,
     key,
     kinds,
+    num,
     plain_products,
     substitute,
     sym,
@@ -30,6 +31,8 @@ from mathrl.grading.units import meaning
 
 Same = Callable[[Node, Node], bool | None]
 _NAMES = frozenset(["sym", "app", "text"])
+_COMPUTED = frozenset("det sum prod int lim gcd lcm".split())  # what an equation gives the value of
+_APPLIED = frozenset(["\\dim", "\\varphi", "\\phi", "\\nabla", "\\tau", "\\sigma"])
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 # Relations read from right to left; those that are not here have a direction.
 _REVERSED = {**_FLIP, **{op: op for op in ("=", "!=", "~", "==", "cong", "perp", "par", "<=>", "prop")}}
@@ -142,6 +145,12 @@ def _is_label(node: Node) -> bool:
     """A name, f(x), an angle, a ratio or product of capital letters: the left side of an assignment."""
     if node.kind in _NAMES or node.kind == "unit":
         return True
+    if node.kind == "op":
+        return node.args[0] in _COMPUTED
+    if node.kind == "func" and node.args[0] == "conj":
+        return True
+    if node.kind == "mul" and node.args[0][0].kind == "sym" and node.args[0][0].args[0] in _APPLIED:
+        return len(node.args[0]) == 2 and node.args[0][1].kind in ("sym", "num")
     if node.kind in ("mul", "div", "ratio", "abs", "tuple", "add"):
         names = symbols(node)
         capitals = bool(names) and all(name[:1].isupper() for name in names)
@@ -152,6 +161,10 @@ def _is_label(node: Node) -> bool:
 def _two_relations(truth: Node, answer: Node, same: Same) -> bool | None:
     truth_operators, truth_members = truth.args
     answer_operators, answer_members = answer.args
+    if {truth_operators, answer_operators} == {("->",), ("=>",)} and not {"num", "const"} & (
+        kinds(truth) | kinds(answer)
+    ):
+        return _memberwise(truth_members, answer_members, same)  # p implies q; a limit has numbers
     if truth_operators == answer_operators:
         verdict = _memberwise(truth_members, answer_members, same)
         if verdict:
@@ -287,7 +300,7 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
     truth, answer = _plain_segments(truth, answer), _plain_segments(answer, truth)
     truth, answer = _written_out(truth, answer), _written_out(answer, truth)
     if symbols(truth) == symbols(answer):
-        return truth, answer
+        return (truth, truth) if _same_antiderivatives(truth, answer) else (truth, answer)
     truth, answer = _unit_vectors(truth, answer)
     if "const:pi" in both:
         truth, answer = _same_integer_name(truth, answer)
@@ -344,6 +357,21 @@ def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
 
 _CONSTANT = re.compile(r"[CK](?:_\w)?|[ck]_\d")
 _CONSTANTS = re.compile(r"[A-DK]|[CcKk]_?\d?")
+_POINT = Node("div", (num(3), num(7)))
+
+
+def _same_antiderivatives(truth: Node, answer: Node) -> bool:
+    """f(x) + a C against g(x) + b C, where f - g is a constant: both are all antiderivatives of one function."""
+    constants = [name for name in symbols(truth) if _CONSTANT.fullmatch(name)]
+    if len(constants) != 1 or len(symbols(truth)) != 2 or not (is_expression(truth) and is_expression(answer)):
+        return False
+    (constant,), (name,) = constants, symbols(truth) - set(constants)
+    particular = [substitute(node, {constant: num(0)}) for node in (truth, answer)]
+    added = [_difference(node, part) for node, part in zip((truth, answer), particular, strict=True)]
+    if not all(constant_ratio(part, sym(constant), positive=False) for part in added):
+        return False
+    apart = _difference(*particular)
+    return bool(same_expression(apart, substitute(apart, {name: _POINT})))
 
 
 def _rename_constants(truth: Node, answer: Node) -> tuple[Node, Node]:

@@ -73,10 +73,12 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
 
 
 def _with_index_of(answer: Node, truth: Node) -> Node:
-    """A sum over i as one over k, where the accepted one runs over k and has no i."""
+    """A sum over i as one over k, where the accepted one runs over k and has no i, and this one has no k."""
     first, second = (node.args[1].args[0] if node.args[1].kind == "sym" else "" for node in (truth, answer))
     own, other = first[1:2], second[1:2]
-    if own == other or first[2:] != second[2:] or not (own + other).isalpha() or other in symbols(truth):
+    if own == other or first[2:] != second[2:] or not (own + other).isalpha():
+        return answer
+    if other in symbols(truth) or own in symbols(answer):
         return answer
     renamed = substitute(Node("op", answer.args[2:]), {other: sym(own)})
     return Node("op", (answer.args[0], truth.args[1], *renamed.args))

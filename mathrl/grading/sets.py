@@ -5,18 +5,21 @@ x \neq 5   ->   (-inf, 5) and (5, inf)      \{1,2\} \cup [0,3]   ->   [0, 3]
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cmp_to_key
+from itertools import product
 from math import isqrt
 from typing import Any, NamedTuple
 
 from mathrl.grading.evaluate import HIGH_PRECISION, Refused, exact_value, nearly_equal, numeric_value
-from mathrl.grading.syntax import Node, infinity_sign, key, neg, num, substitute, symbols
+from mathrl.grading.syntax import MINUS_ONE, Node, children, infinity_sign, key, neg, num, substitute, symbols
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INEQUALITIES = frozenset(["<", ">", "<=", ">=", "!="])
 _INF = float("inf")
+_COMPLEMENTS = frozenset(["c", "C", "\\complement"])
+MOST_SETS = 6
 
 
 class Piece(NamedTuple):
@@ -277,3 +280,55 @@ _TESTS: dict[str, Callable[[Fraction, Fraction], bool]] = {
     "mid": lambda a, b: b % a == 0,
     "nmid": lambda a, b: b % a != 0,
 }
+
+
+def same_members(truth: Node, answer: Node) -> bool | None:
+    r"""Whether two formulas of named sets have the same members, by all cases; None where they are no such formulas.
+
+    >>> from mathrl.grading.parser import parse
+    >>> same_members(parse("A \\setminus B"), parse("A \\cap B^c")), same_members(parse("A \\cup B"), parse("(0,1)"))
+    (True, None)
+    """
+    names = sorted(_set_names(truth) | _set_names(answer))
+    if len(names) > MOST_SETS or not {truth.kind, answer.kind} & {"union", "inter", "minus"}:
+        return None
+    try:
+        for case in product((False, True), repeat=len(names)):
+            inside = dict(zip(names, case, strict=True))
+            if _is_member(truth, inside) != _is_member(answer, inside):
+                return False
+    except NotASet:
+        return None
+    return True
+
+
+def _set_names(node: Node) -> set[str]:
+    """The names of sets, but not the c of A^c."""
+    if node.kind == "sym":
+        return {node.args[0].removesuffix("'")}
+    if node.kind == "pow" and node.args[1].kind == "sym" and node.args[1].args[0] in _COMPLEMENTS:
+        return _set_names(node.args[0])
+    return set[str]().union(*map(_set_names, children(node)))
+
+
+def _is_member(node: Node, inside: Mapping[str, bool]) -> bool:
+    kind, args = node.kind, node.args
+    if kind == "sym" and args[0] in inside:
+        return inside[args[0]]
+    if kind == "sym" and args[0].removesuffix("'") in inside:
+        return not inside[args[0].removesuffix("'")]
+    if kind == "list" and len(args[0]) == 1:
+        return _is_member(args[0][0], inside)
+    if kind in ("union", "inter", "minus"):
+        first, second = (_is_member(part, inside) for part in args)
+        return {"union": first or second, "inter": first and second, "minus": first and not second}[kind]
+    if kind == "add" and len(args[0]) == 2 and args[0][1].kind == "mul" and args[0][1].args[0][0] == MINUS_ONE:
+        first, second = args[0][0], args[0][1].args[0][1:]  # A - B
+        if len(second) == 1:
+            return _is_member(first, inside) and not _is_member(second[0], inside)
+    opposite = (kind == "pow" and args[1].kind == "sym" and args[1].args[0] in _COMPLEMENTS) or (
+        kind == "app" and args[0] in ("overline", "bar")
+    )
+    if opposite or (kind == "op" and args[0] == "prime"):
+        return not _is_member(args[0] if kind == "pow" else args[1], inside)
+    raise NotASet("no formula of sets")

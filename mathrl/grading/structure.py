@@ -13,7 +13,7 @@ from mathrl.grading.evaluate import Refused, check_clock
 from mathrl.grading.families import same_family
 from mathrl.grading.relations import align_names, is_assignment, is_forgiven, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar
-from mathrl.grading.sets import INEQUALITIES, NotASet, real_set, same_real_set
+from mathrl.grading.sets import INEQUALITIES, NotASet, real_set, same_members, same_real_set
 from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, symbols
 
 MAX_ITEMS = 200
@@ -41,9 +41,13 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     if all(labels) and labels[0] != labels[1]:
         return False
     truth, answer = _simplify(truth), _simplify(answer)
+    truth, answer = _apart(truth, answer), _apart(answer, truth)
     if "logic" in (truth.kind, answer.kind):
         return _logic(truth, answer)
     verdict = _as_real_sets(truth, answer)
+    if verdict is not None:
+        return verdict
+    verdict = same_members(truth, answer)
     if verdict is not None:
         return verdict
     if truth.kind == answer.kind and truth.kind in ("union", "inter"):
@@ -96,9 +100,30 @@ def _simplify(node: Node) -> Node:
         first, *rest = node.args[0]
         if is_assignment(first) and all(part.kind not in ("rel", "list") for part in rest):
             return Node("list", ((first.args[1][1], *rest),))
+    if node.kind == "rel" and node.args[0] == ("!=",) and "pm" in kinds(node.args[1][1]):
+        left, right = node.args[1]
+        holes = tuple(Node("rel", (("!=",), (left, choose_sign(right, sign)))) for sign in (False, True))
+        return Node("list", (holes,))
     if node.kind == "rel" and node.args[0] == ("in",) and node.args[1][1].kind == "set":
         return node.args[1][1]  # type: ignore[no-any-return]
     return node
+
+
+def _apart(node: Node, other: Node) -> Node:
+    """x = y = 1 as x = 1, y = 1 beside a tuple or several assignments."""
+    several = other.kind == "tuple" or (other.kind == "list" and all(map(is_assignment, other.args[0])))
+    several = several or (other.kind == "rel" and other.args[1][0].kind == "tuple")
+    if not several or node.kind != "rel" or len(node.args[0]) < 2 or set(node.args[0]) != {"="}:
+        return node
+    *names, value = node.args[1]
+    if len({key(name) for name in names}) < len(names) or any(name.kind != "sym" for name in names) or symbols(value):
+        return node
+    assigned = tuple(Node("rel", (("=",), (name, value))) for name in names)
+    if other.kind == "rel":
+        return Node(
+            "rel", (("=",), (Node("tuple", ("(", ")", tuple(names))), Node("tuple", ("(", ")", (value,) * len(names)))))
+        )
+    return Node("list", (assigned,))
 
 
 def _as_real_sets(truth: Node, answer: Node) -> bool | None:
@@ -120,6 +145,9 @@ def _as_real_sets(truth: Node, answer: Node) -> bool | None:
         subjects = [key(next((m for m in node.args[1] if symbols(m)), num(0))) for node in both]
         if subjects[0] != subjects[1] and symbols(truth) != symbols(answer):
             return False
+    bounded = [node.kind == "list" or (node.kind == "rel" and "in" not in node.args[0]) for node in both]
+    if all(bounded) and symbols(truth) != symbols(answer):
+        return False
     try:
         truth_set, answer_set = real_set(truth), real_set(answer)
     except NotASet:

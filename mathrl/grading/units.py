@@ -80,6 +80,7 @@ _OTHER_UNITS = {
     "acre acres": (Fraction(40468564224, 10**7), "m^2"),
     "hectare hectares ha": (Fraction(10000), "m^2"),
     "mph": (Fraction(1609344, 3600000), "m s^-1"),
+    "mpg": (Fraction(1609344, 1000) / Fraction(3785411784, 10**12), "m^-2"),
     "kmh kph": (Fraction(5, 18), "m s^-1"),
     "mps": (Fraction(1), "m s^-1"),
     "atm": (Fraction(101325), "kg m^-1 s^-2"),
@@ -218,6 +219,10 @@ def unit_entry(word: str) -> tuple[Fraction, str] | None:
     return _SIZES.get(word) or _LOWER.get(word.lower())
 
 
+_WINDS = {"N": "north", "S": "south", "E": "east", "W": "west"}
+_COMPASS = re.compile(r"\b([NSEW])\.? of ([NSEW])\b")
+
+
 @lru_cache(maxsize=8192)
 def meaning(text: str) -> Meaning:
     """What the words beside a value say.
@@ -225,6 +230,7 @@ def meaning(text: str) -> Meaning:
     >>> meaning("cm^2").size, meaning("km/h").dimension, meaning("the apples").names, meaning("km north").rest
     (Fraction(1, 10000), 'm s^-1', frozenset({'apple'}), ('north',))
     """
+    text = _COMPASS.sub(lambda m: f"{_WINDS[m[1]]} of {_WINDS[m[2]]}", text)
     pieces: list[str] = _PIECE.findall(re.sub(r"\\(?:cdot|times)|·", "*", text).replace("\\", " "))
     exponents: dict[str, int] = {}
     size, names, rest = Fraction(1), set[str](), list[str]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 _MATH = re.compile(r"[\d\\^_=<>+*/|{}\[\]]")
@@ -32,7 +33,9 @@ _SAME_WORD = {"是的": "是", "对的": "对", "正确": "对", "错误": "错"
 _SAME_WORD |= {"converge": "converges", "divergent": "diverges", "diverge": "diverges"}
 _SAME_WORD |= {"increases": "increasing", "decreases": "decreasing"}
 _FILLERS = frozenset("the an it is are this that".split())
-_SUBJECTS = frozenset("series sequence function integral limit equation statement".split())
+_SUBJECTS = frozenset("series sequence function integral limit equation statement triangle wins".split())
+_QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv"}
+_QUADRANT = re.compile(rf"({'|'.join(_QUADRANTS)}) quadrant")
 _DECISION = re.compile(r"(yes|no|true|false)\s*(?:[,.;:]|\s-|$)(.*)", re.IGNORECASE | re.DOTALL)
 _HEDGES = r"\b(?:or|but|maybe|perhaps|unless|if|only|except"
 _EMPTY_SETS = ("\\emptyset", "\\varnothing", "\\{\\}")
@@ -75,6 +78,8 @@ def plain_words(text: str) -> str | None:
     if inner.startswith("(") and inner.endswith(")"):
         inner = inner[1:-1].strip()
     inner = inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ")
+    if quadrant := _QUADRANT.fullmatch(inner):
+        inner = f"quadrant {_QUADRANTS[quadrant[1]]}"
     none = _EXISTENCE.sub("", inner)
     return none if none in _NONE else _SAME_WORD.get(inner, inner) or None
 
@@ -85,6 +90,11 @@ def number_in_words(words: str) -> int | None:
     >>> number_in_words("two hundred and forty two"), number_in_words("any number")
     (242, None)
     """
+    if words in ("a dozen", "one dozen", "dozen"):
+        return 12
+    sign, _, rest = words.partition(" ")
+    if sign in ("minus", "negative") and (size := number_in_words(rest)) is not None:
+        return -size
     total = current = 0
     seen = False
     for word in words.split():
@@ -101,6 +111,30 @@ def number_in_words(words: str) -> int | None:
             return None
         seen = True
     return total + current if seen else None
+
+
+_PARTS = dict(
+    zip(
+        "third quarter fourth fifth sixth seventh eighth ninth tenth".split(), (3, 4, 4, 5, 6, 7, 8, 9, 10), strict=True
+    )
+)
+_PARTS |= {f"{word}s": value for word, value in _PARTS.items()}
+_PARTS |= {"half": 2, "halves": 2, "hundredth": 100, "hundredths": 100, "thousandth": 1000, "thousandths": 1000}
+
+
+def fraction_in_words(words: str) -> Fraction | None:
+    """The fraction that English words spell, or None.
+
+    >>> fraction_in_words("three quarters"), fraction_in_words("two and a half"), fraction_in_words("a third way")
+    (Fraction(3, 4), Fraction(5, 2), None)
+    """
+    whole, joined, part = words.rpartition(" and ")
+    counted, _, below = part.rpartition(" ")
+    above = 1 if counted in ("", "a", "an") else number_in_words(counted)
+    before = number_in_words(whole) if joined else 0
+    if below not in _PARTS or above is None or before is None:
+        return None
+    return before + Fraction(above, _PARTS[below])
 
 
 _ROMAN = re.compile(r"X{0,3}(?:IX|IV|V?I{0,3})")
@@ -145,7 +179,7 @@ def _decision(text: str) -> str | None:
     return None if re.search(rf"{_HEDGES}|{contrary})\b", match[2], re.IGNORECASE) else decided
 
 
-_CLOCK = re.compile(r"(?:at )?(\d{1,2})(?:[:.](\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+_CLOCK = re.compile(r"(?:at )?(\d{1,2})(?: ?[:.] ?(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 
 
 def same_time(truth: str, answer: str) -> bool | None:
@@ -166,6 +200,28 @@ def same_time(truth: str, answer: str) -> bool | None:
         exact = exact and (bool(half) or hour > 12 or hour == 0)
         minutes.append((hour % 12 + 12 * (half == "p") if half else hour) * 60 + int(time[2] or 0))
     return (minutes[0] - minutes[1]) % (1440 if exact else 720) == 0
+
+
+_MONTHS = "january february march april may june july august september october november december".split()
+_MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "may" else month for month in _MONTHS)
+_DATE = re.compile(
+    rf"(?:on )?(?:({_MONTH})\.? (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?"
+    rf"|(?:the )?(\d{{1,2}})(?:st|nd|rd|th)? (?:of )?({_MONTH})\.?)(?:,? (\d{{4}}))?",
+    re.IGNORECASE,
+)
+
+
+def same_date(truth: str, answer: str) -> bool | None:
+    """Whether two dates agree; None where one of the texts is none, or only one has a year.
+
+    >>> same_date("October 12, 1492", "12 Oct 1492"), same_date("March 5", "May 3"), same_date("March 5", "5")
+    (True, False, None)
+    """
+    dates = [_DATE.fullmatch(_SPACING.sub(" ", unwrap(text)).strip(" .")) for text in (truth, answer)]
+    said = [((date[1] or date[4]).lower()[:3], int(date[2] or date[3]), date[5]) for date in dates if date]
+    if len(said) < 2 or (said[0][2] is None) != (said[1][2] is None):
+        return None
+    return said[0] == said[1]
 
 
 _HAN_DIGITS = {char: n for n, char in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
@@ -243,6 +299,32 @@ def is_option(text: str) -> bool:
     r"""Whether a letter is written as an option, (b) or \text{b}, rather than as a variable."""
     stripped = text.strip()
     return stripped.startswith(("(", "\\text", "\\mathrm", "\\mathbf", "\\mbox"))
+
+
+_CLAUSE = re.compile(
+    r"([a-z][a-z' ]*?)(?: (?:has|have|gets?|is|are|was|were|had))?(?:[:=]| )\s*\$?(\d[\d.,]*)((?: [a-z]+)*)",
+    re.IGNORECASE,
+)
+_CLAUSES = re.compile(r"\s*[,;.]\s+(?:and )?|\s+and\s+")
+
+
+def same_clauses(truth: str, answer: str) -> bool | None:
+    r"""Whether two texts say the same number of each name in any order; None where they are no such texts.
+
+    >>> same_clauses("Tom has 5, Ann has 7", "Ann: 7, Tom: 5"), same_clauses("Tom has 5, Ann has 7", "Tom: 7, Ann: 5")
+    (True, False)
+    """
+    said = []
+    for text in (truth, answer):
+        clauses = [_CLAUSE.fullmatch(clause) for clause in _CLAUSES.split(_SPACING.sub(" ", unwrap(text)).strip(" ."))]
+        if len(clauses) < 2 or None in clauses:
+            return None
+        said.append(
+            {clause[1].lower(): (clause[2].replace(",", ""), clause[3].lower()) for clause in clauses if clause}
+        )
+        if len(said[-1]) < len(clauses) or any(len(name) < 2 for name in said[-1]):
+            return None
+    return said[0] == said[1] if said[0].keys() == said[1].keys() else None
 
 
 def same_words(truth: str, answer: str) -> bool | None:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
+
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, FinishReason, Graded, ToolCall
 from mathrl.models.decode import KeptKeys
@@ -250,8 +252,9 @@ class GroupPool:
             if completion.finish_reason == "length" and len(response.tokens) < most and self.segment < most:
                 continue
             if not first:
-                text = tokenizer.decode(response.tokens, skip_special_tokens=True)
-                completion = Completion(response.tokens, response.logprobs, text, completion.finish_reason)
+                tokens, logprobs = response.tokens, response.logprobs
+                text = tokenizer.decode(tokens, skip_special_tokens=True)
+                completion = Completion(np.array(tokens), np.array(logprobs), text, completion.finish_reason)
             response.completion, response.kept = completion, None
 
     def _grade(self, groups: Sequence[PooledGroup]) -> None:
