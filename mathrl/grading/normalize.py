@@ -42,6 +42,7 @@ _TABLE = str.maketrans(_SYMBOLS)
 _SUPER_RUN = re.compile("[" + "".join(_SUPERSCRIPTS) + "]+")
 _SUB_RUN = re.compile("[" + "".join(_SUBSCRIPTS) + "]+")
 _VULGAR_RUN = re.compile("[" + "".join(_VULGAR) + "]")
+_CIRCLED = re.compile("[①-⑳]{2,}")  # of several statements
 _STRIKES = frozenset(map(chr, (*range(0x334, 0x339), *range(0x20D2, 0x20D4), *range(0x20E5, 0x20E9))))  # crossed out
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -57,6 +58,7 @@ def ascii_math(text: str) -> str:
     text = _ANSI.sub("", text)
     text = _SUPER_RUN.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
     text = _SUB_RUN.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _CIRCLED.sub(lambda m: ",".join(str(ord(char) - ord("①") + 1) for char in m[0]), text)
     text = _VULGAR_RUN.sub(lambda m: " " + "\\frac{{{}}}{{{}}}".format(*_VULGAR[m[0]].split("/")), text)
     text = text.translate(_TABLE)
     text = unicodedata.normalize("NFKC", text).translate(_TABLE)
@@ -98,8 +100,17 @@ _TEMPERATURE = re.compile(
     r"\^?\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*([CF])\s*\}|([CF])(?![A-Za-z]))"
 )
 _GIVEN = re.compile(r"(\b(?:P|Pr|E)\s*[(\[][^()|\[\]]+)\|([^()|\[\]]+[)\]])")
+# Of all integers k: what follows a family in Chinese data sets; "for all x" adds nothing to a function.
+_INTEGERS = re.compile(r"\(\s*([a-z])\s*\\in\s*(?:\\mathbb\s*\{?\s*Z\s*\}?|\\mathbf\s*\{?\s*Z\s*\}?|Z)\s*\)\s*$")
+_FOR_ALL = re.compile(
+    r"\s*,?\s*\\text\s*\{\s*for (?:all|every|any)(?: real)?(?: numbers?)?\s*\}\s*[a-z]?"
+    r"(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?$"
+)
+_MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*(?=[A-Za-z])")
 _EXTREME = re.compile(r"\\(max|min)(?=\s*=)")
-_CYCLIC = re.compile(r"\\mathbb\s*\{?Z\}?\s*/\s*\(?(\d+|[a-z])\)?\s*\\mathbb\s*(?:\{Z\}|Z)")
+_CYCLIC = re.compile(
+    r"\\mathbb\s*\{?Z\}?\s*/\s*(?:\(?(\d+|[a-z])\)?\s*\\mathbb\s*(?:\{Z\}|Z)|\(?(\d+)\)?(?![\d\s]*\\mathbb))"
+)
 _POINT_GROUPS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.,])")
 _DISTRIBUTIONS = {"Bin": "Binomial", "Binom": "Binomial", "Unif": "Uniform", "Pois": "Poisson", "Geom": "Geometric"}
 _DISTRIBUTION = re.compile(rf"\\(?:text|mathrm|operatorname)\s*\{{({'|'.join(_DISTRIBUTIONS)})\}}(?=\s*\()")
@@ -168,8 +179,9 @@ def canonical(text: str) -> str:
         text = _ALIGNED.sub(" ", _SIZING.sub(" ", text))
         text = _TEMPERATURE.sub(lambda m: f"\\text{{ {'celsius' if 'C' in m[0] else 'fahrenheit'}}}", text)
         text = _DISTRIBUTION.sub(lambda m: f"\\text{{{_DISTRIBUTIONS[m[1]]}}}", text)
+        text = _MICRO.sub(r"\\text{μ", _FOR_ALL.sub("", _INTEGERS.sub(r", \1\\in \\mathbb{Z}", text)))
         text = _EXTREME.sub(r"\\text{\1}", text)
-        text = _CYCLIC.sub(r"\\mathbb{Z}_{\1}", _HAN_TEXT.sub(r"\1", text))
+        text = _CYCLIC.sub(lambda m: f"\\mathbb{{Z}}_{{{m[1] or m[2]}}}", _HAN_TEXT.sub(r"\1", text))
         text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
         text = strip_wrappers(text)
     return text

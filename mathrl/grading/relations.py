@@ -32,6 +32,7 @@ from mathrl.grading.units import meaning
 Same = Callable[[Node, Node], bool | None]
 _NAMES = frozenset(["sym", "app", "text"])
 _COMPUTED = frozenset("det sum prod int lim gcd lcm".split())  # what an equation gives the value of
+_COUNT = re.compile(r"[CAP]_\d+")  # C_5^2, the number of pairs of five
 _APPLIED = frozenset(["\\dim", "\\varphi", "\\phi", "\\nabla", "\\tau", "\\sigma"])
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 # Relations read from right to left; those that are not here have a direction.
@@ -149,6 +150,8 @@ def _is_label(node: Node) -> bool:
         return node.args[0] in _COMPUTED
     if node.kind == "func" and node.args[0] == "conj":
         return True
+    if node.kind == "pow" and node.args[0].kind == "sym" and node.args[1].kind == "num":
+        return bool(_COUNT.fullmatch(node.args[0].args[0]))
     if node.kind == "mul" and node.args[0][0].kind == "sym" and node.args[0][0].args[0] in _APPLIED:
         return len(node.args[0]) == 2 and node.args[0][1].kind in ("sym", "num")
     if node.kind in ("mul", "div", "ratio", "abs", "tuple", "add"):
@@ -189,6 +192,8 @@ def _two_relations(truth: Node, answer: Node, same: Same) -> bool | None:
 
 def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], same: Same) -> bool | None:
     left, right = truth_sides[0], answer_sides[0]
+    if key(_without_hat(left)) == key(right) or key(left) == key(_without_hat(right)):  # of a regression line
+        return same(truth_sides[1], answer_sides[1])
     if left.kind in _NAMES and right.kind in _NAMES:
         names = symbols(truth_sides[1])
         marks = [_mark(node) for node in (left, right)]
@@ -203,7 +208,27 @@ def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], 
             return same(truth_sides[1], substitute(answer_sides[1], renamed))
     if not _names(*truth_sides) & _names(*answer_sides):
         return False
-    return _proportional(_difference(*truth_sides), _difference(*answer_sides), positive=False)
+    sides = [_difference(*truth_sides), _difference(*answer_sides)]
+    verdict = _proportional(sides[0], sides[1], positive=False)
+    below = [_denominators(side) for side in sides]
+    if verdict is False and any(below):  # y = 3/x and x y = 3
+        truth_side, answer_side = (Node("mul", ((side, *parts),)) for side, parts in zip(sides, below, strict=True))
+        return _proportional(truth_side, answer_side, positive=False)
+    return verdict
+
+
+def _without_hat(node: Node) -> Node:
+    return node.args[1] if node.kind == "app" and node.args[0] == "hat" and node.args[1].kind == "sym" else node
+
+
+def _denominators(node: Node) -> list[Node]:
+    """The names, to their powers, that terms of a sum are divided by."""
+    if node.kind in ("add", "mul"):
+        return [part for term in node.args[0] for part in _denominators(term)]
+    if node.kind == "div" and symbols(node.args[1]):
+        bare = node.args[1].args[0] if node.args[1].kind == "pow" else node.args[1]
+        return [node.args[1]] if bare.kind == "sym" else []
+    return []
 
 
 def _mark(node: Node) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
+from typing import Any
 
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
 from mathrl.grading.evaluate import exact_value, numeric_value
@@ -143,7 +145,7 @@ def _same_quantity(truth: Node, answer: Node) -> bool | None:
         quantity, other = (truth, answer) if truth.kind == "unit" else (answer, truth)
         letters = quantity.args[2] and quantity.args[1]
         if letters and symbols(other) & set(letters):  # 6yd is a product beside 6dy
-            spelled = Node("mul", ((quantity.args[0], *map(sym, letters)),))
+            spelled = spelled_out(quantity)
             return same_scalar(*((spelled, other) if quantity is truth else (other, spelled)))
         measured = _letters_as_unit(other) if symbols(other) else None
         if measured is not None:
@@ -163,6 +165,26 @@ def _same_quantity(truth: Node, answer: Node) -> bool | None:
         left = Node("mul", ((left, num(own.size)),))
         right = Node("mul", ((right, num(other_words.size)),))
     return same_scalar(left, right)
+
+
+_LETTER_POWER = re.compile(r"([A-Za-z])(?:\^\{?(-?\d+)\}?)?")
+
+
+def spelled_out(node: Node) -> Node:
+    """The tree with the letters that were read as units as factors: mv^2 of a mass and a speed."""
+    if node.kind == "unit" and node.args[2]:
+        powers = [Node("pow", (sym(name), num(int(power or 1)))) for name, power in _LETTER_POWER.findall(node.args[1])]
+        return Node("mul", ((spelled_out(node.args[0]), *powers),))
+    if "unit" not in kinds(node):
+        return node
+    factors = node.kind in ("add", "mul", "div", "pow", "root", "func")
+
+    def spell(part: Any) -> Any:
+        if isinstance(part, Node):
+            return part if part.kind == "unit" and not factors else spelled_out(part)
+        return tuple(map(spell, part)) if isinstance(part, tuple) else part
+
+    return Node(node.kind, tuple(map(spell, node.args)))
 
 
 def _letters_as_unit(node: Node) -> Node | None:

@@ -7,12 +7,13 @@ the tuple's own order may stand for the tuple; ``k=1`` may stand for 1, ``0<x<1`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from mathrl.grading.evaluate import Refused, check_clock
 from mathrl.grading.families import same_family
 from mathrl.grading.relations import align_names, is_assignment, is_forgiven, same_relation
-from mathrl.grading.scalar import refuse_restated, same_scalar
+from mathrl.grading.scalar import refuse_restated, same_scalar, spelled_out
 from mathrl.grading.sets import INEQUALITIES, NotASet, real_set, same_members, same_real_set
 from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, symbols
 
@@ -36,6 +37,8 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     verdict = same_family(truth, answer, same_answer)
     if verdict is not None:
         return verdict
+    if "unit" in (kinds(truth) | kinds(answer)) and "unit" not in (truth.kind, answer.kind):
+        truth, answer = (spelled_out(node) if symbols(node) else node for node in (truth, answer))
     truth, answer = align_names(truth, answer)
     labels = [_label_of_list(node) for node in (truth, answer)]
     if all(labels) and labels[0] != labels[1]:
@@ -193,6 +196,9 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
     if joiners in (["and", "or"], ["or", "and"]) and all(item.kind == "sym" for item in (*truth_items, *answer_items)):
         explain("and / or")
         return False
+    progressions = [_progression(items) for items in (truth_items, answer_items)]
+    if all(progressions):
+        return progressions[0] == progressions[1]
     both = (truth_items, answer_items)
     bounded = [any("rel" in kinds(item) and not is_assignment(item) for item in items) for items in both]
     if all(bounded) and symbols(truth) != symbols(answer):
@@ -201,6 +207,16 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
     if "set" in (truth.kind, answer.kind):
         truth_items, answer_items = _drop_repeats(truth_items), _drop_repeats(answer_items)
     return _in_any_order(truth_items, answer_items)
+
+
+def _progression(items: Sequence[Node]) -> tuple[Any, ...] | None:
+    r"""First term, step and last term of 1, 3, 5, \ldots, 99, whose last term may be left out."""
+    place = next((i for i, item in enumerate(items) if item.kind == "ellipsis"), 0)
+    if place < 2 or len(items) > place + 2 or any(item.kind != "num" for item in items[:place]):
+        return None
+    terms = [item.args[0] for item in items[:place]]
+    steps = {later - earlier for earlier, later in pairwise(terms)}
+    return (terms[0], steps.pop(), *map(key, items[place + 1 :])) if len(steps) == 1 else None
 
 
 def _values(items: list[Node]) -> list[Node]:

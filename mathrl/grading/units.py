@@ -69,7 +69,7 @@ _OTHER_UNITS = {
     "oz ounce ounces": (Fraction(45359237, 16 * 10**8), "kg"),
     "ton tons tonne tonnes": (Fraction(1000), "kg"),
     "min mins minute minutes 分钟": (Fraction(60), "s"),
-    "h hr hrs hour hours 小时": (Fraction(3600), "s"),
+    "h hr hrs hour hours 小时 时": (Fraction(3600), "s"),
     "day days 天": (Fraction(86400), "s"),
     "week weeks": (Fraction(604800), "s"),
     "month months": (Fraction(1), "month"),

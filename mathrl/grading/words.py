@@ -31,9 +31,12 @@ _EXISTENCE = re.compile(
 # Words for one another; words that say nothing; words that only name what is spoken of and may be left out.
 _SAME_WORD = {"是的": "是", "对的": "对", "正确": "对", "错误": "错", "不正确": "错", "convergent": "converges"}
 _SAME_WORD |= {"converge": "converges", "divergent": "diverges", "diverge": "diverges"}
+_SAME_WORD |= {f"{way}wards": f"{way}ward" for way in ("up", "down", "left", "right", "in", "out", "for", "back")}
+_SAME_WORD |= {"stays": "remains", "真命题": "真", "假命题": "假"}
 _SAME_WORD |= {"increases": "increasing", "decreases": "decreasing"}
 _FILLERS = frozenset("the an it is are this that".split())
 _SUBJECTS = frozenset("series sequence function integral limit equation statement triangle wins".split())
+_ALL = re.compile(r"(?:all|every|any) ((?:odd|even|prime|composite|positive|negative|natural|integer|real|rational).*)")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv"}
 _QUADRANT = re.compile(rf"({'|'.join(_QUADRANTS)}) quadrant")
 _DECISION = re.compile(r"(yes|no|true|false)\s*(?:[,.;:]|\s-|$)(.*)", re.IGNORECASE | re.DOTALL)
@@ -77,6 +80,7 @@ def plain_words(text: str) -> str | None:
     inner = " ".join(inner.split())
     if inner.startswith("(") and inner.endswith(")"):
         inner = inner[1:-1].strip()
+    inner = _ALL.sub(r"\1", inner.removeprefix("to the ").removesuffix("条件"))
     inner = inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ")
     if quadrant := _QUADRANT.fullmatch(inner):
         inner = f"quadrant {_QUADRANTS[quadrant[1]]}"
