@@ -230,7 +230,7 @@ _TO = re.compile(r"(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)")
 
 
 _QUANTITIES = re.compile(r"(\d+) ?([a-z]+)\.?,?(?: and)? (\d+(?:\.\d+)?) ?([a-z]+)\.?")
-_POSITIONAL = re.compile(r"\(?([0-9A-F]*[0-9][0-9A-F]*)\)?_\{?(1[1-6])\}?")
+_POSITIONAL = re.compile(r"\(?([0-9A-F]*[0-9][0-9A-F]*|[A-F]{2,}(?=\)?_\{?16))\)?_\{?(1[1-6])\}?")
 
 
 # A molecule, with elements in text or not: \text{H}_2\text{O}, \mathrm{CO_2}.

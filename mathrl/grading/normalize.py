@@ -107,6 +107,8 @@ _FOR_ALL = re.compile(
     r"(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?$"
 )
 _MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*(?=[A-Za-z])")
+_CENTS = re.compile(r"(\d)\s*¢")
+_OHM = re.compile(r"(\d)(?:\s|\\[ ,;:!]|~)*\\Omega\s*$")
 _EXTREME = re.compile(r"\\(max|min)(?=\s*=)")
 _CYCLIC = re.compile(
     r"\\mathbb\s*\{?Z\}?\s*/\s*(?:\(?(\d+|[a-z])\)?\s*\\mathbb\s*(?:\{Z\}|Z)|\(?(\d+)\)?(?![\d\s]*\\mathbb))"
@@ -170,6 +172,10 @@ def canonical(text: str) -> str:
     text = _CURRENCY.sub(r"\2\\text{ \1}", strip_wrappers(ascii_math(text)))
     if "|" in text:
         text = _GIVEN.sub(r"\1\\mid \2", text)
+    if "¢" in text:
+        text = _CENTS.sub(r"\1\\text{ cents}", text)
+    if "{:}" in text:
+        text = text.replace("{:}", ":")
     if text.count(".") > 1:
         text = _POINT_GROUPS.sub(lambda m: m[0].replace(".", ""), text)
     if _HAS_SUFFIX.search(text):
@@ -180,6 +186,7 @@ def canonical(text: str) -> str:
         text = _TEMPERATURE.sub(lambda m: f"\\text{{ {'celsius' if 'C' in m[0] else 'fahrenheit'}}}", text)
         text = _DISTRIBUTION.sub(lambda m: f"\\text{{{_DISTRIBUTIONS[m[1]]}}}", text)
         text = _MICRO.sub(r"\\text{μ", _FOR_ALL.sub("", _INTEGERS.sub(r", \1\\in \\mathbb{Z}", text)))
+        text = _OHM.sub(r"\1\\text{ ohm}", text)
         text = _EXTREME.sub(r"\\text{\1}", text)
         text = _CYCLIC.sub(lambda m: f"\\mathbb{{Z}}_{{{m[1] or m[2]}}}", _HAN_TEXT.sub(r"\1", text))
         text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")

@@ -149,6 +149,17 @@ def _pieces(node: Node) -> list[Piece]:
     raise NotASet(kind)
 
 
+def is_contradiction(node: Node) -> bool:
+    """Whether conditions that are joined by "and" hold for no number: x < -1 and x > 2.
+
+    Raises:
+        NotASet: see `real_set`.
+    """
+    if node.kind != "list" or node.args[1:] != ("and",) or any(part.kind != "rel" for part in node.args[0]):
+        return False
+    return not _complement([hole for part in node.args[0] for hole in _complement(_pieces(part))])
+
+
 def _relation(node: Node) -> list[Piece]:
     operators, members = node.args
     if operators == ("in",):

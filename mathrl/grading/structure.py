@@ -6,6 +6,7 @@ the tuple's own order may stand for the tuple; ``k=1`` may stand for 1, ``0<x<1`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from mathrl.grading.evaluate import Refused, check_clock
 from mathrl.grading.families import same_family
 from mathrl.grading.relations import align_names, is_assignment, is_forgiven, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar, spelled_out
-from mathrl.grading.sets import INEQUALITIES, NotASet, real_set, same_members, same_real_set
+from mathrl.grading.sets import INEQUALITIES, NotASet, is_contradiction, real_set, same_members, same_real_set
 from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, symbols
 
 MAX_ITEMS = 200
@@ -93,6 +94,14 @@ def _simplify(node: Node) -> Node:
     """Without a set of one element, a label list ("k = 1, 2, 3"), or a scalar before a matrix."""
     if node.kind == "set" and len(node.args[0]) == 1 and node.args[0][0].kind not in ("rel", "set", "builder"):
         return _simplify(node.args[0][0])
+    if node.kind == "pow" and node.args[1].kind == "num" and node.args[0].kind == "sym":
+        chosen = re.fullmatch(r"C_(\d{1,3})", node.args[0].args[0])
+        if chosen and 0 <= node.args[1].args[0] <= int(chosen[1]):
+            return Node("binom", (num(int(chosen[1])), node.args[1]))
+    if node.kind == "mul" and node.args[0][-1].kind == "tuple" and not any(map(symbols, node.args[0][:-1])):
+        *scalars, vector = node.args[0]
+        cells = tuple(Node("mul", ((*scalars, cell),)) for cell in vector.args[2])
+        return Node("tuple", (*vector.args[:2], cells))
     if node.kind == "mul":
         matrices = [factor for factor in node.args[0] if factor.kind == "matrix"]
         if len(matrices) == 1:
@@ -153,6 +162,9 @@ def _as_real_sets(truth: Node, answer: Node) -> bool | None:
         return False
     try:
         truth_set, answer_set = real_set(truth), real_set(answer)
+        if is_contradiction(answer) and not is_contradiction(truth):  # data sets write "and" for "or"
+            explain("and / or")
+            return False
     except NotASet:
         return None
     return same_real_set(truth_set, answer_set)
@@ -193,9 +205,15 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
             return _in_order(list(named[0].values()), [named[1][name] for name in named[0]])
         return _in_any_order(truth_items, answer_items)
     joiners = [node.args[1] for node in (truth, answer) if node.kind == "list" and len(node.args) > 1]
-    if joiners in (["and", "or"], ["or", "and"]) and all(item.kind == "sym" for item in (*truth_items, *answer_items)):
+    every = (*truth_items, *answer_items)
+    bounds = all(item.kind == "rel" and INEQUALITIES & set(item.args[0]) for item in every)
+    if joiners in (["and", "or"], ["or", "and"]) and (bounds or all(item.kind == "sym" for item in every)):
         explain("and / or")
         return False
+    if all(item.kind == "rel" and item.args[0] == ("=",) and len(item.args[1]) == 2 for item in every):
+        labelled = [{key(item.args[1][0]): item.args[1][1] for item in items} for items in (truth_items, answer_items)]
+        if labelled[0].keys() == labelled[1].keys() and len(labelled[0]) == len(truth_items) == len(answer_items):
+            return _in_order(list(labelled[0].values()), [labelled[1][name] for name in labelled[0]])
     progressions = [_progression(items) for items in (truth_items, answer_items)]
     if all(progressions):
         return progressions[0] == progressions[1]

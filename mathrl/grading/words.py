@@ -26,16 +26,27 @@ _NONE = frozenset(
     ).split(", ")
 )
 _EXISTENCE = re.compile(
-    r"(?:there (?:is|are|exists?|exist)|(?:the |this )?(?:equation|system|inequality|problem) has|it has|we have)\s+"
+    r"(?:(?:the )?(?:limit|sum|integral|derivative|value|maximum|minimum) (?=does not exist)|"
+    r"there (?:is|are|exists?|exist)|(?:the |this )?(?:equation|system|inequality|problem) has|it has|we have)\s*"
 )
 # Words for one another; words that say nothing; words that only name what is spoken of and may be left out.
 _SAME_WORD = {"是的": "是", "对的": "对", "正确": "对", "错误": "错", "不正确": "错", "convergent": "converges"}
 _SAME_WORD |= {"converge": "converges", "divergent": "diverges", "diverge": "diverges"}
 _SAME_WORD |= {f"{way}wards": f"{way}ward" for way in ("up", "down", "left", "right", "in", "out", "for", "back")}
+_SAME_WORD |= {"nonsingular": "invertible"}
+_SAME_WORD |= {
+    f"{prefix}{sign}": day
+    for prefix in ("星期", "周", "礼拜")
+    for sign, day in zip(
+        "一二三四五六日", "monday tuesday wednesday thursday friday saturday sunday".split(), strict=True
+    )
+}
 _SAME_WORD |= {"stays": "remains", "真命题": "真", "假命题": "假"}
 _SAME_WORD |= {"increases": "increasing", "decreases": "decreasing"}
-_FILLERS = frozenset("the an it is are this that".split())
-_SUBJECTS = frozenset("series sequence function integral limit equation statement triangle wins".split())
+_FILLERS = frozenset("the an it is are this that will be we".split())
+_SUBJECTS = frozenset(
+    "series sequence function integral limit equation statement triangle wins vectors matrix system".split()
+)
 _ALL = re.compile(r"(?:all|every|any) ((?:odd|even|prime|composite|positive|negative|natural|integer|real|rational).*)")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv"}
 _QUADRANT = re.compile(rf"({'|'.join(_QUADRANTS)}) quadrant")
@@ -84,6 +95,7 @@ def plain_words(text: str) -> str | None:
     inner = inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ")
     if quadrant := _QUADRANT.fullmatch(inner):
         inner = f"quadrant {_QUADRANTS[quadrant[1]]}"
+    inner = inner.replace("one to one", "injective").replace("onto", "surjective")
     none = _EXISTENCE.sub("", inner)
     return none if none in _NONE else _SAME_WORD.get(inner, inner) or None
 
@@ -293,10 +305,19 @@ def labelled_option(text: str) -> tuple[str, str] | None:
     return (match[1], match[2].strip()) if match[1] else (match[3], match[4].strip())
 
 
+_DENIED = re.compile(
+    r"(?:\bnot|n't|n’t|\bnever|\bcannot be|\bneither|\bnor|\brather than)\s+(?:option |choice |be )?[(*\\{]*$"
+)
+_CHOICE = re.compile(r"[)*}.]*,?\s+or\s+(?:maybe |possibly |perhaps |option |choice )?[(*\\{]*")
+
+
 def last_option(text: str) -> str | None:
     """The last capital letter A to J that stands alone in prose ("I think it's B")."""
-    letters = _LONE_CAPITAL.findall(text[-400:])
-    return letters[-1] if letters else None
+    letters = list(_LONE_CAPITAL.finditer(text[-400:]))
+    if not letters or _DENIED.search(text[-400:][: letters[-1].start()]):
+        return None
+    several = len(letters) > 1 and _CHOICE.fullmatch(text[-400:][letters[-2].end() : letters[-1].start()])
+    return None if several and letters[-2][0] != letters[-1][0] else letters[-1][0]
 
 
 def is_option(text: str) -> bool:
