@@ -79,8 +79,8 @@ LONGER = {
     "mathrl/grading/by_value.py": 515,
     "mathrl/grading/evaluate.py": 504,
     "mathrl/grading/families.py": 511,
-    "mathrl/grading/lexer.py": 470,
-    "mathrl/grading/parser.py": 608,
+    "mathrl/grading/lexer.py": 490,
+    "mathrl/grading/parser.py": 623,
     "tests/trainers/test_pools.py": 458,
     "tests/trainers/test_rl_update.py": 424,
 }

@@ -13,7 +13,8 @@ from typing import Any
 
 from mathrl.grading.evaluate import Refused, check_clock
 from mathrl.grading.families import same_family
-from mathrl.grading.relations import align_names, is_assignment, is_forgiven, same_relation
+from mathrl.grading.names import align_names
+from mathrl.grading.relations import is_assignment, is_forgiven, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar, spelled_out
 from mathrl.grading.sets import INEQUALITIES, NotASet, is_contradiction, real_set, same_members, same_real_set
 from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, symbols

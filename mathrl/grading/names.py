@@ -1,0 +1,120 @@
+"""The two sides with one spelling of names: segments, derivatives, unit vectors, integers, constants of integration."""
+
+from __future__ import annotations
+
+import re
+from itertools import permutations
+from typing import Any
+
+from mathrl.grading.by_value import INTEGER_NAMES, constant_ratio, same_expression
+from mathrl.grading.relations import difference
+from mathrl.grading.syntax import Node, children, is_expression, kinds, num, plain_products, substitute, sym, symbols
+
+
+def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
+    """The two with one spelling of products, unit vectors, free integers beside pi and constants of integration."""
+    both = kinds(truth) | kinds(answer)
+    if "cross" in both or "dot" in both:
+        truth, answer = plain_products(truth, answer)
+    truth, answer = _plain_segments(truth, answer), _plain_segments(answer, truth)
+    truth, answer = _written_out(truth, answer), _written_out(answer, truth)
+    if symbols(truth) == symbols(answer):
+        return (truth, truth) if _same_antiderivatives(truth, answer) else (truth, answer)
+    truth, answer = _unit_vectors(truth, answer)
+    if "const:pi" in both:
+        truth, answer = _same_integer_name(truth, answer)
+    return _rename_constants(truth, answer)
+
+
+def _nodes(node: Node, kind: str) -> list[Node]:
+    """All parts of a kind."""
+    return [*([node] if node.kind == kind else []), *(found for part in children(node) for found in _nodes(part, kind))]
+
+
+def _plain_segments(node: Node, other: Node) -> Node:
+    r"""\overline{AB} as AB where the other side writes no bar."""
+    segment = node.kind == "app" and node.args[0] in ("overline", "bar") and node.args[1].kind == "sym"
+    segment = segment and len(node.args[1].args[0]) == 2
+    return Node("mul", (tuple(map(sym, node.args[1].args[0])),)) if segment and not _nodes(other, "app") else node
+
+
+def _written_out(node: Node, other: Node) -> Node:
+    r"""y' as \frac{dy}{dx} where the other side writes it so."""
+    written: dict[str, set[Node]] = {}
+    for part in _nodes(other, "app"):
+        order = re.match(r"d\^(\d)/", part.args[0])
+        if order and part.args[1].kind == "sym":
+            written.setdefault(part.args[1].args[0] + "'" * int(order[1]), set()).add(part)
+    names = {name: parts.pop() for name, parts in written.items() if len(parts) == 1 and name in symbols(node)}
+    return substitute(node, names) if names else node
+
+
+def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
+    r"""3i-4j beside 3\hat{i}-4\hat{j}: plain letters are unit vectors where the other side marks them."""
+    marked = [any(name.startswith("\\hat") for name in symbols(node)) for node in (truth, answer)]
+    if marked[0] == marked[1]:
+        return truth, answer
+    vector = answer if marked[0] else truth
+    if vector.kind == "tuple" and len(vector.args[2]) in (2, 3):
+        units = [sym(f"\\hat{{{name}}}") for name in "ijk"]
+        total = Node("add", (tuple(Node("mul", (pair,)) for pair in zip(vector.args[2], units, strict=False)),))
+        return (truth, total) if marked[0] else (total, answer)
+    plain = answer if marked[0] else truth
+    if not symbols(plain) & {"j", "k"} or symbols(plain) - {"j", "k"}:
+        return truth, answer
+
+    def hats(part: Any) -> Any:
+        if isinstance(part, Node):
+            if part == Node("const", ("i",)):
+                return sym("\\hat{i}")
+            return Node(part.kind, tuple(map(hats, part.args)))
+        return tuple(map(hats, part)) if isinstance(part, tuple) else part
+
+    dressed = substitute(hats(plain), {name: sym(f"\\hat{{{name}}}") for name in "jk"})
+    return (truth, dressed) if marked[0] else (dressed, answer)
+
+
+_CONSTANT = re.compile(r"[CK](?:_\w)?|[ck]_\d")
+_CONSTANTS = re.compile(r"[A-DK]|[CcKk]_?\d?")
+_POINT = Node("div", (num(3), num(7)))
+
+
+def _same_antiderivatives(truth: Node, answer: Node) -> bool:
+    """f(x) + a C against g(x) + b C, where f - g is a constant: both are all antiderivatives of one function."""
+    constants = [name for name in symbols(truth) if _CONSTANT.fullmatch(name)]
+    if len(constants) != 1 or len(symbols(truth)) != 2 or not (is_expression(truth) and is_expression(answer)):
+        return False
+    (constant,), (name,) = constants, symbols(truth) - set(constants)
+    particular = [substitute(node, {constant: num(0)}) for node in (truth, answer)]
+    added = [difference(node, part) for node, part in zip((truth, answer), particular, strict=True)]
+    if not all(constant_ratio(part, sym(constant), positive=False) for part in added):
+        return False
+    apart = difference(*particular)
+    return bool(same_expression(apart, substitute(apart, {name: _POINT})))
+
+
+def _rename_constants(truth: Node, answer: Node) -> tuple[Node, Node]:
+    """Constants of integration under other names: C_1 e^x + C_2 e^{-x} as A e^x + B e^{-x}."""
+    shared = symbols(truth) & symbols(answer)
+    own, other = sorted(symbols(truth) - shared), sorted(symbols(answer) - shared)
+    if not shared or len(own) != len(other) or not 0 < len(own) < 4 or "rel" in (kinds(truth) ^ kinds(answer)):
+        return truth, answer
+    integration = [all(map(_CONSTANT.fullmatch, names)) for names in (own, other)]
+    if not any(integration) or not all(map(_CONSTANTS.fullmatch, [*own, *other])):
+        return truth, answer
+    for naming in permutations(own):
+        renamed = substitute(answer, {name: sym(new) for name, new in zip(other, naming, strict=True)})
+        if is_expression(truth) and is_expression(renamed) and same_expression(truth, renamed):
+            return truth, renamed
+    return truth, answer
+
+
+def _same_integer_name(truth: Node, answer: Node) -> tuple[Node, Node]:
+    r"""k\pi as n\pi: a free integer beside pi may have any of the letters of integers."""
+    names, answer_names = symbols(truth), symbols(answer)
+    periods = "const:pi" in kinds(truth) and "const:pi" in kinds(answer)
+    if not periods or names == answer_names or len(names) != 1 or len(answer_names) != 1:
+        return truth, answer
+    if not names | answer_names <= INTEGER_NAMES:
+        return truth, answer
+    return truth, substitute(answer, {next(iter(answer_names)): sym(next(iter(names)))})
