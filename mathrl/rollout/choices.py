@@ -22,10 +22,8 @@ def longest_sequence(prompt: Prompt, max_tokens: int, *, continued: bool = False
 def stage_longest(params: Params, stage: str) -> int:
     """`longest_sequence` of what a stage samples: difficulty, rl, sample or evaluate."""
     section = getattr(params, stage)
-    continued = False
-    if stage in ("rl", "sample"):
-        continued = bool(params.reward.judge.continuations if stage == "rl" else section.continuations)
-    return longest_sequence(params.prompt, section.max_tokens, continued=continued)
+    continuations = params.reward.judge.continuations if stage == "rl" else getattr(section, "continuations", 0)
+    return longest_sequence(params.prompt, section.max_tokens, continued=continuations > 0)
 
 
 def choose_engine(rollout: Rollout, model: Model, hardware: Hardware, vllm_installed: bool) -> Rollout:

@@ -83,7 +83,7 @@ class RolloutFolder:
 
     def _write(self, step: int, table: pa.Table) -> None:
         with written_aside(self.folder / f"step-{step:06d}.parquet") as aside:
-            pq.write_table(table, aside, compression="zstd", row_group_size=max(1, len(table)))
+            pq.write_table(table, aside, compression="zstd")
 
 
 def rollout_files(folder: Path) -> list[Path]:

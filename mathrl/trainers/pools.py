@@ -157,9 +157,8 @@ class PoolOrder:
         chosen, size = [problems[index] for index in self.usable], len(self.usable)
         self.round = 0
         self.correct_N, self.samples_N = np.zeros(size), np.zeros(size)
-        self.last_N, self.due_N, self.pause_N = (np.zeros(size, dtype=np.int64) for _ in range(3))
-        # Groups in a row that were all right (above 0) or all wrong (below 0).
-        self.streak_N = np.zeros(size, dtype=np.int64)
+        # A streak is of groups in a row that were all right (above 0) or all wrong (below 0).
+        self.last_N, self.due_N, self.pause_N, self.streak_N = (np.zeros(size, dtype=np.int64) for _ in range(4))
         self.start_N = measured_rates(chosen)
         self.features_NF = features(chosen) if params.pools.predict else np.zeros((size, 0))
         self.first: dict[int, float] = {}  # predictions of problems that are being sampled for the first time

@@ -210,8 +210,8 @@ def is_echo(code: str, output: str) -> bool:
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Pearson's correlation, from -1 to 1; 0 where one of them does not vary.
 
-    >>> correlation([1, 2, 3], [2, 4, 6]), correlation([1, 2], [3, 3])
-    (1.0, 0.0)
+    >>> correlation([1, 2, 3], [2, 4, 6]), correlation([1, 2], [3, 3]), correlation([1, 2], [4, 3])
+    (1.0, 0.0, -1.0)
     """
     if len(first) < 2 or len(set(first)) < 2 or len(set(second)) < 2:
         return 0.0

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from mathrl.core.errors import UserError
+from mathrl.learners import distributed
 from mathrl.learners.distributed import Ranks, check_gpus
 from mathrl.params.training import Fsdp, Training
 from mathrl.rollout import ranks
@@ -86,6 +89,24 @@ def test_groups_of_ranks_are_made_once_and_forgotten_when_they_are_left(monkeypa
     ranks.leave_ranks()
     assert ranks.gather("x") == ["x"] and ranks.from_rank_0(lambda: 7) == 7, "alone it needs no group"
     assert not dist.is_initialized()
+
+
+def test_each_process_of_several_computes_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for name, value in (("world_size", lambda: 2), ("join_ranks", lambda *_: None), ("object_group", lambda *_: None)):
+        monkeypatch.setattr(distributed, name, value)
+    Ranks(torch.device("cpu"))
+    assert threads == [1]
+
+
+def test_the_time_out_is_that_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(distributed.distributed_c10d, "_world", SimpleNamespace(pg_map={"one": 1, "other": 2}))
+    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", lambda *words: given.append(words))
+    ranks_of_one = Ranks(torch.device("cpu"))
+    ranks_of_one.set_timeouts()
+    assert given == [(ranks_of_one.timeout, "one"), (ranks_of_one.timeout, "other")]
 
 
 def test_an_exchange_that_fails_fails_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from mathrl.models.load import export_model
 from mathrl.models.weights import folder_digest
 from mathrl.params.rollout import Rollout, Vllm
 from mathrl.params.run import FreshModel, Model
+from mathrl.rollout import open_engine as engine_opening
 from mathrl.rollout.engine import EXACT, ROUNDED, Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
 from mathrl.rollout.resolve import has_gpu_vllm, resolve_rollout
@@ -69,11 +70,20 @@ def test_servers_that_are_named_get_the_folders_weights_before_they_sample(serve
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("auto", EXACT), ("bfloat16", ROUNDED)])
 def test_a_trainer_samples_from_servers_that_are_named(
-    server: Stand, folder: Path, model: Any, ahead: bool, dtype: Any, tolerance: float
+    server: Stand, folder: Path, model: Any, ahead: bool, dtype: Any, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollout = Rollout(engine="vllm_server", servers=params(server), vllm=Vllm(dtype=dtype))
+    asked: list[Any] = []
+
+    def pool(*given: Any) -> Any:
+        asked.append((given, open_pool(*given)))
+        return asked[0][1]
+
+    open_pool = engine_opening._pool
+    monkeypatch.setattr(engine_opening, "_pool", pool)
     engine = training_engine(model, folder, TOKENIZER, Model(precision="float32"), rollout, ahead)
     assert isinstance(engine, ServerEngine)
+    assert asked == [((folder, Model(precision="float32"), rollout, None), engine.pool)], "what starts servers"
     assert engine.network is model and engine.tokenizer is TOKENIZER and engine.rollout is rollout
     assert engine.ends == ENDS and engine.tolerance == tolerance
     assert engine.dtype == (torch.float32 if dtype == "auto" else torch.bfloat16)

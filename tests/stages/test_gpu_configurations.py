@@ -180,6 +180,7 @@ def test_importance_is_on_where_another_engine_samples_unless_it_is_set() -> Non
     default = load_params().rl
     assert resolve_importance(default, torch_engine).importance is None
     weights = resolve_importance(default, vllm).importance
+    assert resolve_importance(default, Rollout(engine="vllm_server", servers=Servers(start=1))).importance == weights
     assert weights is not None and (weights.when, weights.type, weights.high) == ("always", "truncated", 2.0)
     off, on = (load_params(overrides=[f"rl.importance={value}"]).rl for value in ("null", "{}"))
     assert resolve_importance(off, vllm).importance is None

@@ -129,6 +129,7 @@ def test_the_engine_is_chosen_for_the_longest_sequence_and_told_of_adapters(
 
     watch(trainer, "resolve_rollout")
     watch(trainer, "training_engine")
+    watch(trainer, "check_prompts")
     settings = ["rl.steps=1", "rl.dev.every=0", "prompt.max_tokens=50", "rl.lora={r: 2}"]
     run("continuations of steps", settings)
     (rollout, start, model, hardware), named = asked["resolve_rollout"]
@@ -137,6 +138,10 @@ def test_the_engine_is_chosen_for_the_longest_sequence_and_told_of_adapters(
     (network, folder, tokenizer, model, rollout, ahead, lora), named = asked["training_engine"]
     assert (folder, model.precision, rollout.engine, ahead, named) == (Path("start"), "float32", "torch", False, {})
     assert lora.r == 2 and len(tokenizer) == network.config.vocab_size
+    (problems, prompt, render), _ = asked["check_prompts"]
+    assert render is tokenizer and (len(problems), prompt.max_tokens) == (10, 50), (
+        "prompts as the tokenizer renders them"
+    )
 
 
 def test_a_killed_run_goes_on_to_the_same_bits_and_says_which_rollouts_are_lost(

@@ -12,18 +12,20 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from mathrl.algorithms.policy_loss import Clip
 from mathrl.core.errors import OutOfMemory, UserError
 from mathrl.learners.sharding import FrozenModel
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.advantage import Critic, Gae, MaxRl
 from mathrl.params.curriculum import PassRate
-from mathrl.params.loss import KlController, Masked
+from mathrl.params.loss import KlController, Masked, PpoClip, Sapo
 from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers import rl, supervised
 from mathrl.trainers.batch import response_advantages
 from mathrl.trainers.curriculum import ProblemOrder
+from mathrl.trainers.policy_update import ratio_bounds
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.golden_traces import HELPERS, method
@@ -56,6 +58,11 @@ def test_reward_parts_are_weighed_apart_and_over_time() -> None:
     wrong = Rl(advantage={"type": "gdpo", "weights": {"length": 0.5}})
     with pytest.raises(UserError, match="no reward part 'length'; there are: accuracy, overlong"):
         response_advantages([group], torch.ones(4, dtype=torch.long), None, wrong.advantage)
+
+
+def test_the_bounds_of_a_ratio_are_the_losss_own() -> None:
+    assert ratio_bounds(Sapo(temperatures=(0.5, 2.0))).temperatures == (0.5, 2.0)
+    assert ratio_bounds(PpoClip(low=0.1, high=0.3, dual=4.0)) == Clip(0.1, 0.3, 4.0)
 
 
 def test_max_rl_refuses_negative_rewards_by_name(small: Any) -> None:

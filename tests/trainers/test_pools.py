@@ -427,6 +427,10 @@ def test_what_a_users_class_answers_is_checked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(order.sampler, "take", lambda count: [0, 9])
     with pytest.raises(UserError, match=r"take\(2\) must return 2 numbers from 0 to 3, found \[0, 9\]"):
         order.take(2)
+    for odd in ([0, True], [0, 1.5], [0, "1"]):
+        monkeypatch.setattr(order.sampler, "take", lambda count, odd=odd: odd)
+        with pytest.raises(UserError, match=r"must return 2 numbers"):
+            order.take(2)
     monkeypatch.setattr(order.sampler, "sample_counts", lambda problems, group_size: [1])
     with pytest.raises(UserError, match="a number of responses, at least 2, for each of the 1 problems"):
         order.sample_counts([0], 8)
