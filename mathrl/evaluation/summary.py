@@ -220,9 +220,11 @@ def maj_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:
 
 def _fillings(wrong: Sequence[int], silent: int, seats: int, top: int) -> dict[int, int]:
     """Ways to fill `seats` with the other samples, no wrong class above `top` votes, by number of ties."""
+    # Classes that are smaller reach no tie: any of their samples may vote.
+    free = silent + sum(size for size in wrong if size < top)
     # By seats used and by classes with exactly `top` votes.
-    ways = {(used, 0): comb(silent, used) for used in range(min(seats, silent) + 1)}
-    for size in wrong:
+    ways = {(used, 0): comb(free, used) for used in range(min(seats, free) + 1)}
+    for size in (size for size in wrong if size >= top):
         after: Counter[tuple[int, int]] = Counter()
         for (used, ties), count in ways.items():
             for votes in range(min(size, top, seats - used) + 1):
