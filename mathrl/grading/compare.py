@@ -222,6 +222,10 @@ _SYMBOLS = dict.fromkeys(["all real numbers", "all reals", "real numbers", "any 
 _SYMBOLS |= dict.fromkeys(["infinity", "positive infinity", "plus infinity"], "\\infty")
 _SYMBOLS |= dict.fromkeys(["negative infinity", "minus infinity"], "-\\infty")
 _ANY_REAL = re.compile(r"(?:\$?[a-z]\$? (?:is|can be|may be) )?(?:any|all|every) reals?(?: numbers?)?")
+_PARITY = re.compile(
+    r"(?:\$?n\$? (?:is |must be )?)?(?:an )?(?:all |every |any )?(odd|even)(?:(?: integers?| whole numbers?)| \$?n\$?)?"
+)
+_MULTIPLES = re.compile(r"(?:\$?n\$? (?:is )?)?(?:a )?(?:all |every |any )?multiples? of \$?(\d+)\$?")
 _ALL_BUT = re.compile(
     r"(?:all|any|every) real (?:numbers? |values? )?(?:of )?\$?(?:[a-z]\$? )?"
     r"(?:except|excluding|other than)(?: for| when)? \$?(?:[a-z] ?= ?)?([^$]+)\$?"
@@ -254,6 +258,10 @@ def _symbols_of_words(text: str) -> str:
     if left_out := _ALL_BUT.fullmatch(spaced):
         values = left_out[1].replace(" and ", ", ")
         return f"\\mathbb{{R}} \\setminus \\{{{values}\\}}" if not prose_words(values) else text
+    if (parity := _PARITY.fullmatch(spaced)) and ("n" in spaced.replace("$", "").split() or "integer" in spaced):
+        return f"n \\equiv {int(parity[1] == 'odd')} \\pmod 2"
+    if multiple := _MULTIPLES.fullmatch(spaced):
+        return f"n \\equiv 0 \\pmod {{{multiple[1]}}}"
     if _ANY_REAL.fullmatch(spaced):
         return "\\mathbb{R}"
     if ratio := _TO.fullmatch(spaced):
