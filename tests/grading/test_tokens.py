@@ -70,7 +70,7 @@ SAME_MEANING = re.compile(
     r"|.*[Cc]_|.*\b[CK]\b"  # constants of integration
     r"|.*\\(?:min|max|cap|setminus|lfloor|equiv)|.*(?:t/t|x\^0|\\frac\{0\})"  # what does not change the value
     r"|.*\\mathbb\{Z\}"  # congruent numbers
-    r"|.*is an integer|.*\\text\{ and \}"  # congruent numbers; a unit that the other side leaves out
+    r"|.*is an integer|n \\text\{ is|.*\\text\{ and \}"  # congruent numbers; a unit that the other side leaves out
     r"|.*\\text\{ or \}"  # a point of the ray beside it
     r"|\\exp\(0|\\binom|.*\\choose|1\\|1 h|x \\in \\\{"  # equal by chance, or a label
     r"|(?:\\text\{)?€|\\text\{(?:Even|Answer|[Tt]he answer|about|\(A)"  # noise beside a value, a unit instead
