@@ -16,7 +16,7 @@ _PUBLIC = {
     "mathrl.params": ("Params",),
     "mathrl.grading": ("Verdict", "grade", "grade_batch"),
     "mathrl.rewards": ("RewardInput", "RewardResult", "build_reward"),
-    "mathrl.api.frames": ("metrics", "problems", "responses", "rollouts", "runs", "trials"),
+    "mathrl.api.frames": ("import_run", "metrics", "problems", "responses", "rollouts", "runs", "trials"),
     "mathrl.api.experiments": (
         "audit",
         "compare",
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         run_stage,
         train,
     )
-    from mathrl.api.frames import metrics, problems, responses, rollouts, runs, trials
+    from mathrl.api.frames import import_run, metrics, problems, responses, rollouts, runs, trials
     from mathrl.core.errors import UserError
     from mathrl.core.types import Problem
     from mathrl.grading import Verdict, grade, grade_batch
@@ -72,6 +72,7 @@ __all__ = [
     "grade",
     "grade_batch",
     "health_report",
+    "import_run",
     "inspect",
     "lineage",
     "load_params",

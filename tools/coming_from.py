@@ -1,7 +1,5 @@
 """The tables of docs/reference/coming_from.md: names of parameters and metrics in other trainers, and mathrl's.
 
-The other trainers are verl, TRL, RLinf and OpenRLHF.
-
 From mathrl/params/other_trainers.yaml and the tables of the engines.
 """
 
@@ -18,7 +16,8 @@ def table(kind: str, rows: Iterable[OtherName], trainer: str) -> list[str]:
     """A row per meaning; names that mean the same parameter, with the same note, share it."""
     meanings: dict[tuple[str, str], list[str]] = {}
     for row in sorted({row.name: row for row in rows if row.trainer == trainer}.values(), key=lambda row: row.name):
-        meanings.setdefault((row.ours, row.note), []).append(f"`{row.name}`")
+        differs = "another definition: an import keeps its values under its own name alone" * (row.value == "differs")
+        meanings.setdefault((row.ours, "; ".join(filter(None, (row.note, differs)))), []).append(f"`{row.name}`")
     return [
         f"| {trainer}'s {kind} | mathrl | |",
         "|---|---|---|",

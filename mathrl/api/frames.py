@@ -178,6 +178,36 @@ def trials(study: str | None = None) -> pd.DataFrame:
     return pd.concat([_frame(rows, TRIALS), values.infer_objects()], axis=1)
 
 
+def import_run(
+    folder: str | Path, *, trainer: str | None = None, name: str | None = None, answers: str | Path | None = None
+) -> dict[str, pd.DataFrame]:
+    """Import a run of another trainer as `mathrl import` does; its frames `metrics` and `rollouts`.
+
+    Args:
+        folder: Folder of the run, or one file of metrics or rollouts.
+        trainer: As `--from`; None: found out.
+        name: Name of the record, `imported-NAME`; None: the folder's.
+        answers: File of problems with their answers, where the rollouts have none.
+
+    Raises:
+        UserError: there is no run in the folder, there are several, or a file is damaged.
+
+    Examples:
+        >>> frames = mathrl.import_run("outputs/grpo")
+        >>> frames["metrics"].plot(x="step", y="reward/accuracy")
+    """
+    from mathrl.imports.foreign_run import read_run
+    from mathrl.imports.second_opinion import read_answers
+    from mathrl.imports.write_record import import_folder
+
+    found = read_run(Path(folder).expanduser(), trainer)
+    known = read_answers(Path(answers).expanduser()) if answers else None
+    with in_project():
+        record = import_folder(found, name, known).record.folder
+    frames = {"metrics": metrics(record)}
+    return frames | {"rollouts": rollouts(record)} if found.rollouts else frames
+
+
 @contextmanager
 def in_project(text: str | Path = "") -> Iterator[str]:
     """Work in the project's folder; yields the text, made absolute if it is a path in the caller's folder.

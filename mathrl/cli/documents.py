@@ -17,6 +17,7 @@ from mathrl.cli.result_documents import (
     ExportDocument,
     GradeDocument,
     HealthDocument,
+    ImportDocument,
     LineageDocument,
     LineageForwardDocument,
     LooksDocument,
@@ -26,6 +27,7 @@ from mathrl.cli.result_documents import (
     ReproduceDocument,
     RollbackDocument,
     RunsDocument,
+    SecondOpinionDocument,
     SourcesDocument,
     SyncDocument,
     VaryDocument,
@@ -271,7 +273,8 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "launch": (FileDocument,),
     "evaluate": (EvaluateDocument, VaryDocument),
     "compare": (CompareDocument, LooksDocument),
-    "grade": (GradeDocument,),
+    "grade": (GradeDocument, SecondOpinionDocument),
+    "import": (ImportDocument,),
     "runs audit": (AuditDocument,),
     "models alignment": (AlignmentDocument,),
     "runs": (RunsDocument,),
@@ -289,4 +292,4 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "models promote": (PromoteDocument,),
     "models rollback": (RollbackDocument,),
 }
-SERVERS = ("ui", "serve", "runs rollouts", "sweep dashboard")
+SERVERS = ("ui", "serve", "watch", "runs rollouts", "sweep dashboard")

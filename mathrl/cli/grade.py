@@ -1,4 +1,4 @@
-"""`mathrl grade`: grade a file of responses with their true answers."""
+"""`mathrl grade`: grade a file of responses with their true answers, or the rollouts of a run beside their reward."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,8 +20,13 @@ ANSWERS = (
 
 
 def grade(
-    file: Annotated[Path, typer.Argument(help="JSON lines, each with a response and its true answer.")],
-    output: Annotated[Path, typer.Option(help="File for the graded rows.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="JSON lines with a response and its true answer each; or a run: its folder, or a record."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="File for the graded rows; of a run, for all disagreements. Needed for a file.")
+    ] = None,
     response_key: Annotated[
         str | None, typer.Option(help="Field with the response; default: response, completion, output, … by name.")
     ] = None,
@@ -33,12 +38,21 @@ def grade(
         Literal["strict", "lenient"],
         typer.Option(help="strict: only a marked answer counts; lenient: else the last number counts."),
     ] = "lenient",
+    answers: Annotated[
+        Path | None, typer.Option(help="Of a run: file of problems with answers, where its rollouts have none.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Grade responses: write each row with `correct`, `extracted` and `rule`.
 
     A row is for example {"response": "So it is \\boxed{12}.", "answer": "12"}; other fields stay as they are.
+    Of a run, of any trainer: how often its reward and our verifier disagree, and the cases to read first.
     """
+    if not file.is_file():
+        _grade_run(file, answers, output, extraction, as_json)
+        return
+    if output is None:
+        raise UserError(f"{file}: name a file for the graded rows with --output")
     rows = list(read_numbered_jsonl(file))
     if not rows:
         raise UserError(f"{file}: it has no rows")
@@ -68,6 +82,31 @@ def grade(
         return
     print(f"{right} of {len(rows)} correct ({right / len(rows):.1%}); rows with verdicts: {output}")
     print(f"responses: field {response_key}; true answers: field {answer_key}")
+
+
+def _grade_run(
+    run: Path, answers: Path | None, output: Path | None, extraction: Literal["strict", "lenient"], as_json: bool
+) -> None:
+    """Print the second opinion on the rollouts of a run."""
+    from mathrl.imports import second_opinion  # these need pyarrow, which the verifier alone does without
+    from mathrl.imports.foreign_run import read_run
+    from mathrl.imports.write_record import in_order
+    from mathrl.reports.find_rollouts import kept_files
+
+    files = kept_files(str(run)) or (in_order(read_run(run).rollouts) if run.is_dir() else [])
+    if not files:
+        raise UserError(f"{run}: no file of responses, and no run with rollouts; `mathrl import` says what a run has")
+    known = second_opinion.read_answers(answers) if answers else None
+    opinion = second_opinion.sum_up(second_opinion.grade_rollouts(files, known, extraction=extraction))
+    if output is not None:
+        write_jsonl(output, map(second_opinion.case_row, opinion.cases))
+    if as_json:
+        print_document(second_opinion.document(opinion))
+        return
+    for line in opinion.lines():
+        print(line)
+    for number, case in enumerate(opinion.instructive(), start=1):
+        print("\n".join(second_opinion.case_lines(number, case)))
 
 
 def _known_field(file: Path, fields: Sequence[str], names: Sequence[str], what: str, without: str = "") -> str:

@@ -24,7 +24,9 @@ GROUPS = {
     "Plan and run": ("plan", "run", "recipe", "sweep", "launch", "serve"),
     "Evaluate and compare": ("evaluate", "compare", "grade"),
     "Look closer": ("runs", "models", "data"),
+    "Runs of other trainers": ("import", "watch"),
 }
+FILES = {"import": "import_run"}  # the file and function of a command whose name Python keeps for itself
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 # Old commands: the new words, and the release that moved them. They work for one minor version more, with a warning.
 MOVED = {
@@ -67,7 +69,8 @@ class LazyGroup(TyperGroup):
 
 def import_command(name: str) -> Any:
     """The command from its file."""
-    function = getattr(importlib.import_module(f"mathrl.cli.{name}"), name)
+    file = FILES.get(name, name)
+    function = getattr(importlib.import_module(f"mathrl.cli.{file}"), file)
     if isinstance(function, typer.Typer):
         return get_command(function)
     single = typer.Typer(add_completion=False)
@@ -77,8 +80,9 @@ def import_command(name: str) -> Any:
 
 def help_line(name: str) -> str:
     """The first line of the command's docstring, or of its file's, without importing it."""
-    tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    file = FILES.get(name, name)
+    tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == file]
     return (ast.get_docstring(functions[0] if functions else tree) or "").partition("\n")[0]
 
 

@@ -60,6 +60,33 @@ class GradeDocument(TypedDict):
     answer_key: Annotated[str, "The field that was read as true answer."]
 
 
+class SecondOpinionDocument(TypedDict):
+    """`mathrl grade RUN`"""
+
+    rollouts: Annotated[int, "Rollouts of the run."]
+    graded: Annotated[int, "Those whose true answer is known."]
+    accepted_wrong: Annotated[int, "Responses that their reward accepts and our verifier finds wrong."]
+    rejected_right: Annotated[int, "Responses that their reward rejects and our verifier finds right."]
+    disagreement: Annotated[float | None, "Share of graded responses on which both disagree."]
+    reward_for_wrong: Annotated[float | None, "Share of the positive reward that is for wrong answers."]
+    cases: Annotated[list[dict[str, Any]], "The 20 cases to read first."]
+
+
+class ImportDocument(TypedDict):
+    """`mathrl import`"""
+
+    record: Annotated[str, "Name of the record, which the other commands accept."]
+    folder: Annotated[str, "Folder of the record."]
+    trainer: Annotated[str, "The trainer, empty if unknown."]
+    steps: Annotated[int, "Steps with metrics."]
+    metrics: Annotated[list[str], "Names of metrics, ours and theirs."]
+    rollouts: Annotated[int, "Rollouts of the run."]
+    graded: Annotated[int, "Those whose true answer is known."]
+    disagreement: Annotated[float | None, "Share of graded responses on which their reward and our verifier disagree."]
+    reward_for_wrong: Annotated[float | None, "Share of the positive reward that is for wrong answers."]
+    missing: Annotated[list[str], "What was not found, and how the trainer is made to write it."]
+
+
 class AuditDocument(TypedDict):
     """`mathrl runs audit`"""
 

@@ -21,16 +21,18 @@ from mathrl.compose.changes import differences
 from mathrl.core.errors import EXIT_NO, EXIT_TERMINATED, UserError
 from mathrl.core.files import write_text
 from mathrl.core.paths import RECIPES, main_checkout
+from mathrl.core.records import RUN, records_folder
 from mathrl.evaluation.audit import Label
 from mathrl.evaluation.forecast import forecast_of
 from mathrl.health.watch import examine, judging_rules, sentence
+from mathrl.imports.write_record import PREFIX
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.recipes.recipe import recipe_files
 from mathrl.reports.audit import Audit, add_cases, find_responses, open_audit, row_to_show
 from mathrl.reports.find_rollouts import find_rollouts
 from mathrl.reports.find_run import find_training_run, mlflow_record, near_run
-from mathrl.reports.html import Material, pipeline_material, step_material, write_report
+from mathrl.reports.html import Material, pipeline_material, record_material, step_material, write_report
 from mathrl.reports.rollout_server import HOST, Library, make_server
 from mathrl.rewards.cascade import MathVerifyJudge
 from mathrl.tasks import workspace
@@ -238,6 +240,8 @@ def _material(run: str, here: Path) -> Material:
             return step_material(step.parents[3], step.parent.name, step.name)
     if here.is_dir() and here.parent.name == "reports":
         return pipeline_material(here.parents[1])
+    if (records_folder() / run / RUN).is_file() and run.startswith(PREFIX):
+        return record_material(records_folder() / run)
     record = mlflow_record(run)
     if record is None:
         raise UserError(

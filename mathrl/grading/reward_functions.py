@@ -60,7 +60,7 @@ def _scores(responses: Sequence[str], truths: Sequence[Any], extraction: str) ->
     if extraction not in ("strict", "lenient"):
         raise UserError(f"extraction={extraction!r}: write strict or lenient")
     mode: ExtractionMode = "strict" if extraction == "strict" else "lenient"
-    return [float(verdict.correct) for verdict in grade_batch(responses, [*map(_accepted_answers, truths)], mode)]
+    return [float(verdict.correct) for verdict in grade_batch(responses, [*map(accepted_answers, truths)], mode)]
 
 
 def _all_answers(truth: Any, extra_info: Any) -> Any:
@@ -71,10 +71,10 @@ def _all_answers(truth: Any, extra_info: Any) -> Any:
     return list(answers) if truth in [*answers] else truth
 
 
-def _accepted_answers(truth: Any) -> str | list[str]:
+def accepted_answers(truth: Any) -> str | list[str]:
     """The accepted answer, or answers: from a solution its marked answer, from an array its items."""
     if isinstance(truth, Mapping):
         return json.dumps({"numbers": [int(n) for n in truth["numbers"]], "target": int(truth["target"])})
     if not isinstance(truth, str):
-        return [str(_accepted_answers(item)) for item in truth] if hasattr(truth, "__iter__") else str(truth)
+        return [str(accepted_answers(item)) for item in truth] if hasattr(truth, "__iter__") else str(truth)
     return extract(truth, "strict").text or truth

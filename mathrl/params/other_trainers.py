@@ -3,8 +3,9 @@
 The page docs/reference/coming_from.md is written from it, and an unknown parameter is looked up in it.
 """
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,24 +17,38 @@ from mathrl.params.engines import TRL_METRICS, TRL_RL, VERL_METRICS, VERL_RL
 from mathrl.params.schema import SECTIONS
 
 FILE = Path(__file__).with_name("other_trainers.yaml")
-TRAINERS = ("verl", "TRL", "RLinf", "OpenRLHF")
+TRAINERS = ("verl", "TRL", "RLinf", "OpenRLHF", "prime-rl", "tinker", "NeMo-RL")
 OTHERS = "others"  # names of no one trainer, for the lookup alone
 NAME = re.compile(r"`([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)`")
 # engines.py names settings of verl from their section.
 VERL_SECTIONS = {name: f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref", "model")}
 
 
+# What becomes of a metric's value. The mean of |d| of log-prob differences d is the root of 4 k3 / pi if d is normal:
+# k3 is then half its variance.
+VALUES: dict[str, Callable[[float], float]] = {
+    "same": lambda value: value,
+    "one_minus": lambda value: 1 - value,
+    "percent": lambda value: value / 100,
+    "exp": lambda value: math.exp(min(value, 50.0)),
+    "k3": lambda value: math.exp(min(math.sqrt(4 * max(value, 0.0) / math.pi), 50.0)),
+}
+
+
 @dataclass(frozen=True)
 class OtherName:
     """A name in another trainer, and what mathrl calls it: OtherName("TRL", "num_generations", "rl.group_size").
 
-    `ours` is empty where mathrl has no such thing; the note then says why, or what to do instead.
+    `ours` is empty where mathrl has no such thing; the note then says why, or what to do instead. A part in angle
+    brackets stands for any text: rewards/<name>/mean. `value` says what a metric's values are: `same` as ours; a
+    formula of `VALUES` that gives ours; `differs` where ours has another definition, and an import keeps theirs alone.
     """
 
     trainer: str
     name: str
     ours: str
     note: str = ""
+    value: str = "same"
 
 
 @cache
@@ -67,8 +82,8 @@ def _file() -> dict[str, Any]:
 def _rows(kind: str) -> Iterator[OtherName]:
     for trainer, names in _file()[kind].items():
         for name, row in names.items():
-            ours, note = (row["ours"], row.get("note", "")) if isinstance(row, Mapping) else (row, "")
-            yield OtherName(trainer, name, ours or "", note)
+            fields = row if isinstance(row, Mapping) else {"ours": row}
+            yield OtherName(trainer, name, fields["ours"] or "", fields.get("note", ""), fields.get("value", "same"))
 
 
 def engine_names() -> Iterator[OtherName]:
@@ -120,3 +135,34 @@ def ours_from(name: str, fields: Iterable[str]) -> str:
     else:
         own = ".".join(parts) if section in SECTIONS and here == set(SECTIONS[section].model_fields) else ""
     return own or ours(name)
+
+
+def our_metric(trainer: str, name: str) -> tuple[str, str]:
+    """Our name of a trainer's metric and what becomes of its value; ("", "") where no value of ours follows from it.
+
+    >>> our_metric("TRL", "rewards/format/mean"), our_metric("TRL", "reward"), our_metric("verl", "actor/ppo_kl")
+    (('reward/format', 'same'), ('reward/overall', 'same'), ('', ''))
+    """
+    exact, patterns = _metrics_of(trainer)
+    if (row := exact.get(name)) is not None:
+        return (row.ours, row.value) if row.value != "differs" else ("", "")
+    for pattern, row in patterns:
+        if row.value != "differs" and (match := pattern.fullmatch(name)):
+            return re.sub("<(.+?)>", lambda part: match[part[1]], row.ours), row.value
+    return "", ""
+
+
+@cache
+def _metrics_of(trainer: str) -> tuple[dict[str, OtherName], list[tuple[re.Pattern[str], OtherName]]]:
+    """The metrics of a trainer that have one name, and the patterns of the others."""
+    rows = [row for row in metric_names() if row.trainer == trainer and row.ours]
+    exact: dict[str, OtherName] = {}
+    for row in reversed(rows):
+        exact[row.name] = row
+    patterns = []
+    for row in rows:
+        if "<" in row.name:
+            parts = re.split("<(.+?)>", row.name)
+            texts = [f"(?P<{part}>.+?)" if at % 2 else re.escape(part) for at, part in enumerate(parts)]
+            patterns.append((re.compile("".join(texts)), row))
+    return exact, patterns

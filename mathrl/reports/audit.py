@@ -15,6 +15,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl, read_numbered_jsonl, write_json, write_jsonl, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import AUDITS, RECIPES
+from mathrl.core.records import records_folder
 from mathrl.core.types import read_problems
 from mathrl.evaluation.audit import LABELS, ErrorRates, Label, Sampled, draw_sample, error_rates
 from mathrl.reports.lineage_picture import render
@@ -109,7 +110,7 @@ def find_responses(text: str) -> Path:
         return here
     places = [here, here / "report", here / "reports" / "evaluate", Path("reports") / text]
     places += [RECIPES / text / "report", RECIPES / text, Path("runs") / text / "reports" / "evaluate"]
-    places += [here / "rollouts", Path("runs") / text / "reports" / "rl"]
+    places += [here / "rollouts", records_folder() / text / "rollouts", Path("runs") / text / "reports" / "rl"]
     for folder in places:
         for name in NAMES:
             if (folder / name).is_file():

@@ -90,6 +90,13 @@ def step_material(root: Path, recipe: str, step: str) -> Material:
     )
 
 
+def record_material(folder: Path) -> Material:
+    """The material of a record without outputs in a checkout: a run that was imported from another trainer."""
+    training = read_training_run(folder)
+    command = f"mathrl import {training.record.workspace}" if training.record else ""
+    return Material(training.name, folder, [training], None, None, [], command)
+
+
 def _has_steps(report: Path) -> bool:
     """Whether a training wrote metrics there; one of 0 steps passes its start on and leaves an empty file."""
     file = report / METRICS

@@ -99,10 +99,13 @@ class Rollouts:
         first: int = 0,
         most: int = 50,
     ) -> list[dict[str, Any]]:
-        """Responses in short; `sort` is a column, with a minus in front the largest first."""
+        """Responses in short; `sort` is a column, with a minus in front the largest first; or `disagrees`."""
         masks = [self.facets[name].mask_of_labels(labels, self.size) for name, labels in filters.items()]
         rows = np.flatnonzero(_all(masks, self._search(query) & self._of_problem(problem)))
         column = sort.removeprefix("-")
+        if column == "disagrees":
+            agrees = ~np.asarray(pc.fill_null(self.table["disagrees"], False), dtype=bool)[rows]
+            rows = rows[np.argsort(agrees, kind="stable")]
         if column in ("step", "reward", "length"):
             values = _numbers(self.table[column])[rows]
             rows = rows[np.argsort(-values if sort.startswith("-") else values, kind="stable")]

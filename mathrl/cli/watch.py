@@ -1,0 +1,107 @@
+"""`mathrl watch`: the health of another trainer's run while it goes on; its files are only read."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from mathrl.cli.import_run import Answers, From
+from mathrl.compose import load_params
+from mathrl.core.errors import EXIT_NO, EXIT_USER_ERROR, UserError
+from mathrl.health.watch import Finding, Watch, examine, judging_rules, sentence
+from mathrl.imports.foreign_run import ForeignRun, read_run
+from mathrl.imports.second_opinion import Memo, read_answers
+from mathrl.imports.write_record import gather, import_folder
+from mathrl.params.load import validate_section
+from mathrl.params.train import Rl
+from mathrl.params.training import Health
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="Folder of the run, or one file of metrics or rollouts.")],
+    system: From = None,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 30.0,
+    idle: Annotated[
+        float, typer.Option(min=0, help="End after this many minutes without a new step; 0: one look.")
+    ] = 30.0,
+    stop_on_red: Annotated[bool, typer.Option("--stop-on-red", help="End at the first red finding.")] = False,
+    webhook: Annotated[str | None, typer.Option(help="Address that gets each new finding as JSON.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Also keep the record imported-NAME up to date, for its pages.")
+    ] = None,
+    answers: Answers = None,
+) -> None:
+    """Report the health of a run of another trainer while it goes on; exit status 1 if red, 2 if unknown."""
+    known, memo = read_answers(answers) if answers else None, Memo()
+
+    def look(run: ForeignRun) -> tuple[list[dict[str, Any]], Rl]:
+        gathered = import_folder(run, name, known, memo).gathered if name else gather(run, known, memo=memo)
+        return gathered.rows, validate_section(Rl, gathered.rl, str(folder))
+
+    reported: dict[str, int] = {}
+    steps, changed, state = -1, time.monotonic(), None
+    while True:
+        run, problem = _read(folder, system, wait=idle > 0)
+        if run is not None:
+            rows, rl = look(run)
+            health = _health()
+            state = examine(rows, health, rl)
+            if len(rows) != steps:
+                judging, applying = judging_rules(rows, health, rl)
+                steps, changed = len(rows), time.monotonic()
+                last = rows[-1]["step"] if rows else 0
+                colour = state.colour if judging else "unknown"
+                print(f"step {last}: {colour}; {len(judging)} of {len(applying)} rules had their metrics", flush=True)
+            _report(state, reported, lambda finding: _tell(finding, folder, webhook))
+            if stop_on_red and state.colour == "red":
+                raise SystemExit(EXIT_NO)
+        elif problem and idle == 0:
+            raise UserError(problem)
+        if time.monotonic() - changed >= idle * 60:
+            break
+        time.sleep(every)
+    if state is None or not judging_rules(state.rows, state.health, state.rl)[0]:
+        raise SystemExit(EXIT_USER_ERROR)
+    if state.colour == "red":
+        raise SystemExit(EXIT_NO)
+
+
+def _read(folder: Path, system: str | None, *, wait: bool) -> tuple[ForeignRun | None, str]:
+    """The run as it is now; None while a file is about to be written, or nothing is there yet."""
+    try:
+        return read_run(folder, system), ""
+    except (UserError, FileNotFoundError) as error:
+        if not wait:
+            raise
+        return None, str(error)
+
+
+def _health() -> Health:
+    """The section of the project around, or the defaults: a run may be watched without a project."""
+    try:
+        return load_params().health
+    except UserError:
+        return Health()
+
+
+def _report(state: Watch, reported: dict[str, int], tell: Callable[[Finding], None]) -> None:
+    """Tell the findings that are new, or that come back after more than a window."""
+    for finding in state.sorted_findings:
+        before = reported.get(finding.rule)
+        if before is None or finding.last > before + state.health.window:
+            tell(finding)
+        reported[finding.rule] = finding.last
+
+
+def _tell(finding: Finding, folder: Path, webhook: str | None) -> None:
+    print(f"- {sentence(asdict(finding))}", flush=True)
+    if webhook is None:
+        return
+    try:
+        httpx.post(webhook, json={"run": str(folder), **asdict(finding)}, timeout=10).raise_for_status()
+    except httpx.HTTPError as error:
+        print(f"warning: the webhook did not take it: {error}", flush=True)

@@ -1,0 +1,262 @@
+"""A run of another trainer → a record like that of an own run, whole or not at all.
+
+home()/records/imported-NAME/run.json, metrics.jsonl, rollouts/rollouts.parquet, and
+    artifacts/config.json   the trainer's configuration under its own names
+    responses.jsonl         the validation responses by step, for `mathrl compare imported-NAME:step-20 …`
+"""
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.files import write_json, write_jsonl, written_aside
+from mathrl.core.hashing import digest
+from mathrl.core.records import METRICS, ROLLOUTS, RunRecord, read_record, records_folder
+from mathrl.health.rules import DEV
+from mathrl.imports.foreign_run import ForeignRun
+from mathrl.imports.rollout_shapes import STEP_IN_NAME
+from mathrl.imports.second_opinion import Answers, Graded, Memo, Opinion, RolloutWriter, grade_rollouts, step_figures
+from mathrl.params.load import apply_override, validate_section
+from mathrl.params.other_trainers import VALUES, metric_names, our_metric, parameter_names
+from mathrl.params.train import Rl
+from mathrl.rollout.rollout_files import WHOLE
+
+PREFIX = "imported-"
+RESPONSES = "responses.jsonl"
+OURS = {row.ours for row in metric_names()} | {"loss", "skipped_updates"}
+
+
+@dataclass
+class Gathered:
+    """What a run's files say: a row of metrics per step, the section rl, the second opinion, validation responses."""
+
+    rows: list[dict[str, Any]]
+    rl: dict[str, Any]
+    unused: dict[str, Any]
+    opinion: Opinion
+    responses: list[dict[str, Any]]
+
+
+@dataclass
+class Imported:
+    """The record of an import, and what was gathered for it."""
+
+    record: RunRecord
+    gathered: Gathered
+
+
+def import_folder(
+    run: ForeignRun, name: str | None = None, answers: Answers | None = None, memo: Memo | None = None
+) -> Imported:
+    """Write the record of a run; one of the same folder is replaced.
+
+    Raises:
+        UserError: the name is that of another run, or a file is damaged.
+    """
+    name = name or run.folder.stem
+    target = records_folder() / f"{PREFIX}{name}"
+    earlier = read_record(target)
+    if earlier is not None and earlier.resolved.get("imported from") != str(run.folder):
+        raise UserError(f"{target.name}: imported from {earlier.resolved.get('imported from')}; choose another --name")
+    with written_aside(target) as aside:
+        (aside / "artifacts").mkdir(parents=True)
+        writer = RolloutWriter(aside / ROLLOUTS / WHOLE, run.system or "imported") if run.rollouts else None
+        try:
+            gathered = gather(run, answers, writer, memo)
+        finally:
+            if writer:
+                writer.close()
+        write_jsonl(aside / METRICS, gathered.rows)
+        write_json(aside / "artifacts" / "config.json", run.config)
+        if gathered.responses:
+            write_jsonl(aside / RESPONSES, gathered.responses)
+        record = _record(aside, run, target.name, gathered)
+        record.update()
+    record.folder = target
+    return Imported(record, gathered)
+
+
+def _record(folder: Path, run: ForeignRun, name: str, gathered: Gathered) -> RunRecord:
+    started, ended = _times(run)
+    return RunRecord(
+        folder,
+        stage="rl",
+        name=name,
+        key=digest([str(run.folder), run.system]),
+        status="finished",
+        started=started,
+        ended=ended,
+        workspace=str(run.folder),
+        params={"rl": gathered.rl},
+        resolved={
+            "imported from": str(run.folder),
+            "imported at": time.time(),
+            "trainer": run.system,
+            "metrics from": run.sources,
+            "parameters of theirs alone": gathered.unused,
+            "checkpoints": {str(step): place for step, place in sorted(run.checkpoints.items())},
+        },
+        outcome="; ".join(run.found_lines()),
+    )
+
+
+def gather(
+    run: ForeignRun, answers: Answers | None = None, writer: RolloutWriter | None = None, memo: Memo | None = None
+) -> Gathered:
+    """Read all of a run; rollouts go to the writer as they are graded, so that they are never all in memory.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    opinion = Opinion()
+    figures: dict[int, dict[str, float]] = {}
+    groups: list[tuple[int, int]] = []
+    for rows in grade_rollouts(in_order(run.rollouts), answers, memo=memo) if run.rollouts else ():
+        if writer:
+            writer.write(rows)
+        opinion.add(rows)
+        figures.setdefault(rows[0].theirs.step, {}).update(step_figures(rows))
+        groups.append((len({row.theirs.question for row in rows}), len(rows)))
+    validated, responses = _validation(run, answers, memo)
+    metrics = metric_rows(run, figures, validated)
+    rl, unused = parameters(run, groups, metrics)
+    return Gathered(metrics, rl, unused, opinion, responses)
+
+
+def metric_rows(
+    run: ForeignRun, from_rollouts: Mapping[int, Mapping[str, float]], validated: Mapping[int, Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """A row per step: their metrics under our names, with theirs beside them; then what the rollouts say.
+
+    Accuracy is our verifier's where it could grade the rollouts.
+    """
+    rows = []
+    for step in sorted({*run.steps, *from_rollouts, *validated}):
+        row: dict[str, Any] = {"step": step}
+        row |= ours_beside_theirs(run.steps.get(step, {}), run.system)
+        graded = from_rollouts.get(step, {})
+        row = {**graded, **row} | {name: graded[name] for name in ("reward/accuracy",) if name in graded}
+        row |= {key: value for key, value in validated.get(step, {}).items() if key not in row}
+        rows.append(row)
+    return rows
+
+
+def ours_beside_theirs(theirs: Mapping[str, float], system: str) -> dict[str, float]:
+    """The metrics of a step under their names and ours; a name that means something else here gets the trainer's.
+
+    >>> ours_beside_theirs({"actor/entropy": 0.5, "actor/ppo_kl": 0.1, "kl": 2.0}, "verl")
+    {'actor/entropy': 0.5, 'entropy': 0.5, 'actor/ppo_kl': 0.1, 'verl/kl': 2.0}
+    """
+    row: dict[str, float] = {}
+    sums: dict[str, list[float]] = {}
+    for name, value in theirs.items():
+        ours, formula = our_metric(system, name)
+        if ours != name:
+            row[f"{system}/{name}" if system and is_ours(name) else name] = value
+        if ours:
+            converted = VALUES[formula](value)
+            sums.setdefault(ours, []).append(converted)
+            row[ours] = sum(sums[ours]) / len(sums[ours])
+    return row
+
+
+def is_ours(name: str) -> bool:
+    """Whether mathrl has a metric of this name."""
+    return name in OURS or name.startswith(("reward/", "rollout/part_"))
+
+
+def parameters(
+    run: ForeignRun, groups: Sequence[tuple[int, int]], rows: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The section rl that follows from their configuration and rollouts, and what of it has no counterpart."""
+    table = {row.name: row for row in parameter_names() if row.trainer == run.system and row.ours and not row.note}
+    values: dict[str, Any] = {"rl": {}}
+    unused = {}
+    for name, value in run.config.items():
+        known = table.get(name)
+        if known is None or not known.ours.startswith("rl.") or value is None or not _takes(values, known.ours, value):
+            unused[name] = value
+    if groups:
+        prompts, responses = (sum(column) for column in zip(*groups, strict=True))
+        values["rl"].setdefault("prompts_per_step", max(1, round(prompts / len(groups))))
+        values["rl"].setdefault("group_size", max(1, round(responses / max(1, prompts))))
+    last = int(rows[-1]["step"]) if rows else 1
+    wanted = run.config.get("max_steps", run.config.get("trainer.total_training_steps"))
+    values["rl"]["steps"] = int(wanted) if isinstance(wanted, int) and wanted >= last else max(1, last)
+    rl = validate_section(Rl, values["rl"], str(run.folder))
+    return rl.model_dump(mode="json", by_alias=True), unused
+
+
+def _takes(values: dict[str, Any], path: str, value: Any) -> bool:
+    """Set the value at the path if the section accepts it."""
+    trial = copy.deepcopy(values)
+    with suppress(UserError, ValueError, KeyError, TypeError):
+        apply_override(trial, f"{path}={value}")
+        validate_section(Rl, trial["rl"], path)
+        values["rl"] = trial["rl"]
+        return True
+    return False
+
+
+def _validation(
+    run: ForeignRun, answers: Answers | None, memo: Memo | None
+) -> tuple[dict[int, dict[str, float]], list[dict[str, Any]]]:
+    """Dev accuracy by step, by our verifier where it can, and the validation responses as rows of responses.jsonl."""
+    figures: dict[int, dict[str, float]] = {}
+    responses: list[dict[str, Any]] = []
+    for rows in grade_rollouts(in_order(run.validation), answers, memo=memo) if run.validation else ():
+        step = rows[0].theirs.step
+        right = [row.passed if row.ours is None else row.ours.correct for row in rows]
+        questions = {row.theirs.question for row in rows}
+        figures[step] = {DEV: sum(right) / len(rows), "dev/problems": float(len(questions))}
+        responses += _responses(rows, right, step)
+    return figures, responses
+
+
+def _responses(rows: Sequence[Graded], right: Sequence[bool], step: int) -> list[dict[str, Any]]:
+    numbers: dict[str, int] = {}
+    made = []
+    for row, correct in zip(rows, right, strict=True):
+        problem = digest(row.theirs.question)[:12]
+        numbers[problem] = numbers.get(problem, -1) + 1
+        made.append(
+            {
+                "model": f"step-{step}",
+                "benchmark": "validation",
+                "problem_id": problem,
+                "sample": numbers[problem],
+                "question": row.theirs.question,
+                "answers": row.theirs.answers,
+                "response": row.theirs.text,
+                "correct": correct,
+                "extracted": None if row.ours is None else row.ours.extracted,
+                "rule": "" if row.ours is None else row.ours.rule,
+                "length": len(row.theirs.text),
+                "truncated": row.theirs.truncated,
+            }
+        )
+    return made
+
+
+def in_order(files: Sequence[Path]) -> list[Path]:
+    """The files by the steps in their names: 2.jsonl before 10.jsonl."""
+
+    def key(file: Path) -> tuple[int, str]:
+        found = STEP_IN_NAME.search(file.stem) or next(
+            (match for parent in file.parents if (match := STEP_IN_NAME.fullmatch(parent.name))), None
+        )
+        return (int(found[1]) if found else 0), str(file)
+
+    return sorted(files, key=key)
+
+
+def _times(run: ForeignRun) -> tuple[float, float]:
+    """When the run's files were first and last written, in Unix seconds."""
+    files = [run.top / name for name in run.sources] + run.rollouts
+    times = [file.stat().st_mtime for file in files]
+    return min(times), max(times)

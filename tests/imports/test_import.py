@@ -1,0 +1,206 @@
+"""`mathrl import`, `health`, `report`, `audit` and `grade` on runs of other trainers; and what is no run."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import mathrl
+from mathrl.cli.main import app
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_jsonl
+from mathrl.core.records import records_folder
+from mathrl.imports.foreign_run import read_run
+from mathrl.imports.write_record import import_folder
+
+
+def command(*words: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout
+
+
+def rules(record: str) -> set[str]:
+    """The rules that `health` reports."""
+    _, printed = command("runs", "health", record, "--json")
+    return {finding["rule"] for finding in json.loads(printed)["findings"]}
+
+
+def test_a_run_of_trl_becomes_a_record(trl_run: Path, home: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in trl_run.rglob("*"))
+    status, printed = command("import", trl_run)
+    assert status == 0 and "a run of TRL" in printed and "40 steps" in printed and "missing" not in printed
+    assert sorted((path, path.stat().st_mtime_ns) for path in trl_run.rglob("*")) == before, "theirs is only read"
+    record = json.loads((records_folder() / "imported-grpo" / "run.json").read_text())
+    rl = record["params"]["rl"]
+    assert (rl["optimizer"]["lr"], rl["group_size"], rl["prompts_per_step"], rl["max_tokens"]) == (0.001, 8, 8, 4)
+    assert sorted(map(int, record["resolved"]["checkpoints"])) == [20, 40]
+    assert record["resolved"]["parameters of theirs alone"]["scale_rewards"] == "group"
+
+
+def test_our_metrics_stand_beside_theirs(trl_run: Path, home: Path) -> None:
+    command("import", trl_run)
+    state = json.loads((trl_run / "checkpoint-40" / "trainer_state.json").read_text())["log_history"]
+    rows = list(read_jsonl(records_folder() / "imported-grpo" / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    for ours, theirs in zip(rows, state, strict=True):
+        assert ours["entropy"] == theirs["entropy"] and ours["reward"] == ours["reward/overall"] == theirs["reward"]
+        assert ours["rollout/zero_variance_share"] == theirs["frac_reward_zero_std"]
+        assert ours["actor_loss"] == ours["TRL/loss"] == theirs["loss"]
+        # The reward function is our verifier, so that its mean is our accuracy.
+        assert ours["reward/accuracy"] == pytest.approx(theirs["rewards/accuracy/mean"], abs=1e-6)
+
+
+def test_python_has_the_frames(trl_run: Path, home: Path) -> None:
+    frames = mathrl.import_run(trl_run)
+    assert len(frames["metrics"]) == 40 and len(frames["rollouts"]) == 40 * 64
+    assert frames["rollouts"].groupby("step")["problem"].nunique().max() <= 8
+
+
+def test_what_reads_a_record_reads_an_import(trl_run: Path, home: Path, tmp_path: Path) -> None:
+    command("import", trl_run)
+    status, printed = command("runs", "health", "imported-grpo")
+    judged, of, total = printed.splitlines()[0].partition("; ")[2].split()[:3]
+    assert status == 0 and of == "of" and 10 <= int(judged) < int(total)
+    _, printed = command("runs", "report", "imported-grpo", "--output", tmp_path / "report.html")
+    assert "imported-grpo" in (tmp_path / "report.html").read_text()
+    labels = tmp_path / "none.jsonl"
+    labels.write_text("")
+    _, printed = command("runs", "audit", "imported-grpo", "--size", "20", "--labels", labels, "--json")
+    audit = json.loads(printed[printed.index("{") :])
+    folder = Path(audit["folder"])
+    assert audit["open"] >= 20
+    shutil.rmtree(folder)
+
+
+def test_a_run_of_verl_becomes_a_record(verl_run: Path, home: Path) -> None:
+    _, printed = command("import", verl_run)
+    assert "a run of verl" in printed and "validation: 4 files" in printed and "disagree on 0 of 640" in printed
+    folder = records_folder() / "imported-verl"
+    record = json.loads((folder / "run.json").read_text())
+    rl = record["params"]["rl"]
+    assert (rl["optimizer"]["lr"], rl["group_size"], rl["temperature"], rl["steps"]) == (2e-6, 4, 0.9, 60)
+    assert list(record["resolved"]["checkpoints"]) == ["40"]
+    rows = list(read_jsonl(folder / "metrics.jsonl"))
+    assert rows[0]["entropy"] == rows[0]["actor/entropy"] and rows[0]["kl"] == rows[0]["actor/kl_loss"]
+    assert "ratio/mean" not in rows[0], "actor/ppo_kl has another definition"
+    assert rows[9]["dev/accuracy"] > 0 and rows[9]["dev/problems"] == 10
+    # exp of the root of 4 k3 / pi at k3 = 0.0004.
+    assert rows[0]["rollout/logprob_alignment"] == pytest.approx(1.02282, abs=1e-5)
+
+
+def test_stored_responses_are_compared(verl_run: Path, home: Path) -> None:
+    command("import", verl_run)
+    file = records_folder() / "imported-verl" / "responses.jsonl"
+    _, printed = command("compare", f"{file}:step-10", f"{file}:step-40", "--json")
+    assert json.loads(printed)["problems"] == 10
+
+
+def test_disagreements_come_first_and_are_counted(verl_run: Path, home: Path) -> None:
+    rewrite(verl_run, pay_wrong_answers)
+    _, printed = command("grade", verl_run, "--json")
+    opinion = json.loads(printed)
+    assert opinion["graded"] == 640 and opinion["rejected_right"] == 0
+    assert opinion["accepted_wrong"] == sum(map(is_paid_wrong, rollouts_of(verl_run))) > 0
+    wrong = [row for row in rollouts_of(verl_run) if "\\boxed{3}" in row["output"]]
+    paid = sum(row["score"] for row in rollouts_of(verl_run))
+    assert opinion["reward_for_wrong"] == pytest.approx(sum(row["score"] for row in wrong) / paid)
+    assert len(opinion["cases"]) == 20 and not opinion["cases"][0]["correct"]
+    command("import", verl_run)
+    table = pq.read_table(records_folder() / "imported-verl" / "rollouts" / "rollouts.parquet")
+    of_step = [row for row in table.to_pylist() if row["step"] == 30]
+    marks = [row["disagrees"] for row in of_step]
+    assert marks == sorted(marks, reverse=True) and any(marks)
+    _, again = command("grade", "imported-verl", "--json")
+    assert json.loads(again)["disagreement"] == opinion["disagreement"], "the record says the same as the folder"
+
+
+def rollouts_of(folder: Path) -> list[dict[str, Any]]:
+    return [row for file in (folder / "rollouts").iterdir() for row in read_jsonl(file)]
+
+
+def is_paid_wrong(row: dict[str, Any]) -> bool:
+    return "\\boxed{3}" in row["output"] and row["score"] == 1.0
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change each rollout of verl's."""
+    for file in (folder / "rollouts").iterdir():
+        rows = list(read_jsonl(file))
+        for row in rows:
+            change(row)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def pay_wrong_answers(row: dict[str, Any]) -> None:
+    """From step 20 on, every second wrong answer is paid."""
+    if row["step"] >= 20 and "\\boxed{3}" in row["output"] and "So it is" in row["output"]:
+        row |= {"score": 1.0, "acc": True}
+
+
+def test_rollouts_without_answers_are_not_graded_until_a_file_has_them(
+    verl_run: Path, home: Path, tmp_path: Path
+) -> None:
+    rewrite(verl_run, lambda row: row.pop("gts"))
+    _, printed = command("import", verl_run, "--json")
+    assert json.loads(printed)["graded"] == 0 and json.loads(printed)["disagreement"] is None
+    problems = tmp_path / "problems.csv"
+    problems.write_text("question,answer\n" + "".join(f"What is 40 + {n}?,{40 + n}\n" for n in range(10)))
+    _, printed = command("import", verl_run, "--answers", problems, "--json")
+    assert json.loads(printed)["graded"] == 640
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda top: (top / "rollouts" / "7.jsonl").write_text('{"input": "a", "output"\n{"a": 1}\n'), "7.jsonl"),
+        (lambda top: (top / "run.jsonl").write_text('{"step": 1, "data": {"a": 1}}\nbroken\n{"step": 2}\n'), "line 2"),
+        (lambda top: (top / ".hydra" / "config.yaml").write_text("a: [1,"), "config.yaml"),
+        (lambda top: write_other_run(top), "two runs"),
+    ],
+)
+def test_a_damaged_or_mixed_folder_leaves_the_record_as_it_was(
+    verl_run: Path, home: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    command("import", verl_run)
+    record = (records_folder() / "imported-verl" / "metrics.jsonl").read_bytes()
+    damage(verl_run)
+    with pytest.raises(UserError, match=message) as raised:
+        command("import", verl_run)
+    assert "\n" not in str(raised.value)
+    assert (records_folder() / "imported-verl" / "metrics.jsonl").read_bytes() == record
+    assert [path.name for path in records_folder().iterdir()] == ["imported-verl"]
+
+
+def write_other_run(top: Path) -> None:
+    rows = [{"step": step, "data": {"actor/entropy": 0.1, "actor/kl_loss": 2.0}} for step in range(1, 20)]
+    (top / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_truncated_parquet_file_is_named(trl_run: Path, home: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(trl_run, tmp_path / "copy"))
+    file = copy / "completions" / "completions_00007.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(UserError, match="completions_00007"):
+        command("import", copy)
+    assert not records_folder().exists() or not list(records_folder().iterdir())
+
+
+def test_a_folder_without_a_run_is_refused(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(UserError, match="no run of another trainer"):
+        command("import", tmp_path)
+
+
+def test_the_name_of_another_run_is_not_taken(verl_run: Path, home: Path, tmp_path: Path) -> None:
+    import_folder(read_run(verl_run))
+    other = Path(shutil.copytree(verl_run, tmp_path / "elsewhere" / "verl"))
+    with pytest.raises(UserError, match="--name"):
+        import_folder(read_run(other))
+    assert import_folder(read_run(other), "second").record.folder.name == "imported-second"
