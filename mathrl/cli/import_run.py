@@ -10,7 +10,9 @@ from mathrl.imports.foreign_run import read_run
 from mathrl.imports.second_opinion import read_answers
 from mathrl.imports.write_record import Imported, import_folder
 
-System = Literal["verl", "trl", "prime-rl", "tinker", "openrlhf", "nemo-rl", "rlinf", "wandb", "tensorboard", "csv"]
+System = Literal[
+    "verl", "trl", "prime-rl", "tinker", "openrlhf", "nemo-rl", "rlinf", "wandb", "tensorboard", "csv", "mlflow"
+]
 From = Annotated[System | None, typer.Option("--from", help="The trainer or the form; default: found out.")]
 Answers = Annotated[
     Path | None, typer.Option(help="File of problems with their answers, where the rollouts have none.")
@@ -18,7 +20,9 @@ Answers = Annotated[
 
 
 def import_run(
-    folder: Annotated[Path, typer.Argument(help="Folder of the run, or one file of metrics or rollouts.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the run, or one file of it; with --from mlflow its name or id.")
+    ],
     system: From = None,
     name: Annotated[str | None, typer.Option(help="Name of the record, imported-NAME; default: the folder's.")] = None,
     answers: Answers = None,

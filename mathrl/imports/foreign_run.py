@@ -25,7 +25,7 @@ from mathrl.params.other_trainers import TRAINERS, our_metric
 # What a person types, and the trainer's name in the table of names. The last ones are forms of any trainer.
 SYSTEMS = {"verl": "verl", "trl": "TRL", "prime-rl": "prime-rl", "tinker": "tinker", "openrlhf": "OpenRLHF",
            "nemo-rl": "NeMo-RL", "rlinf": "RLinf"}  # fmt: skip
-FORMS = ("wandb", "tensorboard", "csv")
+FORMS = ("wandb", "tensorboard", "csv", "mlflow")
 DEEPEST, MOST_FILES = 8, 200_000
 LARGE = (".safetensors", ".pt", ".pth", ".bin", ".distcp")
 CHECKPOINT = re.compile(r"(?:checkpoint-|global_step_|step_)(\d+)")
@@ -51,6 +51,7 @@ class ForeignRun:
     config: dict[str, Any] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
+    started: float = 0.0  # Unix seconds; 0: as its files were first written
 
     def found_lines(self) -> list[str]:
         """What was found, a line each."""
@@ -110,6 +111,8 @@ def read_run(folder: Path, system: str | None = None) -> ForeignRun:
     Raises:
         UserError: there is no run in it, there are several, or a file is damaged.
     """
+    if system == "mlflow":
+        return _read_mlflow(str(folder))
     if not folder.exists():
         raise UserError(f"{folder}: no such folder")
     run = ForeignRun(folder.absolute(), "")
@@ -125,6 +128,35 @@ def read_run(folder: Path, system: str | None = None) -> ForeignRun:
         )
     run.system = SYSTEMS[system] if system in SYSTEMS else _recognise(run) or (system or "")
     return run
+
+
+def _read_mlflow(text: str) -> ForeignRun:
+    """A run of an MLflow server, by its name or id ($MLFLOW_TRACKING_URI).
+
+    Raises:
+        UserError: the server does not answer, or it has no such run.
+    """
+    from mathrl.tracking.client import connect, read_history  # a second, which folders do without
+    from mathrl.tracking.lineage import find_run
+
+    client = connect()
+    found = find_run(client, text)
+    if found is None:
+        raise UserError(f"{text}: MLflow has no run of this name or id; MLFLOW_TRACKING_URI names its server")
+    steps, config = read_history(client, found)
+    name = str(found.info.run_name or found.info.run_id)
+    run = ForeignRun(Path(name), "", steps, config={key: _value(value) for key, value in config.items()})
+    run.sources, run.started = [f"MLflow run {found.info.run_id}"], (found.info.start_time or 0) / 1000
+    run.system = _recognise(run)
+    return run
+
+
+def _value(text: str) -> Any:
+    """A parameter that MLflow keeps as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _files(top: Path) -> Iterator[Path]:

@@ -4,7 +4,7 @@
     metrics.jsonl, NAME.jsonl, NAME.csv    a row per step, or {"step": 3, "data": {…}} (verl's file logger)
     NAME.log, NAME.txt, NAME.out           verl's console: "step:3 - actor/entropy:0.4 - …"
     events.out.tfevents.*                  TensorBoard, read by tensorboard
-    run-*.wandb                            Weights & Biases, read by wandb
+    run-*.wandb                            Weights & Biases, its records as wandb declares them
 
 A last line that is cut short is not read: the trainer is about to finish it.
 """
@@ -13,8 +13,11 @@ import csv
 import importlib
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -206,22 +209,41 @@ def _wandb(file: Path) -> Steps:
     return steps
 
 
+WANDB_HEADER, WANDB_BLOCK, WANDB_RECORD = b":W&B", 32768, struct.Struct("<IHB")  # checksum, length, kind
+WHOLE, FIRST, LAST = 1, 2, 4  # kinds of pieces of a record; 3 is a middle one
+
+
 def wandb_records(file: Path) -> Iterator[Any]:
-    """The records of an offline run of Weights & Biases.
+    """The records of an offline run of Weights & Biases; a last one that is not yet whole is left out.
+
+    The file is a log in LevelDB's format of records, which wandb has no reader for in Python since it is written in Go.
 
     Raises:
         UserError: the file is damaged, or wandb is not installed.
     """
-    store = _package("wandb.sdk.internal.datastore", file).DataStore()
     record_type = _package("wandb.proto.wandb_internal_pb2", file).Record
-    try:
-        store.open_for_scan(str(file))
-        while (data := store.scan_data()) is not None:
-            yield record_type.FromString(data)
-    except AssertionError:  # what wandb raises where a record is cut short or damaged
-        return
-    except Exception as error:
-        raise UserError(f"{file}: cannot be read as an offline run of Weights & Biases ({error})") from None
-
-
-Reader = Callable[[Path], Steps]
+    with file.open("rb") as stream:
+        if not (header := stream.read(7)).startswith(WANDB_HEADER):
+            if len(header) < len(WANDB_HEADER):
+                return  # about to be written
+            raise UserError(f"{file}: not an offline run of Weights & Biases")
+        whole, position = b"", 7
+        while True:
+            left = WANDB_BLOCK - position % WANDB_BLOCK
+            if left < WANDB_RECORD.size:
+                stream.seek(left, os.SEEK_CUR)
+                position += left
+                continue
+            head = stream.read(WANDB_RECORD.size)
+            if len(head) < WANDB_RECORD.size:
+                return
+            checksum, length, kind = WANDB_RECORD.unpack(head)
+            data = stream.read(length)
+            if len(data) < length:
+                return
+            position += WANDB_RECORD.size + length
+            if zlib.crc32(bytes([kind]) + data) != checksum:
+                raise UserError(f"{file}: damaged at byte {position - length:,}")
+            whole = data if kind in (WHOLE, FIRST) else whole + data
+            if kind in (WHOLE, LAST):
+                yield record_type.FromString(whole)

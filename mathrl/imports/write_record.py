@@ -257,6 +257,8 @@ def in_order(files: Sequence[Path]) -> list[Path]:
 
 def _times(run: ForeignRun) -> tuple[float, float]:
     """When the run's files were first and last written, in Unix seconds."""
+    if run.started:
+        return run.started, run.started
     files = [run.top / name for name in run.sources] + run.rollouts
     times = [file.stat().st_mtime for file in files]
     return min(times), max(times)

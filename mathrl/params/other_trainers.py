@@ -144,6 +144,10 @@ def our_metric(trainer: str, name: str) -> tuple[str, str]:
     (('reward/format', 'same'), ('reward/overall', 'same'), ('', ''))
     """
     exact, patterns = _metrics_of(trainer)
+    if name not in exact and name.startswith(("train/", "eval/")):  # TRL and OpenRLHF, in TensorBoard and W&B
+        found = our_metric(trainer, name.removeprefix("train/").replace("eval/", "eval_", 1))
+        if found[0]:
+            return found
     if (row := exact.get(name)) is not None:
         return (row.ours, row.value) if row.value != "differs" else ("", "")
     for pattern, row in patterns:

@@ -75,6 +75,15 @@ def experiment(client: Any, question: str = "") -> str:
         return str(client.create_experiment(name, artifact_location=artifacts, tags=tags))
 
 
+def read_history(client: Any, run: Any) -> tuple[dict[int, dict[str, float]], dict[str, str]]:
+    """The metrics of a run by step, and its parameters as MLflow keeps them, as texts."""
+    steps: dict[int, dict[str, float]] = {}
+    for name in run.data.metrics:
+        for metric in client.get_metric_history(run.info.run_id, name):
+            steps.setdefault(int(metric.step), {})[name] = float(metric.value)
+    return dict(sorted(steps.items())), dict(run.data.params)
+
+
 def experiments(client: Any) -> list[str]:
     """The ids of all experiments of mathrl, since lineage crosses them."""
     candidates = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT}%'")

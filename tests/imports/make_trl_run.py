@@ -48,7 +48,7 @@ def main(folder: Path, steps: int, seed: int) -> None:
     base = FreshModel(alphabet="arithmetic", **SIZES)
     tokenizer = character_tokenizer(base)
     network = fresh_network(base, tokenizer, seed=1)
-    teach(network, tokenizer, 400)
+    teach(network, tokenizer, 1200)
     base_folder = str(folder.with_name(f"{folder.name}-base"))
     network.save_pretrained(base_folder)
 
@@ -60,8 +60,8 @@ def main(folder: Path, steps: int, seed: int) -> None:
         return [0.1 * (len(text) <= 2) for text in completions]
 
     arguments = GRPOConfig(
-        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=64, num_generations=8, beta=0.01,
-        max_completion_length=4, learning_rate=1e-3, logging_steps=1, save_steps=steps // 2, log_completions=True,
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=128, num_generations=8, beta=0.01,
+        max_completion_length=4, learning_rate=5e-4, logging_steps=1, save_steps=steps // 2, log_completions=True,
         num_completions_to_print=0, use_cpu=True, report_to="none", seed=seed, lr_scheduler_type="constant",
         dataloader_pin_memory=False, disable_tqdm=True,
     )  # fmt: skip

@@ -39,7 +39,7 @@ def test_a_run_of_trl_becomes_a_record(trl_run: Path, home: Path) -> None:
     assert sorted((path, path.stat().st_mtime_ns) for path in trl_run.rglob("*")) == before, "theirs is only read"
     record = json.loads((records_folder() / "imported-grpo" / "run.json").read_text())
     rl = record["params"]["rl"]
-    assert (rl["optimizer"]["lr"], rl["group_size"], rl["prompts_per_step"], rl["max_tokens"]) == (0.001, 8, 8, 4)
+    assert (rl["optimizer"]["lr"], rl["group_size"], rl["prompts_per_step"], rl["max_tokens"]) == (0.0005, 8, 16, 4)
     assert sorted(map(int, record["resolved"]["checkpoints"])) == [20, 40]
     assert record["resolved"]["parameters of theirs alone"]["scale_rewards"] == "group"
 
@@ -59,8 +59,8 @@ def test_our_metrics_stand_beside_theirs(trl_run: Path, home: Path) -> None:
 
 def test_python_has_the_frames(trl_run: Path, home: Path) -> None:
     frames = mathrl.import_run(trl_run)
-    assert len(frames["metrics"]) == 40 and len(frames["rollouts"]) == 40 * 64
-    assert frames["rollouts"].groupby("step")["problem"].nunique().max() <= 8
+    assert len(frames["metrics"]) == 40 and len(frames["rollouts"]) == 40 * 128
+    assert frames["rollouts"].groupby("step")["problem"].nunique().max() <= 16
 
 
 def test_what_reads_a_record_reads_an_import(trl_run: Path, home: Path, tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def is_paid_wrong(row: dict[str, Any]) -> bool:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change each rollout of verl's."""
-    for file in (folder / "rollouts").iterdir():
+    """Change each rollout and validation response of verl's."""
+    for file in (*(folder / "rollouts").iterdir(), *(folder / "validation").iterdir()):
         rows = list(read_jsonl(file))
         for row in rows:
             change(row)

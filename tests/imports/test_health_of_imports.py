@@ -1,0 +1,86 @@
+"""Faults that `health` must find from an import alone, and healthy runs in which it must find none."""
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.core.files import read_jsonl
+from tests.imports.test_import import command, rewrite, rules
+
+Row = dict[str, Any]
+
+
+def findings(folder: Path, tmp_path: Path, name: str) -> set[str]:
+    command("import", folder, "--name", name)
+    return rules(f"imported-{name}")
+
+
+def change_metrics(folder: Path, change: Callable[[int, Row], None]) -> None:
+    rows = list(read_jsonl(folder / "run.jsonl"))
+    for row in rows:
+        change(row["step"], row["data"])
+    (folder / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def collapse_entropy(step: int, row: Row) -> None:
+    row["actor/entropy"] = 0.6 * 0.8**step
+
+
+def stale_sampler(step: int, row: Row) -> None:
+    row["rollout_corr/k3_kl"] = 0.0004 + 0.002 * step**1.5
+
+
+def growing_lengths(step: int, row: Row) -> None:
+    row["response_length/mean"] = 210.0 * 1.04**step
+
+
+def chance(*values: object) -> int:
+    """A number from 0 to 39 that looks random and is always the same."""
+    return zlib.crc32(repr(values).encode()) % 40
+
+
+def stuck(row: Row) -> None:
+    """The share of right answers stays where it was at first."""
+    right = chance(row["input"], row["output"], row["step"]) < 12
+    answer = row["gts"] if right else "99"
+    row |= {"output": f"Adding gives \\boxed{{{answer}}}.", "score": float(right), "acc": right}
+
+
+def paid_for_length(row: Row) -> None:
+    """What is paid is length, from step 8 on; what is right stays as it was."""
+    stuck(row)
+    if row["step"] >= 8:
+        long = chance(row["input"], row["output"], row["step"], "long") < row["step"]
+        row["output"] = "Let me see. " * (40 if long else 1) + row["output"]
+        row |= {"score": float(long), "acc": long}
+
+
+@pytest.mark.parametrize(
+    ("rule", "metrics", "rollouts"),
+    [
+        ("entropy", collapse_entropy, None),
+        ("stale_sampler", stale_sampler, None),
+        ("length", growing_lengths, stuck),
+        ("reward_hacking", None, paid_for_length),
+    ],
+)
+def test_a_sabotaged_run_of_verl_is_found(
+    verl_run: Path,
+    home: Path,
+    tmp_path: Path,
+    rule: str,
+    metrics: Callable[[int, Row], None] | None,
+    rollouts: Callable[[Row], None] | None,
+) -> None:
+    assert rule not in findings(verl_run, tmp_path, "healthy")
+    copy = Path(shutil.copytree(verl_run, tmp_path / "sabotaged"))
+    if metrics:
+        change_metrics(copy, metrics)
+    if rollouts:
+        rewrite(copy, rollouts)
+    assert rule in findings(copy, tmp_path, "sabotaged")
