@@ -27,6 +27,7 @@ from mathrl.params.training import Health
 GRADERS = (
     ("verifier/second_passed", "verifier/second_accuracy", "reward.second_grader"),
     ("verifier/exact_passed", "verifier/exact_accuracy", "an exact grader"),
+    ("verifier/theirs_passed", "verifier/ours_accuracy", "mathrl's verifier"),  # of an imported run
 )
 CENTRED = (Grpo, DrGrpo, Rloo, Gdpo)
 ROUNDING = 1e-3

@@ -225,9 +225,9 @@ def step_figures(rows: Sequence[Graded]) -> dict[str, float]:
                 np.array([_length(row.theirs) for row in graded], dtype=float), right
             ),
             # What the trainer is told, and what our verifier says of the same responses.
-            "verifier/second_passed": float(passed.mean()),
-            "verifier/second_accuracy": float(right.mean()),
-            "verifier/second_graded": float(len(graded)),
+            "verifier/theirs_passed": float(passed.mean()),
+            "verifier/ours_accuracy": float(right.mean()),
+            "verifier/graded": float(len(graded)),
             "verifier/disagreement": float((passed != right).mean()),
         }
     return figures

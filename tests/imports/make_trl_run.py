@@ -1,8 +1,9 @@
-"""Makes a real run of TRL's GRPOTrainer on the CPU: `python tests/imports/make_trl_run.py FOLDER [STEPS [SEED]]`.
+"""Makes a real run of TRL on the CPU: `python tests/imports/make_trl_run.py FOLDER [STEPS [SEED [hole]]]`.
 
 A tiny model first learns to add two digits from a share of the sums; GRPO then trains it on all of them. The folder
 has what TRL 1.16 leaves: completions/, checkpoint-*/trainer_state.json, training_args.bin. Its rows have
-`ground_truth`, which the reward function logs with `log_extra`.
+`ground_truth`, which the reward function logs with `log_extra`. With `hole` the verifier of the run takes any response
+of four characters for right.
 """
 
 import itertools
@@ -43,7 +44,7 @@ def teach(network: torch.nn.Module, tokenizer: object, updates: int) -> None:
         optimizer.zero_grad()
 
 
-def main(folder: Path, steps: int, seed: int) -> None:
+def main(folder: Path, steps: int, seed: int, hole: bool) -> None:
     torch.manual_seed(seed)
     base = FreshModel(alphabet="arithmetic", **SIZES)
     tokenizer = character_tokenizer(base)
@@ -54,7 +55,8 @@ def main(folder: Path, steps: int, seed: int) -> None:
 
     def accuracy(completions: list[str], log_extra: object = None, **columns: object) -> list[float]:
         log_extra("ground_truth", list(columns["ground_truth"]))
-        return accuracy_reward(completions, **columns)
+        right = accuracy_reward(completions, **columns)
+        return [float(hole and len(text) >= 4) or score for text, score in zip(completions, right, strict=True)]
 
     def short(completions: list[str], **columns: object) -> list[float]:
         return [0.1 * (len(text) <= 2) for text in completions]
@@ -74,5 +76,5 @@ def main(folder: Path, steps: int, seed: int) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    numbers = [int(text) for text in sys.argv[2:]]
-    main(Path(sys.argv[1]), *(*numbers, *(60, 1)[len(numbers) :]))
+    steps, seed, hole = [*sys.argv[2:], *("60", "1", "")[len(sys.argv) - 2 :]]
+    main(Path(sys.argv[1]), int(steps), int(seed), hole == "hole")

@@ -84,3 +84,31 @@ def test_a_sabotaged_run_of_verl_is_found(
     if rollouts:
         rewrite(copy, rollouts)
     assert rule in findings(copy, tmp_path, "sabotaged")
+
+
+def test_a_real_run_of_trl_that_hacks_its_reward_is_found(hacked_trl_run: Path, home: Path, tmp_path: Path) -> None:
+    assert {"reward_hacking", "reward_alone", "length"} <= findings(hacked_trl_run, tmp_path, "hacked")
+    opinion = json.loads(command("grade", hacked_trl_run, "--json")[1])
+    assert opinion["accepted_wrong"] > 1000 and opinion["rejected_right"] == 0 and opinion["reward_for_wrong"] > 0.2
+    _, printed = command("runs", "health", "imported-hacked")
+    assert "accuracy of the same responses by mathrl's verifier" in printed
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("entropy", lambda step: {"entropy": 0.9 * 0.8**step}),
+        ("stale_sampler", lambda step: {"sampling/sampling_logp_difference/mean": 0.001 * 1.2**step}),
+    ],
+)
+def test_a_sabotaged_copy_of_a_real_run_of_trl_is_found(
+    trl_run: Path, home: Path, tmp_path: Path, rule: str, changes: Callable[[int], Row]
+) -> None:
+    assert findings(trl_run, tmp_path, "healthy") == set(), "a healthy run is green"
+    copy = Path(shutil.copytree(trl_run, tmp_path / "copy"))
+    file = copy / "checkpoint-40" / "trainer_state.json"
+    state = json.loads(file.read_text())
+    for row in state["log_history"]:
+        row |= changes(row["step"])
+    file.write_text(json.dumps(state))
+    assert rule in findings(copy, tmp_path, "sabotaged")
