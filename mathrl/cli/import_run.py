@@ -40,6 +40,8 @@ def import_run(
         print(f"  {line}")
     for line in run.missing_lines():
         print(f"  missing: {line}")
+    for line in imported.gathered.notes:
+        print(f"  {line}")
     if imported.gathered.opinion.rollouts:
         for line in imported.gathered.opinion.lines():
             print(f"  {line}")

@@ -64,6 +64,8 @@ def watch(
         if time.monotonic() - changed >= idle * 60:
             break
         time.sleep(every)
+    if state is None and problem:
+        raise UserError(problem)
     if state is None or not judging_rules(state.rows, state.health, state.rl)[0]:
         raise SystemExit(EXIT_USER_ERROR)
     if state.colour == "red":

@@ -298,8 +298,10 @@ class _LookedAt(dict[str, float]):
 def judging_rules(rows: Sequence[Row], health: Health, rl: Rl | None) -> tuple[list[str], list[str]]:
     """The rules that found a metric to judge by, and all rules that apply to such a run."""
     applying = [rule for rule in ALL_RULES if rule.name not in health.without and (rl is not None or not rule.needs_rl)]
-    judging = []
+    judging, without = [], blind_rules(rows)
     for rule in applying if rows else ():
+        if rule.name in without:
+            continue
         found: set[str] = set()
         rule.diagnose([_LookedAt(row, found) for row in rows], health, rl)  # type: ignore[arg-type]
         if found - {"step"}:
@@ -307,9 +309,20 @@ def judging_rules(rows: Sequence[Row], health: Health, rl: Rl | None) -> tuple[l
     return judging, [rule.name for rule in applying]
 
 
+# They compare with the accuracy of the rollouts, and would take a run of another trainer that has none for one of 0.
+BY_ACCURACY = ("kl", "entropy", "length", "repetition", "no_success", "flat", "zero_variance", "reward_parts",
+               "entropy_rise", "tool_calls", "told_answers")  # fmt: skip
+
+
+def blind_rules(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The rules that cannot judge these rows, since no row has an accuracy."""
+    return () if any(ACCURACY in row for row in rows) else BY_ACCURACY
+
+
 def examine(rows: Iterable[Row], health: Health, rl: Rl | None) -> Watch:
     """The watch after all the rows of a run; `rl` is None for fine-tuning."""
-    watch = Watch(health, rl)
+    rows = list(rows)
+    watch = Watch(health.model_copy(update={"without": (*health.without, *blind_rules(rows))}), rl)
     for row in rows:
         watch.add(row)
     return watch

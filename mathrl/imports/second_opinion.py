@@ -216,6 +216,8 @@ def step_figures(rows: Sequence[Graded]) -> dict[str, float]:
         values = [row.theirs.parts[name] for row in rows if name in row.theirs.parts]
         figures[f"reward/{name}"] = sum(values) / len(values)
     graded = [row for row in rows if row.ours is not None]
+    if not graded and all(row.theirs.verdict is not None for row in rows):
+        figures["reward/accuracy"] = sum(row.passed for row in rows) / len(rows)
     if graded:
         right = np.array([float(row.ours.correct) for row in graded if row.ours is not None])
         passed = np.array([float(row.passed) for row in graded])

@@ -17,7 +17,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import digest
 from mathrl.core.records import METRICS, ROLLOUTS, RunRecord, read_record, records_folder
-from mathrl.health.rules import DEV
+from mathrl.health.rules import ACCURACY, DEV
 from mathrl.imports.foreign_run import ForeignRun
 from mathrl.imports.rollout_shapes import STEP_IN_NAME
 from mathrl.imports.second_opinion import Answers, Graded, Memo, Opinion, RolloutWriter, grade_rollouts, step_figures
@@ -40,6 +40,7 @@ class Gathered:
     unused: dict[str, Any]
     opinion: Opinion
     responses: list[dict[str, Any]]
+    notes: list[str]
 
 
 @dataclass
@@ -124,8 +125,22 @@ def gather(
         groups.append((len({row.theirs.question for row in rows}), len(rows)))
     validated, responses = _validation(run, answers, memo)
     metrics = metric_rows(run, figures, validated)
+    notes = accuracy_stand_in(metrics)
     rl, unused = parameters(run, groups, metrics)
-    return Gathered(metrics, rl, unused, opinion, responses)
+    return Gathered(metrics, rl, unused, opinion, responses, notes)
+
+
+def accuracy_stand_in(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Where no verdict is known, a reward between 0 and 1 stands for accuracy; a line that says so, or what is missing."""
+    if any(ACCURACY in row for row in rows):
+        return []
+    rewards = [row["reward/overall"] for row in rows if "reward/overall" in row]
+    if not rewards or not all(0 <= reward <= 1 for reward in rewards):
+        return ["accuracy: no verdict is known, so that the rules that compare with it do not judge"]
+    for row in rows:
+        if "reward/overall" in row:
+            row[ACCURACY] = row["reward/overall"]
+    return ["accuracy: no verdict is known; the mean reward, between 0 and 1, stands for it"]
 
 
 def metric_rows(

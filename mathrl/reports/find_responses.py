@@ -9,6 +9,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import RECIPES
+from mathrl.core.records import records_folder
 from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.params import Params
@@ -101,7 +102,7 @@ def _model_in(path: Path) -> Path | None:
 
 def _place(text: str, start: Path) -> Path | None:
     """The path relative to the folder of the call, to the checkout, or to its recipes; None if there is none."""
-    for path in (start / text, Path(text), RECIPES / text):
+    for path in (start / text, Path(text), RECIPES / text, records_folder() / text):
         if text and path.exists():
             inside = path.absolute().is_relative_to(Path.cwd())
             return path.absolute().relative_to(Path.cwd()) if inside else path

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl
 from tests.imports.test_import import command, rewrite, rules
 
@@ -112,3 +113,28 @@ def test_a_sabotaged_copy_of_a_real_run_of_trl_is_found(
         row |= changes(row["step"])
     file.write_text(json.dumps(state))
     assert rule in findings(copy, tmp_path, "sabotaged")
+
+
+def test_a_run_without_an_accuracy_is_not_taken_for_one_of_0(tmp_path: Path, home: Path) -> None:
+    """Scores of -1 and 1 are no accuracy: rules that compare with it do not judge; between 0 and 1 they stand for it."""
+    for name, score in (("signed", lambda step: -0.9 + 0.03 * step), ("share", lambda step: 0.3 + 0.01 * step)):
+        rows = [
+            {
+                "step": step,
+                "data": {"critic/score/mean": score(step), "actor/entropy": 0.4, "actor/kl_loss": 0.3 * step},
+            }
+            for step in range(1, 61)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, printed = command("import", tmp_path / "signed.jsonl")
+    assert "no verdict is known, so that" in printed
+    with pytest.raises(UserError, match="nothing could be judged"):
+        command("runs", "health", "imported-signed")
+    _, printed = command("import", tmp_path / "share.jsonl")
+    assert "stands for it" in printed and rules("imported-share") == set()
+
+
+def test_the_dev_curve_of_an_import_is_forecast(verl_run: Path, home: Path) -> None:
+    change_metrics(verl_run, lambda step, row: row.update({"val-core/gsm8k/acc/mean@4": 0.2 + 0.01 * step}))
+    command("import", verl_run)
+    assert "forecast from the dev curve up to step 40: " in command("runs", "health", "imported-verl")[1]

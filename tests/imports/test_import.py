@@ -97,8 +97,7 @@ def test_a_run_of_verl_becomes_a_record(verl_run: Path, home: Path) -> None:
 
 def test_stored_responses_are_compared(verl_run: Path, home: Path) -> None:
     command("import", verl_run)
-    file = records_folder() / "imported-verl" / "responses.jsonl"
-    _, printed = command("compare", f"{file}:step-10", f"{file}:step-40", "--json")
+    _, printed = command("compare", "imported-verl:step-10", "imported-verl:step-40", "--json")
     assert json.loads(printed)["problems"] == 10
 
 
