@@ -269,7 +269,7 @@ def health_report(run: str | Path) -> dict[str, Any]:
 
     with in_project(run) as text:
         training = find_training_run(text)
-        return dict(examine(training.rows, *training.settings()).report())
+        return dict(examine(training.rows, *training.settings(), training.blind).report())
 
 
 def audit(run: str | Path, *, model: str | None = None, size: int = 200, seed: int = 0) -> Audit:

@@ -179,14 +179,14 @@ def health(
     os.chdir(main_checkout())
     training = find_training_run(str(folder) if folder.exists() else run)
     settings = training.settings()
-    judging, applying = judging_rules(training.rows, *settings)
+    judging, applying = judging_rules(training.rows, *settings, training.blind)
     if not judging:
         raise UserError(
             f"{training.name}: nothing could be judged: none of the {len(applying)} rules has its metrics, such as "
             f"reward/accuracy, kl, entropy (docs/how_to/health.md); found "
             f"{', '.join(_names(training.rows)) or 'no rows'}"
         )
-    report = examine(training.rows, *settings).report()
+    report = examine(training.rows, *settings, training.blind).report()
     if as_json:
         print_document({"run": training.name, **report})
     else:

@@ -12,7 +12,7 @@ import typer
 from mathrl.cli.import_run import Answers, From
 from mathrl.compose import load_params
 from mathrl.core.errors import EXIT_NO, EXIT_USER_ERROR, UserError
-from mathrl.health.watch import Finding, Watch, examine, judging_rules, sentence
+from mathrl.health.watch import Finding, Watch, blind_rules, examine, judging_rules, sentence
 from mathrl.imports.foreign_run import ForeignRun, read_run
 from mathrl.imports.second_opinion import Memo, read_answers
 from mathrl.imports.write_record import gather, import_folder
@@ -49,9 +49,10 @@ def watch(
         if run is not None:
             rows, rl = look(run)
             health = _health()
-            state = examine(rows, health, rl)
+            blind = blind_rules(rows)
+            state = examine(rows, health, rl, blind)
             if len(rows) != steps:
-                judging, applying = judging_rules(rows, health, rl)
+                judging, applying = judging_rules(rows, health, rl, blind)
                 steps, changed = len(rows), time.monotonic()
                 last = rows[-1]["step"] if rows else 0
                 colour = state.colour if judging else "unknown"
@@ -66,7 +67,7 @@ def watch(
         time.sleep(every)
     if state is None and problem:
         raise UserError(problem)
-    if state is None or not judging_rules(state.rows, state.health, state.rl)[0]:
+    if state is None or not judging_rules(state.rows, state.health, state.rl, blind_rules(state.rows))[0]:
         raise SystemExit(EXIT_USER_ERROR)
     if state.colour == "red":
         raise SystemExit(EXIT_NO)

@@ -295,12 +295,14 @@ class _LookedAt(dict[str, float]):
         return super().get(name, default)
 
 
-def judging_rules(rows: Sequence[Row], health: Health, rl: Rl | None) -> tuple[list[str], list[str]]:
-    """The rules that found a metric to judge by, and all rules that apply to such a run."""
+def judging_rules(
+    rows: Sequence[Row], health: Health, rl: Rl | None, blind: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """The rules that found a metric to judge by, and all rules that apply to such a run; `blind` ones do not judge."""
     applying = [rule for rule in ALL_RULES if rule.name not in health.without and (rl is not None or not rule.needs_rl)]
-    judging, without = [], blind_rules(rows)
+    judging = []
     for rule in applying if rows else ():
-        if rule.name in without:
+        if rule.name in blind:
             continue
         found: set[str] = set()
         rule.diagnose([_LookedAt(row, found) for row in rows], health, rl)  # type: ignore[arg-type]
@@ -319,10 +321,9 @@ def blind_rules(rows: Sequence[Row]) -> tuple[str, ...]:
     return () if any(ACCURACY in row for row in rows) else BY_ACCURACY
 
 
-def examine(rows: Iterable[Row], health: Health, rl: Rl | None) -> Watch:
-    """The watch after all the rows of a run; `rl` is None for fine-tuning."""
-    rows = list(rows)
-    watch = Watch(health.model_copy(update={"without": (*health.without, *blind_rules(rows))}), rl)
+def examine(rows: Iterable[Row], health: Health, rl: Rl | None, blind: Sequence[str] = ()) -> Watch:
+    """The watch after all the rows of a run, without `blind` rules; `rl` is None for fine-tuning."""
+    watch = Watch(health.model_copy(update={"without": (*health.without, *blind)}) if blind else health, rl)
     for row in rows:
         watch.add(row)
     return watch

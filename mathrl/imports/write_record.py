@@ -72,7 +72,8 @@ def import_folder(
         finally:
             if writer:
                 writer.close()
-        write_jsonl(aside / METRICS, gathered.rows)
+        ended = _times(run)[1]
+        write_jsonl(aside / METRICS, ({"at": row.get("_timestamp", ended), **row} for row in gathered.rows))
         write_json(aside / "artifacts" / "config.json", run.config)
         if gathered.responses:
             write_jsonl(aside / RESPONSES, gathered.responses)
@@ -131,7 +132,7 @@ def gather(
 
 
 def accuracy_stand_in(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Where no verdict is known, a reward between 0 and 1 stands for accuracy; a line that says so, or what is missing."""
+    """Where no verdict is known, a reward between 0 and 1 stands for accuracy; a line says which."""
     if any(ACCURACY in row for row in rows):
         return []
     rewards = [row["reward/overall"] for row in rows if "reward/overall" in row]

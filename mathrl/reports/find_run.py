@@ -14,6 +14,7 @@ from mathrl.core.files import read_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES
 from mathrl.core.records import METRICS, RunRecord, maker_of, read_record, records_folder
+from mathrl.health.watch import blind_rules
 from mathrl.params.load import S, validate_section, without_removed
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import READS, TARGETS
@@ -36,6 +37,12 @@ class TrainingMetrics:
     folder: Path
     rows: list[dict[str, Any]]
     record: RunRecord | None
+
+    @property
+    def blind(self) -> tuple[str, ...]:
+        """The rules that cannot judge, where another trainer's run has no accuracy."""
+        imported = self.record is not None and "imported from" in self.record.resolved
+        return blind_rules(self.rows) if imported else ()
 
     def settings(self) -> tuple[Health, Rl | None]:
         """Its own parameters, or those of params/ if it has no record here; Rl is None for fine-tuning.

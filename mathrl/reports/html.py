@@ -123,7 +123,7 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     """What the template shows."""
     if not material.trained and material.summary is None:
         raise UserError(f"{material.title}: no training run and no evaluation yet; run it first")
-    health = [(stage.name, examine(stage.rows, *stage.settings()).report()) for stage in material.trained]
+    health = [(stage.name, examine(stage.rows, *stage.settings(), stage.blind).report()) for stage in material.trained]
     colour = max((report["colour"] for _, report in health), key=WORST.index, default="unknown")
     steps, edges, complete = lineage(material)
     page: dict[str, Any] = {

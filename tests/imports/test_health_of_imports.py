@@ -116,15 +116,10 @@ def test_a_sabotaged_copy_of_a_real_run_of_trl_is_found(
 
 
 def test_a_run_without_an_accuracy_is_not_taken_for_one_of_0(tmp_path: Path, home: Path) -> None:
-    """Scores of -1 and 1 are no accuracy: rules that compare with it do not judge; between 0 and 1 they stand for it."""
-    for name, score in (("signed", lambda step: -0.9 + 0.03 * step), ("share", lambda step: 0.3 + 0.01 * step)):
-        rows = [
-            {
-                "step": step,
-                "data": {"critic/score/mean": score(step), "actor/entropy": 0.4, "actor/kl_loss": 0.3 * step},
-            }
-            for step in range(1, 61)
-        ]
+    """Scores from -1 to 1 are no accuracy: rules that compare with it do not judge. From 0 to 1 they stand for it."""
+    others = {"actor/entropy": 0.4, "actor/kl_loss": 0.01}
+    for name, first, rise in (("signed", -0.9, 0.03), ("share", 0.3, 0.01)):
+        rows = [{"step": n, "data": {"critic/score/mean": first + rise * n, **others}} for n in range(1, 61)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, printed = command("import", tmp_path / "signed.jsonl")
     assert "no verdict is known, so that" in printed
