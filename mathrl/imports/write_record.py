@@ -199,8 +199,10 @@ def parameters(
             unused[name] = value
     if groups:
         prompts, responses = (sum(column) for column in zip(*groups, strict=True))
-        size = values["rl"].setdefault("group_size", max(1, round(responses / max(1, prompts))))
-        values["rl"].setdefault("prompts_per_step", max(1, round(responses / len(groups) / size)))
+        size = values["rl"].get("group_size") or max(1, round(responses / max(1, prompts)))
+        _takes(values, "rl.group_size", size)  # one response per prompt is no group for the default estimator
+        if "prompts_per_step" not in values["rl"]:
+            _takes(values, "rl.prompts_per_step", max(1, round(responses / len(groups) / size)))
     last = int(rows[-1]["step"]) if rows else 1
     wanted = run.config.get("max_steps", run.config.get("trainer.total_training_steps"))
     values["rl"]["steps"] = int(wanted) if isinstance(wanted, int) and wanted >= last else max(1, last)

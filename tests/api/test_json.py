@@ -109,6 +109,8 @@ WORDS = (
     "compare sft rl",
     "compare models/sft models/rl --looks 2",
     "grade {}/responses.jsonl --output {}/graded.jsonl",
+    "import {}/theirs --name theirs",
+    "grade imported-theirs",
     "runs audit evaluate --model rl --size 6 --labels {}/labels.jsonl",
     "models alignment models/rl --limit 2",
     "runs",
@@ -130,6 +132,8 @@ def test_each_command_prints_one_document(small_checkout: Checkout, no_champion:
     write_jsonl(tmp_path / "responses.jsonl", [{"response": "\\boxed{12}", "answer": "12"}])
     write_jsonl(tmp_path / "train.jsonl", json.loads(TRAINING))
     write_jsonl(tmp_path / "labels.jsonl", [])
+    theirs = {"step": 1, "input": "2+2?", "output": "\\boxed{4}", "gts": "4", "score": 1.0}
+    write_jsonl(tmp_path / "theirs" / "rollouts" / "1.jsonl", [theirs])
     small_checkout.git("checkout", "-q", "--", "params")
     seen: dict[str, set[type]] = {}
     wrong: list[str] = []

@@ -203,3 +203,9 @@ def test_the_name_of_another_run_is_not_taken(verl_run: Path, home: Path, tmp_pa
     with pytest.raises(UserError, match="--name"):
         import_folder(read_run(other))
     assert import_folder(read_run(other), "second").record.folder.name == "imported-second"
+
+
+def test_one_response_per_prompt_is_no_obstacle(home: Path, tmp_path: Path) -> None:
+    row = {"step": 1, "input": "2+2?", "output": "\\boxed{4}", "gts": "4", "score": 1.0}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    assert json.loads(command("import", tmp_path / "1.jsonl", "--json")[1])["graded"] == 1
