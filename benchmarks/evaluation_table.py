@@ -48,7 +48,8 @@ def main() -> None:
             files.append(str(Path(folder) / f"{model}.jsonl"))
             write_responses(Path(files[-1]), model, options.problems, options.samples)
         ks = ",".join(str(2**n) for n in range(options.samples.bit_length()))
-        command = [sys.executable, "-c", "from mathrl.cli import main; main()", "compare", *files, "--set", f"evaluate.ks=[{ks}]"]
+        command = [sys.executable, "-c", "from mathrl.cli import main; main()", "compare", *files]
+        command += ["--set", f"evaluate.ks=[{ks}]"]
         start = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - start
