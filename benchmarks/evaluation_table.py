@@ -1,7 +1,7 @@
 """From kept responses to the table: seconds and memory of `mathrl compare` on two models' graded responses.
 
-`python benchmarks/evaluation_table.py` writes the responses of two models to 10,000 problems, 32 each (pass rates from a
-Beta distribution, wrong answers from a few per problem), and compares them by the command, with pass@k, maj@k, their
+`python benchmarks/evaluation_table.py` writes the responses of two models to 10,000 problems, 32 each (pass rates from
+a Beta distribution, wrong answers from a few per problem), and compares them by the command, with pass@k, maj@k, their
 intervals, the tests by level and subject, and the smallest detectable difference. The goal: 20 s and 1 GB.
 """
 
