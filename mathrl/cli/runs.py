@@ -20,7 +20,7 @@ from mathrl.compose import load_params
 from mathrl.compose.changes import differences
 from mathrl.core.errors import EXIT_NO, EXIT_TERMINATED, UserError
 from mathrl.core.files import write_text
-from mathrl.core.paths import RECIPES, main_checkout
+from mathrl.core.paths import RECIPES, checkout_or_here, main_checkout
 from mathrl.core.records import RUN, records_folder
 from mathrl.evaluation.audit import Label
 from mathrl.evaluation.forecast import forecast_of
@@ -31,7 +31,7 @@ from mathrl.params.messages import did_you_mean
 from mathrl.recipes.recipe import recipe_files
 from mathrl.reports.audit import Audit, add_cases, find_responses, open_audit, row_to_show
 from mathrl.reports.find_rollouts import find_rollouts
-from mathrl.reports.find_run import find_training_run, mlflow_record, near_run
+from mathrl.reports.find_run import find_training_run, mlflow_record, near_run, project_params
 from mathrl.reports.html import Material, pipeline_material, record_material, step_material, write_report
 from mathrl.reports.rollout_server import HOST, Library, make_server
 from mathrl.rewards.cascade import MathVerifyJudge
@@ -176,7 +176,7 @@ def health(
 ) -> None:
     """Report the health of a run from its metrics: evidence, cause and remedy; exit status 1 if red, 2 if unknown."""
     folder = Path(run).absolute()
-    os.chdir(main_checkout())
+    os.chdir(checkout_or_here())
     training = find_training_run(str(folder) if folder.exists() else run)
     settings = training.settings()
     judging, applying = judging_rules(training.rows, *settings, training.blind)
@@ -218,10 +218,10 @@ def report(
 ) -> None:
     """Write one HTML file: verdict, curves, examples before and after, health, lineage, how to reproduce."""
     here, target = Path(run).absolute(), output.absolute() if output else None
-    os.chdir(main_checkout())
+    os.chdir(checkout_or_here())
     material = _material(run, here)
     target = target or Path("reports") / "html" / f"{material.title.replace('/', '-').replace(' ', '-')}.html"
-    colour = write_report(material, target, load_params())
+    colour = write_report(material, target, project_params())
     if as_json:
         print_document({"file": str(target.absolute()), "health": colour})
         return
@@ -267,7 +267,7 @@ def rollouts(
     A run keeps rollouts with rl.keep_rollouts.which=all, share or odd. Without RUN the page lists the runs.
     """
     here = Path(run).absolute() if run else None
-    os.chdir(main_checkout())
+    os.chdir(checkout_or_here())
     name, files = find_rollouts(str(here) if here and here.exists() else run) if run else ("", {})
     library = Library(files)
     if name:
@@ -316,7 +316,7 @@ def audit(
     start = Path.cwd()
     run = str(start / run) if (start / run).exists() else run
     files = [path and path.absolute() for path in (labels, cases)]
-    os.chdir(main_checkout())
+    os.chdir(checkout_or_here())
     started = open_audit(find_responses(run), model, size, seed, _disagrees() if math_verify else None)
     started.write(annotator_error)
     print(f"page: {started.folder / 'audit.html'}")

@@ -37,6 +37,14 @@ def main_checkout() -> Path:
     return _checkout_of(Path.cwd())
 
 
+def checkout_or_here() -> Path:
+    """The main checkout's folder, or the current folder outside git, where imported runs can be read all the same."""
+    try:
+        return main_checkout()
+    except UserError:
+        return Path.cwd()
+
+
 @cache
 def _checkout_of(folder: Path) -> Path:
     """git is asked once per folder: a program, or a notebook, may go from one project to another."""
@@ -134,7 +142,7 @@ def _asked_for() -> list[str]:
 
 def home() -> Path:
     folder = Variable.HOME.get()
-    return Path(folder).absolute() if folder else main_checkout() / HOME
+    return Path(folder).absolute() if folder else checkout_or_here() / HOME
 
 
 def present_folder(workspace: str) -> str:

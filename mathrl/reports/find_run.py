@@ -15,7 +15,8 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.paths import RECIPES
 from mathrl.core.records import METRICS, RunRecord, maker_of, read_record, records_folder
 from mathrl.health.watch import blind_rules
-from mathrl.params.load import S, validate_section, without_removed
+from mathrl.params import Params
+from mathrl.params.load import FOLDER, S, validate_section, without_removed
 from mathrl.params.messages import did_you_mean
 from mathrl.params.schema import READS, TARGETS
 from mathrl.params.train import Rl
@@ -50,10 +51,10 @@ class TrainingMetrics:
         Without a record it is RL that logs a reward or a KL.
         """
         if self.record is None or not self.record.params:
-            params, names = load_params(), {name for row in self.rows for name in row}
+            params, names = project_params(), {name for row in self.rows for name in row}
             is_rl = "kl" in names or any(name.startswith("reward/") for name in names)
             return params.health, params.rl if is_rl else None
-        return self._section("health", Health) or load_params().health, self._section("rl", Rl)
+        return self._section("health", Health) or project_params().health, self._section("rl", Rl)
 
     def _section(self, name: str, kind: type[S]) -> S | None:
         """A section of its record; None if the record has no such section."""
@@ -62,6 +63,11 @@ class TrainingMetrics:
             return None
         where = self.record.folder.name
         return validate_section(kind, without_removed(name, self.record.params[name], where), f"{where}: {name}")
+
+
+def project_params() -> Params:
+    """The project's parameters; mathrl's own, with any data, in a folder without a project."""
+    return load_params() if FOLDER.is_dir() else load_params(overrides=["data=gsm8k"])
 
 
 def find_training_run(text: str) -> TrainingMetrics:

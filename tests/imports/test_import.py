@@ -209,3 +209,17 @@ def test_one_response_per_prompt_is_no_obstacle(home: Path, tmp_path: Path) -> N
     row = {"step": 1, "input": "2+2?", "output": "\\boxed{4}", "gts": "4", "score": 1.0}
     (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
     assert json.loads(command("import", tmp_path / "1.jsonl", "--json")[1])["graded"] == 1
+
+
+def test_a_run_is_read_without_a_project_and_outside_git(
+    trl_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person who trains with another library has neither: records are kept in .mathrl of the current folder."""
+    monkeypatch.delenv("MATHRL_HOME", raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    assert command("import", trl_run, "--name", "theirs")[0] == 0
+    status, printed = command("runs", "health", "imported-theirs")
+    assert status == 0 and "15 of 28 rules had their metrics" in printed
+    assert command("runs", "report", "imported-theirs")[0] == command("grade", "imported-theirs")[0] == 0
+    assert (tmp_path / ".mathrl").is_dir() and list((tmp_path / "reports" / "html").glob("*.html"))
