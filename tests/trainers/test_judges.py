@@ -156,6 +156,7 @@ def test_scales() -> None:
     scores = torch.tensor([1.0, 3.0])
     assert scale_scores(scores, "raw", Config) is scores
     assert scale_scores(scores, "standard", Config).tolist() == [0.0, 1.0]
+    assert scale_scores(scores, "standard", object()).tolist() == scores.tolist(), "of a model without statistics"
     assert scale_scores(scores, "sigmoid", Config).tolist() == pytest.approx([0.5, 0.7310586])
     Config.reward_logits = True  # of a process reward model: its zero is between right and wrong
     assert scale_scores(scores, "sigmoid", Config).tolist() == pytest.approx([0.7310586, 0.9525741])

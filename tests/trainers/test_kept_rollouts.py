@@ -61,6 +61,15 @@ def test_who_has_no_memory_for_the_log_probs_of_kept_tokens_is_named(
         train(small, PARAMS, tmp_path)
 
 
+def test_a_run_that_begins_anew_has_nothing_of_another(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "notes.txt").touch()
+    RolloutFolder(tmp_path / "rollouts", 0)
+    assert (tmp_path / "rollouts" / "notes.txt").exists()
+    RolloutFolder(tmp_path / "rollouts", None)
+    assert list((tmp_path / "rollouts").iterdir()) == []
+
+
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_killed_run_keeps_every_rollout_once_with_the_same_bytes(small: Any, tmp_path: Path, cut: int) -> None:
     train(small, PARAMS, tmp_path / "whole")
