@@ -95,7 +95,8 @@ def _grade_run(
 
     files = kept_files(str(run)) or (in_order(read_run(run).rollouts) if run.is_dir() else [])
     if not files:
-        raise UserError(f"{run}: no file of responses, and no run with rollouts; `mathrl import` says what a run has")
+        missing = "no such file" if run.suffix else "no file of responses, and no run with rollouts"
+        raise UserError(f"{run}: {missing}; `mathrl import` says what a run has")
     known = second_opinion.read_answers(answers) if answers else None
     opinion = second_opinion.sum_up(second_opinion.grade_rollouts(files, known, extraction=extraction))
     if output is not None:

@@ -13,6 +13,7 @@ import pytest
 
 import mathrl
 from mathrl.api import frames
+from mathrl.core.files import write_jsonl
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def test_import_mathrl_is_quick_and_light() -> None:
 
 
 def test_the_names_are_few_lazy_and_listed() -> None:
-    assert len(mathrl.__all__) == 26 and list(mathrl.__all__) == sorted(mathrl.__all__)
+    assert len(mathrl.__all__) == 27 and list(mathrl.__all__) == sorted(mathrl.__all__)
     assert set(mathrl.__all__) <= set(dir(mathrl))
     with pytest.raises(AttributeError, match="no attribute 'trainn'"):
         mathrl.trainn  # noqa: B018
@@ -58,6 +59,9 @@ def test_a_public_name_is_documented_and_typed(name: str) -> None:
 def test_an_example_runs(name: str, small_project: Path, request: pytest.FixtureRequest) -> None:
     if name == "promote":
         request.getfixturevalue("no_champion")
+    if name == "import_run":
+        rows = [{"step": step, "reward/accuracy": 0.1 * step} for step in range(1, 5)]
+        write_jsonl(small_project / "outputs" / "grpo" / "metrics.jsonl", rows)
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(mathrl, name)) or "")
     assert examples, name
     values: dict[str, Any] = {"mathrl": mathrl, name: getattr(mathrl, name)}

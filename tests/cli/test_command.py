@@ -76,7 +76,7 @@ def test_a_command_that_was_moved_works_under_its_old_name_with_a_warning() -> N
         assert f"`mathrl {old}` is now `mathrl {new}`" in said.stderr and told.stderr == ""
         assert said.stdout.partition("\n\n")[2].split() == told.stdout.partition("\n\n")[2].split()
         assert old not in COMMANDS
-    assert len(COMMANDS) <= 16
+    assert len(COMMANDS) <= 18
 
 
 @pytest.mark.parametrize(
