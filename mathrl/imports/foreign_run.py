@@ -328,7 +328,10 @@ def _training_arguments(file: Path) -> dict[str, Any]:
         if not name:
             raise ValueError("no data.pkl in it")
         with packed.open(name) as stream:
-            values = vars(_InertUnpickler(stream).load())
+            try:
+                values = vars(_InertUnpickler(stream).load())
+            except (AttributeError, IndexError, KeyError, TypeError, RecursionError) as error:  # what a damaged one does
+                raise ValueError(f"data.pkl is damaged: {error}") from None
     return {
         key: value.arguments[0] if isinstance(value, _Inert) and len(getattr(value, "arguments", ())) == 1 else value
         for key, value in values.items()

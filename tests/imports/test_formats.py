@@ -210,6 +210,12 @@ def test_arguments_are_read_without_running_what_a_pickle_names(tmp_path: Path) 
     (tmp_path / "checkpoint-1" / "trainer_state.json").write_text(json.dumps(state))
     assert read_run(tmp_path).config["num_generations"] == 8
     assert not (tmp_path / "ran").exists()
+    whole = pickle.dumps(Arguments())
+    for damaged in (b"", b"N.", b"0.", b"]e.", whole[:-9], whole[20:]):
+        with zipfile.ZipFile(tmp_path / "checkpoint-1" / "training_args.bin", "w") as packed:
+            packed.writestr("training_args/data.pkl", damaged)
+        with pytest.raises(UserError, match=r"training_args\.bin: cannot be read as a configuration"):
+            read_run(tmp_path)
 
 
 def test_a_question_is_found_in_its_prompt() -> None:
