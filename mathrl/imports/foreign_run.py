@@ -330,7 +330,7 @@ def _training_arguments(file: Path) -> dict[str, Any]:
         with packed.open(name) as stream:
             try:
                 values = vars(_InertUnpickler(stream).load())
-            except (AttributeError, IndexError, KeyError, TypeError, RecursionError) as error:  # what a damaged one does
+            except (AttributeError, IndexError, KeyError, TypeError, RecursionError) as error:  # it is damaged
                 raise ValueError(f"data.pkl is damaged: {error}") from None
     return {
         key: value.arguments[0] if isinstance(value, _Inert) and len(getattr(value, "arguments", ())) == 1 else value
