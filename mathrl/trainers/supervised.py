@@ -6,6 +6,7 @@ Problems with solutions → token ids to imitate, and a seeded endless order of 
 """
 
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def _continuation(text: str, problem: Problem) -> str:
             "thinking off with prompt.chat_template_kwargs={enable_thinking: false} if the template reads it, write "
             "the solutions as reasoning</think>answer, or set prompt.template to boxed"
         )
-    return text.removeprefix(THINK).removeprefix("\n") if text.startswith(THINK) else text
+    return re.sub(rf"\A{re.escape(THINK)}\n?", "", text)
 
 
 class Stream:
