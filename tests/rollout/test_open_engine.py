@@ -142,6 +142,7 @@ def test_a_stages_sampler_has_its_engine_its_longest_sequence_its_prompt_and_its
 
 
 def test_a_vllm_for_gpus_is_one_without_the_package_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # where an earlier test has imported it
     monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "vllm").exists()])
     assert not has_gpu_vllm()
     monkeypatch.syspath_prepend(tmp_path)
