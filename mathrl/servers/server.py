@@ -26,7 +26,14 @@ class ServerDied(Exception):
 
 
 class OtherWeights(ServerDied):
-    """A server does not have the weights that a request is for: it was restarted, or missed a sync."""
+    """A server has not the weights that a request is for, but those of `digest` (empty: none since its start).
+
+    It was restarted or missed a sync, or new weights came to it before the request did.
+    """
+
+    def __init__(self, message: str, digest: str) -> None:
+        super().__init__(message)
+        self.digest = digest
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class Server:
                 reason = f"was restarted (generation {generation}, now {self.generation})"
             else:
                 reason = f"has other weights ({self.digest or 'none since its start'})"
-            raise OtherWeights(f"{self.url} {reason}")
+            raise OtherWeights(f"{self.url} {reason}", self.digest)
         if answer.status_code >= 500 or answer.status_code == NOT_AS_SENT:
             raise ServerDied(f"{self.url} answered {path} with {answer.status_code}: {answer.text[:300]}")
         if answer.status_code >= 400:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.params.rollout import Servers
-from mathrl.servers.server import SentWeights, Server, ServerDied
+from mathrl.servers.server import OtherWeights, SentWeights, Server, ServerDied
 from mathrl.servers.server_states import ServerState, write_states
 
 POLL_SECONDS = 1.0
@@ -148,7 +148,14 @@ class ServerPool:
             self.lock.notify()
 
     def died(self, server: Server, error: Exception) -> None:
+        """The server is used no more until it answers again, but for one that the newest weights reached before a
+        request for those before them did."""
         with self.lock:
+            if isinstance(error, OtherWeights):
+                while self.sending:
+                    self.lock.wait(POLL_SECONDS)
+                if self.weights is not None and self.weights.digest == error.digest:
+                    return
             if server.alive:
                 server.alive, server.failure = False, str(error)
                 others = len(self.alive())

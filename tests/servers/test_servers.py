@@ -340,6 +340,39 @@ def test_a_server_that_was_restarted_answers_from_the_newest_weights_alone(stand
     assert server.taken == ["/weights/1", *["/weights/2"] * 3] and sampler.pool.servers[0].alive
 
 
+@pytest.mark.parametrize("by", ["files", "transfer"])
+def test_a_request_that_new_weights_overtake_is_asked_again_of_its_server(by: str, stand: Any, capsys: Any) -> None:
+    server = stand()
+    sampler = engine(server)
+    pool, digests = sampler.pool, sampler.pool.digests
+
+    def transfer(number: int) -> tuple[str, dict[str, str]]:
+        server.digest = f"digest {number}"
+        time.sleep(0.5)  # what was asked for the weights before is refused within it
+        return server.digest, {}
+
+    def send(number: int) -> None:
+        if by == "files":
+            pool.send(sent(number))
+        else:
+            pool.send_by(lambda servers: transfer(number))
+
+    def slow_digests() -> list[str]:
+        before = digests()
+        if server.digest == "digest 1":
+            threading.Thread(target=send, args=[2]).start()
+            while server.digest == "digest 1" or (by == "files" and pool.replaced):
+                time.sleep(0.01)
+        return before
+
+    send(1)
+    pool.digests = slow_digests  # type: ignore[method-assign]
+    sampler.generate([[5]], Sampling(1, 1.0, 4), 0)
+    assert server.answered == ["digest 2"] and pool.servers[0].alive
+    assert server.taken == (["/weights/1", "/weights/2"] if by == "files" else [])
+    assert "other weights" not in capsys.readouterr().err
+
+
 def test_a_server_that_was_restarted_is_used_again_while_others_still_sample(stand: Any) -> None:
     busy, restarted = stand(), stand()
     sampler, busy.held_on, restarted.held_on = engine(busy, restarted), 5, 5
