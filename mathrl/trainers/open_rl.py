@@ -216,7 +216,7 @@ def open_rl(
     collector = Collector(sampler, problems, prompts, order, reward, helpers.judge, params, ranks)
     if params.gradient_checkpointing:
         for learner in [policy] if critic is None else [policy, critic]:
-            learner.model.gradient_checkpointing_enable({"use_reentrant": False})
+            learner.model.gradient_checkpointing_enable()
     return RlSetup(
         params=params,
         run=run,

@@ -35,7 +35,7 @@ def train_sft(
     if params.lora is not None:
         add_lora(model, params.lora, run.seed)
     if params.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable()
     objective = sft_objective(demonstrations, dev, partial(negative_log_likelihood, model), params)
     return train_supervised(model, objective, params, run)
 

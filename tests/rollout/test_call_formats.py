@@ -1,15 +1,18 @@
 """What counts as a call, what follows it, and what a tool's output may not do to the response that it stands in."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer
 from mathrl.models.tool_messages import tool_turn
+from mathrl.params.rollout import Turns
 from mathrl.params.run import FreshModel
 from mathrl.rollout.call_formats import Asked, PythonBlock, ToolCalls, make_format, pieces_of, show_output
+from mathrl.rollout.turns import TurnSampler
+from tests.rollout.calculator import Calculator
 
 TOKENIZER = character_tokenizer(FreshModel())
 # The part of Qwen 2.5's template that has to do with turns.
@@ -86,6 +89,12 @@ def test_tool_calls_are_answered_as_the_template_does() -> None:
     calls = ToolCalls(tokenizer)
     assert calls.reason == "stop" and calls.stop == ()
     assert calls.answers(["1"])[0].endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_sampler_answers_by_its_own_tokenizers_template() -> None:
+    tokenizer: Any = qwen_tokenizer()
+    sampler = TurnSampler(cast(Any, None), tokenizer, Calculator(), Turns(format="tool_call"))
+    assert sampler.format.answers(["1"]) == tool_turn(tokenizer, ["1"])
 
 
 def test_a_turn_may_have_several_calls_and_mistakes_are_told() -> None:

@@ -28,7 +28,7 @@ from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
-from tests.trainers.small import short_rl
+from tests.trainers.small import changed, short_rl
 
 AHEAD = short_rl(steps=5, checkpoint_every=2, asynchronous=Asynchronous(pace="fixed"))
 
@@ -55,7 +55,13 @@ class Watched(CopyEngine):
 
 
 def run(
-    small: Any, params: Rl, state: Path, last: int = 10**9, kind: type[CopyEngine] = Watched, **more: Any
+    small: Any,
+    params: Rl,
+    state: Path,
+    last: int = 10**9,
+    kind: type[CopyEngine] = Watched,
+    reward: Any = None,
+    **more: Any,
 ) -> tuple[list[dict[str, float]], Any, Any]:
     model, _ = small.policy()
     engine = kind(copy.deepcopy(model), small.TOKENIZER, Rollout(), 1e-4)
@@ -64,12 +70,27 @@ def run(
         Sampler(engine, small.TOKENIZER, Prompt()),
         small.PROBLEMS,
         small.PROBLEMS[:2],
-        small.CountsOnes(),
+        reward or small.CountsOnes(),
         params,
         small.training_run(state, last),
         **more,
     )
     return without_timings(state / "metrics.jsonl"), model, engine
+
+
+def test_what_the_verifier_counted_is_read_by_the_thread_that_grades(small: Any, tmp_path: Path) -> None:
+    """Another thread would take the counts of groups that are graded for a later step."""
+    readers: list[str] = []
+
+    class Counts(small.CountsOnes):  # type: ignore[name-defined, misc]
+        def counters(self) -> dict[str, float]:
+            readers.append(threading.current_thread().name)
+            return {"verifier/graded": 16.0}
+
+    rows, *_ = run(small, changed(AHEAD, dev={"every": 0}), tmp_path, reward=Counts())
+    assert [row["verifier/graded"] for row in rows] == [16.0] * 5
+    (last,) = [name for name in readers if not name.startswith("rollouts_")]
+    assert last == readers[-1] == threading.main_thread().name  # the evaluation after the last step
 
 
 def logprobs(model: Any, engine: Any, draw: int, version: int) -> tuple[torch.Tensor, torch.Tensor]:

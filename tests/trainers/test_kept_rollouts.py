@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from mathrl.params.train import KeepRollouts, Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.rollout_files import WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
 from mathrl.trainers.batch import Batch
-from mathrl.trainers.kept_rollouts import KeptRollouts, odd_reasons, of_responses
+from mathrl.trainers.kept_rollouts import KeptRollouts, odd_reasons, of_responses, open_kept
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -68,6 +69,15 @@ def test_a_run_that_begins_anew_has_nothing_of_another(tmp_path: Path) -> None:
     assert (tmp_path / "rollouts" / "notes.txt").exists()
     RolloutFolder(tmp_path / "rollouts", None)
     assert list((tmp_path / "rollouts").iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_writes(rank: int, small: Any, tmp_path: Path) -> None:
+    ranks = SimpleNamespace(rank=rank)
+    run = replace(small.training_run(tmp_path), rollouts=tmp_path / "rollouts", ranks=ranks)
+    kept = open_kept(PARAMS.keep_rollouts, small.PROBLEMS, small.TOKENIZER, run, None)
+    assert kept is not None and (kept.folder is None) == (rank == 1)
+    assert (tmp_path / "rollouts").exists() == (rank == 0)
 
 
 @pytest.mark.parametrize("cut", [1, 2])
