@@ -23,7 +23,6 @@ from mathrl.grading.evaluate import (
     UNIT_BRANCHES,
     UNKNOWN,
     Numeric,
-    OutOfTime,
     OutsideDomain,
     Point,
     Refused,
@@ -175,8 +174,6 @@ def _pair(
             return left, None
     except OutsideDomain:
         return None
-    except OutOfTime:
-        raise
     except Refused:
         if not values:
             raise
@@ -509,7 +506,5 @@ def quick_value(node: Node, name: str, value: float) -> float:
 
     try:
         return float(Numeric({name: Fraction(value)}, True, 0, fp)(node).real)
-    except OutOfTime:
-        raise
     except (Refused, OutsideDomain, OverflowError, ZeroDivisionError, TypeError):
         return float("nan")

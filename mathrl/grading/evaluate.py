@@ -24,8 +24,8 @@ class TooLarge(Refused):
     """The value is defined, but too large to form."""
 
 
-class OutOfTime(Refused):
-    """The time of the comparison is over."""
+class OutOfTime(Exception):
+    """The time of the comparison is over; unlike `Refused` it says nothing of a value, so the comparison ends."""
 
 
 MAX_BITS = 40_000

@@ -36,6 +36,17 @@ def test_every_truth_accepts_itself_and_no_pair_needs_the_engine() -> None:
         assert not grade(f"\\boxed{{{answer}}}", truth).rule.endswith("symbolic"), (truth, answer)
 
 
+@pytest.mark.parametrize("looks", [1, 2, 5])
+def test_one_pause_decides_nothing(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of the garbage collector, at the second or a later look at the clock of a comparison."""
+    clock = iter(())
+    monkeypatch.setattr("mathrl.grading.evaluate.time.thread_time", lambda: next(clock, 10.0))
+    for truth, answer in EQUAL:
+        expected = compare(truth, answer).equal
+        clock = iter([0.0] * looks)
+        assert compare(truth, answer).equal == expected, (truth, answer)
+
+
 def test_answers_of_different_pairs_are_rarely_equal() -> None:
     """A grader that accepts everything would pass the first test: cross pairs must not."""
     accepted = [pair for pair in zip(EQUAL, EQUAL[7:], strict=False) if accepts(pair[0][0], pair[1][1])]
