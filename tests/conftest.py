@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,16 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 def ctrl_c_reaches_what_tests_start() -> None:
     """A shell starts `command &` with SIGINT ignored, which every process below it would inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def environment_of_its_own() -> Iterator[None]:
+    """A stage that runs in this process says in its environment which record is its own."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

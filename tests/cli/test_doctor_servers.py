@@ -9,7 +9,7 @@ from mathrl.core.records import RunRecord
 from mathrl.servers.server import SentWeights
 from mathrl.servers.server_pool import ServerPool
 from mathrl.servers.server_states import ServerState, read_states, servers_text, write_states
-from tests.servers.test_servers import Stand, params
+from tests.servers.stand import Stand, params
 
 
 def test_named_servers_are_asked_and_those_of_running_stages_shown(

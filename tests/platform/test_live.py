@@ -78,6 +78,7 @@ def test_a_dev_evaluation_renews_the_forecast_and_nothing_else_does(
 
 def test_the_figures_beside_the_bar_reach_prefect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(Variable.PROGRESS, str(tmp_path / "progress"))
+    monkeypatch.delenv(Variable.RECORD, raising=False)
     sent = list[str]()
     shown = LiveProgress("rl", tmp_path / "progress")
     monkeypatch.setattr(live, "create_progress_artifact", lambda _, *, description, **__: sent.append(description))

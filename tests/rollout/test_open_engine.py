@@ -28,7 +28,7 @@ from mathrl.rollout.resolve import has_gpu_vllm, resolve_rollout
 from mathrl.rollout.sampler import open_sampler
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
-from tests.servers.test_servers import Stand, params
+from tests.servers.stand import Stand, params
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = character_tokenizer(FreshModel())

@@ -28,7 +28,8 @@ from mathrl.servers.server_pool import ServerPool
 from mathrl.servers.transfer_client import TransferClient
 from mathrl.servers.vllm_arguments import transfer_arguments
 from mathrl.servers.vllm_login import FINISH, INIT, START, UPDATE
-from tests.servers.test_servers import params, stand, used  # noqa: F401  # a fixture
+from tests.servers.stand import params
+from tests.servers.test_servers import used
 
 
 @dataclass
@@ -134,7 +135,7 @@ def test_shapes_are_those_of_the_weights_in_their_order(tied: bool, tmp_path: Pa
     assert weight_shapes(network) == shapes
 
 
-def test_a_server_that_fails_takes_no_further_part_and_the_others_come_to_the_end(stand: Any) -> None:  # noqa: F811
+def test_a_server_that_fails_takes_no_further_part_and_the_others_come_to_the_end(stand: Any) -> None:
     good, bad, gone = stand(), stand(), stand()
     pool = ServerPool(params(good, bad, gone))
     gone.shutdown()
@@ -166,7 +167,7 @@ def bring(digest: str, stands: Sequence[Any], *failing: Any) -> Any:
     return transfer
 
 
-def test_servers_that_fail_wait_for_the_next_sync_and_none_left_is_an_error(stand: Any) -> None:  # noqa: F811
+def test_servers_that_fail_wait_for_the_next_sync_and_none_left_is_an_error(stand: Any) -> None:
     good, bad = both = stand(), stand()
     pool, second = ServerPool(params(good, bad)), ServerPool(params(good, bad))
     pool.send_by(bring("one", both, bad))
@@ -181,9 +182,7 @@ def test_servers_that_fail_wait_for_the_next_sync_and_none_left_is_an_error(stan
         pool.send_by(bring("three", both, good, bad))
 
 
-def test_a_server_that_is_lost_reads_transferred_weights_as_files_while_they_can_be_written(
-    stand: Any,  # noqa: F811
-) -> None:
+def test_a_server_that_is_lost_reads_transferred_weights_as_files_while_they_can_be_written(stand: Any) -> None:
     good, bad = both = stand(), stand()
     pool, second = ServerPool(params(good, bad)), ServerPool(params(good, bad))
     asked: list[str] = []
@@ -216,7 +215,7 @@ def test_a_server_that_is_lost_reads_transferred_weights_as_files_while_they_can
     assert "they are sent to it at the next sync" in pool.servers[1].failure
 
 
-def test_a_folder_that_cannot_be_written_to_is_the_reason_of_a_server_without_weights(stand: Any) -> None:  # noqa: F811
+def test_a_folder_that_cannot_be_written_to_is_the_reason_of_a_server_without_weights(stand: Any) -> None:
     good, bad = both = stand(), stand()
     pool = ServerPool(params(good, bad))
 
