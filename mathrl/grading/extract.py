@@ -343,9 +343,14 @@ def _unmarked_answer(text: str) -> Extraction:
     return Extraction(text, "whole") if len(text) <= 80 else NOTHING
 
 
+_SEVERAL = re.compile(r"=[^=]*(?:(?<!\{)[,;](?!\d{3}(?!\d))|\\q?quad|\\text\s*\{\s*(?:and|or)\b)")
+
+
 def _last_member(formula: str) -> str:
     """A chain of equalities in running text claims its last member; an equation in symbols stays whole."""
     head, equals, last = formula.rpartition("=")
+    if _SEVERAL.search(head):
+        return formula
     if equals and last.strip() and not head.rstrip().endswith(("<", ">", "!", "\\", ":")) and head.count("=") >= 1:
         return last.strip()
     if equals and not re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", head) and not head.endswith(("<", ">", "!")):

@@ -17,8 +17,8 @@ from itertools import permutations
 from math import gcd, lcm
 from typing import NamedTuple
 
-from mathrl.grading.by_value import INTEGER_NAMES
 from mathrl.grading.evaluate import Refused, check_clock, exact_value
+from mathrl.grading.points import INTEGER_NAMES
 from mathrl.grading.sets import holds
 from mathrl.grading.syntax import (
     Node,

@@ -238,7 +238,9 @@ def _name_tokens(run: str, spaced: bool, preceding: list[Token]) -> list[Token]:
         return [Token("cmd", _WORDS[lower], spaced)]
     after_number = bool(preceding) and (preceding[-1].kind == "num" or preceding[-1].value in ("}", "/", ")"))
     points = run.isupper() and bool(preceding) and preceding[-1].kind == "cmd"  # \\angle BED
-    if preceding and len(run) > 1 and lower in UNIT_WORDS and (len(run) > 2 or after_number) and not points:
+    over = run[0] == "d" and any(token.kind == "cmd" and token.value.endswith("int") for token in preceding)  # dt
+    unit = len(run) > 1 and lower in UNIT_WORDS and (len(run) > 2 or (after_number and not over))
+    if preceding and unit and not points:
         return [Token("letters" if len(run) < 4 else "text", run, spaced)]
     if len(run) >= 4 or (preceding and preceding[-1].kind == "text" and lower in NOISE and len(run) > 1):
         return [Token("text", run, spaced)]

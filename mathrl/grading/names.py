@@ -6,7 +6,8 @@ import re
 from itertools import permutations
 from typing import Any
 
-from mathrl.grading.by_value import INTEGER_NAMES, constant_ratio, same_expression
+from mathrl.grading.by_value import constant_ratio, same_expression
+from mathrl.grading.points import INTEGER_NAMES
 from mathrl.grading.relations import difference
 from mathrl.grading.syntax import Node, children, is_expression, kinds, num, plain_products, substitute, sym, symbols
 
@@ -21,6 +22,7 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
     if symbols(truth) == symbols(answer):
         return (truth, truth) if _same_antiderivatives(truth, answer) else (truth, answer)
     truth, answer = _unit_vectors(truth, answer)
+    truth, answer = _same_real_name(truth, answer)
     if "const:pi" in both:
         truth, answer = _same_integer_name(truth, answer)
     return _rename_constants(truth, answer)
@@ -39,14 +41,30 @@ def _plain_segments(node: Node, other: Node) -> Node:
 
 
 def _written_out(node: Node, other: Node) -> Node:
-    r"""y' as \frac{dy}{dx} where the other side writes it so."""
+    r"""y' as \frac{dy}{dx}, and u_t as \frac{\partial u}{\partial t}, where the other side writes it so."""
     written: dict[str, set[Node]] = {}
     for part in _nodes(other, "app"):
         order = re.match(r"d\^(\d)/", part.args[0])
         if order and part.args[1].kind == "sym":
             written.setdefault(part.args[1].args[0] + "'" * int(order[1]), set()).add(part)
+            if by := re.fullmatch(r"d\^\d/partial([a-z])(?:\^\d)?", part.args[0]):
+                written.setdefault(f"{part.args[1].args[0]}_{by[1] * int(order[1])}", set()).add(part)
+            if part.args[0].endswith("/dt") or "/dt^" in part.args[0]:
+                node = _without_dots(node, part, int(order[1]))
     names = {name: parts.pop() for name, parts in written.items() if len(parts) == 1 and name in symbols(node)}
     return substitute(node, names) if names else node
+
+
+def _without_dots(node: Node, derivative: Node, order: int) -> Node:
+    r"""\dot{x} and \ddot{x} as the derivative by t that the other side writes."""
+    dotted = Node("app", ("d" * (order - 1) + "dot", derivative.args[1]))
+
+    def written(part: Any) -> Any:
+        if isinstance(part, Node):
+            return derivative if part == dotted else Node(part.kind, tuple(map(written, part.args)))
+        return tuple(map(written, part)) if isinstance(part, tuple) else part
+
+    return written(node) if order < 3 else node  # type: ignore[no-any-return]
 
 
 def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
@@ -55,6 +73,8 @@ def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
     if marked[0] == marked[1]:
         return truth, answer
     vector = answer if marked[0] else truth
+    if vector.kind == "matrix" and all(len(row) == 1 for row in vector.args[0]):
+        vector = Node("tuple", ("(", ")", tuple(row[0] for row in vector.args[0])))
     if vector.kind == "tuple" and len(vector.args[2]) in (2, 3):
         units = [sym(f"\\hat{{{name}}}") for name in "ijk"]
         total = Node("add", (tuple(Node("mul", (pair,)) for pair in zip(vector.args[2], units, strict=False)),))
@@ -107,6 +127,22 @@ def _rename_constants(truth: Node, answer: Node) -> tuple[Node, Node]:
         if is_expression(truth) and is_expression(renamed) and same_expression(truth, renamed):
             return truth, renamed
     return truth, answer
+
+
+def _same_real_name(truth: Node, answer: Node) -> tuple[Node, Node]:
+    r"""A number that both sides leave open, under one name: f(x) = cx, c \in R and f(x) = kx, k \in R."""
+    open_names = []
+    for node in (truth, answer):
+        clauses = (
+            [part.args[1] for part in node.args[0] if part.kind == "rel" and part.args[0] == ("in",)]
+            if (node.kind == "list")
+            else []
+        )
+        open_names.append([name.args[0] for name, domain in clauses if name.kind == "sym" and domain.kind == "reals"])
+    (own, other), names = open_names, symbols(truth) | symbols(answer)
+    if len(own) != 1 or len(other) != 1 or own == other or len(symbols(truth) ^ symbols(answer)) != 2 or not names:
+        return truth, answer
+    return truth, substitute(answer, {other[0]: sym(own[0])})
 
 
 def _same_integer_name(truth: Node, answer: Node) -> tuple[Node, Node]:

@@ -91,6 +91,10 @@ _SIZING = re.compile(
     r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large|huge|bf|rm|it|cal)(?![a-zA-Z])"
 )
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|align\*|gathered|split|equation|equation\*)\}")
+_ROWS = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}((?:(?!\\begin).)*?)\\end\{\1\}", re.DOTALL)
+_CONTINUED = re.compile(r"\s*(?:=|<|>|\\(?:le|ge|leq|geq|approx|equiv)(?![a-z]))")
+_VARIANT = re.compile(r"\\var(epsilon|phi|theta|rho|sigma|kappa)(?![a-zA-Z])")
+_HAN_JOINER = re.compile(r"(?:\\text\s*\{\s*)?(?<![\u3400-\u9fff])(?:或者?|并?且)(?![\u3400-\u9fff])(?:\s*\})?")
 _SET_BRACE = re.compile(r"\\(?:left|right)\s*\\([{}])")
 _ORDINAL = re.compile(
     r"(?<=\d)\s?(?:\^\s*\{\s*\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}|\^\s*\{\s*(?:st|nd|rd|th)\s*\}|"
@@ -149,6 +153,14 @@ def strip_wrappers(text: str) -> str:
             return text
 
 
+def _join_rows(match: re.Match[str]) -> str:
+    """The rows of an aligned environment: a list, but for those that go on with the formula above."""
+    joined = ""
+    for row in filter(str.strip, match[2].replace("&", "").split("\\\\")):
+        joined += row if _CONTINUED.match(row) or not joined else f", {row}"
+    return joined
+
+
 def merge_thousands(text: str, commas: bool) -> str:
     r"""Digit groups joined; plain commas only when `commas` is true (they may separate a list).
 
@@ -170,6 +182,8 @@ def canonical(text: str) -> str:
     '( -1 , 2  )'
     """
     text = _CURRENCY.sub(r"\2\\text{ \1}", strip_wrappers(ascii_math(text)))
+    if "或" in text or "且" in text:
+        text = _HAN_JOINER.sub(lambda m: f"\\text{{ {'or' if '或' in m[0] else 'and'} }}", text)
     if "|" in text:
         text = _GIVEN.sub(r"\1\\mid \2", text)
     if "¢" in text:
@@ -182,13 +196,15 @@ def canonical(text: str) -> str:
         text = _NOON.sub(r"\1m", _ORDINAL.sub("", text))
     if "\\" in text:
         text = _SET_BRACE.sub(r"\\\1", text)
-        text = _ALIGNED.sub(" ", _SIZING.sub(" ", text))
+        text = _ALIGNED.sub(" ", _ROWS.sub(_join_rows, _SIZING.sub(" ", text)))
         text = _TEMPERATURE.sub(lambda m: f"\\text{{ {'celsius' if 'C' in m[0] else 'fahrenheit'}}}", text)
         text = _DISTRIBUTION.sub(lambda m: f"\\text{{{_DISTRIBUTIONS[m[1]]}}}", text)
         text = _MICRO.sub(r"\\text{μ", _FOR_ALL.sub("", _INTEGERS.sub(r", \1\\in \\mathbb{Z}", text)))
         text = _OHM.sub(r"\1\\text{ ohm}", text)
         text = _EXTREME.sub(r"\\text{\1}", text)
         text = _CYCLIC.sub(lambda m: f"\\mathbb{{Z}}_{{{m[1] or m[2]}}}", _HAN_TEXT.sub(r"\1", text))
+        text = _VARIANT.sub(lambda m: m[0] if f"\\{m[1]}" in text else f"\\{m[1]}", text)
+        text = text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
         text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
         text = strip_wrappers(text)
     return text

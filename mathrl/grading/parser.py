@@ -19,8 +19,9 @@ from mathrl.grading.syntax import (
     num,
     sym,
     transpose,
+    with_differentials,
 )
-from mathrl.grading.units import add_quantities, qualify
+from mathrl.grading.units import add_quantities, is_unit, qualify, unit_of_sum
 
 OPENERS = {"(": ")", "[": "]", "langle": "rangle", "\\{": "\\}"}
 _MATRICES = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"])
@@ -159,7 +160,7 @@ class Parser(Cursor):
                 term = neg(term)
             terms.append(Node("pm", (sign, term)) if sign in ("pm", "mp") else term)
         self.depth -= 1
-        return terms[0] if len(terms) == 1 else Node("add", (tuple(terms),))
+        return terms[0] if len(terms) == 1 else unit_of_sum(terms)
 
     def term(self) -> Node:
         node = self.signed_factor()
@@ -173,7 +174,8 @@ class Parser(Cursor):
                 node = Node("app", ("circ", Node("list", ((node, self.factor()),))))
             elif operator in ("/", "div"):
                 self.i += 1
-                node = Node("div", (node, self.signed_factor()))
+                below = self.signed_factor()
+                node = qualify(node, f"per {below.args[0]}") if is_unit(below) else Node("div", (node, below))
             elif operator in ("bmod", "mod"):
                 self.i += 1
                 node = Node("op", ("mod", node, self.signed_factor()))
@@ -477,7 +479,8 @@ class Parser(Cursor):
         while self.at("_", "^"):
             mark = self.take().value
             bounds.append(sym(mark + (self.raw("}") if self.accept("{") else self.take().value)))
-        return Node("op", (name, *bounds, self.term()))
+        body = self.term()
+        return Node("op", (name, *bounds, with_differentials(body) if name.endswith("int") else body))
 
     def bracket(self, opener: str) -> Node:
         """( … ), [ … ], \\{ … \\}, \\langle … \\rangle: a group, tuple, interval, list or set."""

@@ -219,12 +219,14 @@ def _without_hat(node: Node) -> Node:
 
 
 def _denominators(node: Node) -> list[Node]:
-    """The names, to their powers, that terms of a sum are divided by."""
+    """The names, to their powers, and the products of names that terms of a sum are divided by, each once."""
     if node.kind in ("add", "mul"):
-        return [part for term in node.args[0] for part in _denominators(term)]
+        parts = [part for term in node.args[0] for part in _denominators(term)]
+        return [part for i, part in enumerate(parts) if part not in parts[:i]]
     if node.kind == "div" and symbols(node.args[1]):
-        bare = node.args[1].args[0] if node.args[1].kind == "pow" else node.args[1]
-        return [node.args[1]] if bare.kind == "sym" else []
+        factors = node.args[1].args[0] if node.args[1].kind == "mul" else (node.args[1],)
+        bare = [factor.args[0] if factor.kind == "pow" else factor for factor in factors]
+        return [node.args[1]] if all(factor.kind == "sym" for factor in bare) else []
     return []
 
 

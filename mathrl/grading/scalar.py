@@ -8,7 +8,7 @@ from typing import Any
 
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
 from mathrl.grading.evaluate import exact_value, numeric_value
-from mathrl.grading.syntax import Node, children, explain, infinity_sign, key, kinds, num, substitute, sym, symbols
+from mathrl.grading.syntax import Node, children, explain, infinity_sign, key, kinds, num, sym, symbols
 from mathrl.grading.units import SINGLE_LETTER_UNITS, Meaning, compatible, meaning, unit_entry
 
 # A decimal for an irrational truth, or for 1/3, must show at least this many significant digits.
@@ -63,8 +63,6 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
     refuse_restated(truth, answer)
     if truth.kind == answer.kind == "op" and truth.args[0] == answer.args[0] == "derivative":
         return key(truth.args[1]) == key(answer.args[1]) and same_scalar(truth.args[2], answer.args[2])
-    if truth.kind == answer.kind == "op" and key(truth) == key(_with_index_of(answer, truth)):
-        return True
     verdict = same_expression(truth, answer)
     if verdict is not False or symbols(truth):
         return verdict
@@ -72,18 +70,6 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
         quantity = _letters_as_unit(answer)
         return same_scalar(truth, quantity) if quantity is not None else False
     return _same_digits(truth, answer)
-
-
-def _with_index_of(answer: Node, truth: Node) -> Node:
-    """A sum over i as one over k, where the accepted one runs over k and has no i, and this one has no k."""
-    first, second = (node.args[1].args[0] if node.args[1].kind == "sym" else "" for node in (truth, answer))
-    own, other = first[1:2], second[1:2]
-    if own == other or first[2:] != second[2:] or not (own + other).isalpha():
-        return answer
-    if other in symbols(truth) or own in symbols(answer):
-        return answer
-    renamed = substitute(Node("op", answer.args[2:]), {other: sym(own)})
-    return Node("op", (answer.args[0], truth.args[1], *renamed.args))
 
 
 def _literal(node: Node) -> tuple[Fraction, int, int] | None:

@@ -61,6 +61,11 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
         counterpart = answer if truth.kind in _SETS else truth
         if is_expression(counterpart) or counterpart.kind == "matrix":
             return False
+    if truth.kind == answer.kind == "unit" and truth.args[0].kind in (*_SETS, "set", "list", "tuple", "matrix"):
+        return truth.args[1:] == answer.args[1:] and same_answer(truth.args[0], answer.args[0])
+    curves = [_curves(node) for node in (truth, answer)]
+    if "rel" in (truth.kind, answer.kind) and len(curves[0]) == len(curves[1]) == 2 and _in_any_order(*curves):
+        return True
     if truth.kind == "rel" or answer.kind == "rel":
         return same_relation(truth, answer, same_answer)
     truth_items, answer_items = _items(truth), _items(answer)
@@ -117,6 +122,13 @@ def _simplify(node: Node) -> Node:
         left, right = node.args[1]
         holes = tuple(Node("rel", (("!=",), (left, choose_sign(right, sign)))) for sign in (False, True))
         return Node("list", (holes,))
+    if node.kind == "app" and node.args[0] == "neg" and len(node.args[1].args[0]) == 1:  # De Morgan's laws
+        denied = node.args[1].args[0][0]
+        if denied.kind == "logic" and denied.args[0] in ("and", "or"):
+            parts = tuple(Node("app", ("neg", Node("list", ((part,),)))) for part in denied.args[1])
+            return Node("logic", ("or" if denied.args[0] == "and" else "and", parts))
+        if denied.kind == "app" and denied.args[0] == "neg" and len(denied.args[1].args[0]) == 1:
+            return _simplify(denied.args[1].args[0][0])
     if node.kind == "rel" and node.args[0] == ("in",) and node.args[1][1].kind == "set":
         return node.args[1][1]  # type: ignore[no-any-return]
     return node
@@ -195,6 +207,13 @@ def _signs(node: Node) -> list[Node]:
         if value not in values:
             values.append(value)
     return values
+
+
+def _curves(node: Node) -> list[Node]:
+    """The equations of an answer: both of one with a plus-minus sign, those of a list."""
+    if node.kind == "rel" and node.args[0] == ("=",) and "pm" in kinds(node):
+        return [choose_sign(node, False), choose_sign(node, True)]
+    return list(node.args[0]) if node.kind == "list" and all(part.kind == "rel" for part in node.args[0]) else []
 
 
 def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_items: list[Node]) -> bool | None:

@@ -187,6 +187,15 @@ def derivative(above: str, below: str) -> Node | None:
     return Node("app", (f"d^{top[1] or 1}/{below}", sym(top[2]))) if top[2].isalpha() else None
 
 
+def with_differentials(body: Node) -> Node:
+    r"""The body of an integral with \, dy \, dx as one factor: the order says which integral is over which name."""
+    factors, names = list(body.args[0]) if body.kind == "mul" else [], ""
+    while len(factors) > 1 and factors[-2] == sym("d") and factors[-1].kind == "sym":
+        names = f"d({factors[-1].args[0]}){names}"
+        factors = factors[:-2]
+    return Node("mul", ((*factors, sym(names)),)) if names else body
+
+
 def transpose(node: Node) -> Node:
     """A tuple as a column, a matrix with its rows as columns."""
     if node.kind == "tuple":
@@ -204,9 +213,12 @@ def builder(pattern: Node, conditions: Node) -> Node:
         name, domain = pattern.args[1]
         if domain.kind != "reals":
             name = pattern
-    simple = kinds(conditions) <= _OF_ONE_NUMBER and (conditions.kind == "rel" or len(conditions.args) == 2)
-    if name.kind == "sym" and simple and symbols(conditions) == {name.args[0]} and "op:mod" not in kinds(conditions):
-        return conditions
+    of_one = kinds(conditions) <= _OF_ONE_NUMBER and symbols(conditions) == {str(name.args[0])}
+    if name.kind == "sym" and of_one and "op:mod" not in kinds(conditions):
+        if conditions.kind == "rel" or len(conditions.args) == 2:
+            return conditions
+        if all(part.kind == "rel" and not {"=", "in"} & {*part.args[0]} for part in conditions.args[0]):
+            return Node("list", (conditions.args[0], "and"))  # \{x : x > 1, x < 3\}
     clauses = conditions.args[0] if conditions.kind == "list" else (conditions,)
     joiner = conditions.args[1] if conditions.kind == "list" and len(conditions.args) > 1 else ","
     return Node("builder", (pattern, tuple(clauses), joiner))
@@ -214,6 +226,8 @@ def builder(pattern: Node, conditions: Node) -> Node:
 
 def juxtapose(left: Node, right: Node, digits: bool) -> Node:
     """Two factors side by side: a mixed number or a product. `digits`: the right one begins with a number."""
+    if right.kind in ("degree", "percent") and _is_integer(left) and right.args[0].kind == "div":
+        return Node(right.kind, (juxtapose(left, right.args[0], digits),))
     if _is_integer(left) and right.kind == "div" and _is_integer(right.args[0]) and _is_integer(right.args[1]):
         below = right.args[1].args[0]
         if below == 0:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from mathrl.grading.syntax import Node, ParseError, num, with_base
+from mathrl.grading.syntax import Node, ParseError, is_expression, kinds, num, symbols, with_base
 from mathrl.grading.words import number_in_words
 
 
@@ -279,6 +279,11 @@ def _is_unit(piece: str) -> bool:
     return unit_entry(piece.rstrip(".")) is not None
 
 
+def is_unit(node: Node) -> bool:
+    """Whether a word alone names a unit."""
+    return node.kind == "text" and bool(meaning(node.args[0]).dimension)
+
+
 def compatible(left: Meaning, right: Meaning) -> str:
     """Why two texts contradict one another, or "". A unit or noun that one side leaves out does not.
 
@@ -364,6 +369,15 @@ def add_quantities(large: Node, small: Node) -> Node:
         raise ParseError("two quantities side by side")
     part = Node("mul", ((small.args[0], num(below.size / above.size)),))
     return Node("unit", (Node("add", ((large.args[0], part),)), large.args[1], False))
+
+
+def unit_of_sum(terms: list[Node]) -> Node:
+    """The sum of the terms; the unit behind the last of several numbers is that of the whole: 4 + 4\\sqrt3 feet."""
+    *others, last = terms
+    closed = last.kind == "unit" and not any(symbols(term) or "unit" in kinds(term) for term in others)
+    if closed and not symbols(last) and meaning(last.args[1]).dimension and all(map(is_expression, others)):
+        return Node("unit", (Node("add", ((*others, last.args[0]),)), *last.args[1:]))
+    return Node("add", (tuple(terms),))
 
 
 def _rest_of(node: Node, text: str, first: str) -> Node:

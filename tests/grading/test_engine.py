@@ -31,7 +31,7 @@ def engine() -> Iterator[SymbolicEngine]:
 def test_the_engine_shows_what_evaluation_does_not_reach(engine: SymbolicEngine) -> None:
     assert engine.ask("x^2-1", "(x-1)(x+1)").equal
     assert not engine.ask("x^2-1", "(x-1)(x+2)").equal
-    verdict = grade("\\boxed{\\sum_{k=1}^n (k^2+k)}", "\\sum_{j=1}^n j(j+1)", engine=engine)
+    verdict = grade("\\boxed{1+\\sum_{k=1}^n (k^2+k)}", "1+\\sum_{j=1}^n j(j+1)", engine=engine)
     assert (verdict.correct, verdict.rule) == (True, "boxed; symbolic")
 
 
@@ -79,7 +79,7 @@ def test_it_works_from_threads_and_leaves_the_alarm_alone(engine: SymbolicEngine
     signal.alarm(100)
 
     def run(power: int) -> None:
-        answer, truth = f"\\sum_{{k=1}}^n (k^{power}+k)", f"\\sum_{{j=1}}^n j(j^{power - 1}+1)"
+        answer, truth = f"1+\\sum_{{k=1}}^n (k^{power}+k)", f"1+\\sum_{{j=1}}^n j(j^{power - 1}+1)"
         verdicts.append(grade(f"\\boxed{{{answer}}}", truth, engine=engine))
 
     threads = [threading.Thread(target=run, args=(power,)) for power in range(3, 7)]
