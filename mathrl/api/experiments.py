@@ -197,12 +197,13 @@ def evaluate(
         >>> str(mathrl.evaluate("models/rl", "test").pass_at_1)
         '0.980 [0.966, 0.989]'
     """
+    from mathrl.reading.sources import short_name
     from mathrl.reports.evaluation import evaluate_once
 
     target = Path(output).absolute() if output else None
     with in_project(model) as text:
         params = mathrl.compose.load_params(preset=preset, overrides=overrides)
-        target = target or Path("reports/evaluations") / f"{Path(text).name}-{benchmark}"
+        target = target or Path("reports/evaluations") / f"{Path(text).name}-{short_name(benchmark)}"
         return evaluate_once(text, benchmark, params, target, problems=problems)
 
 

@@ -23,13 +23,15 @@ from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.summary import accuracies, responses_behind
 from mathrl.params import Params
 from mathrl.reports.evaluation import evaluate_once
-from mathrl.reports.find_responses import RESPONSES, compare_named, model_folder, name_of, output_of
+from mathrl.reports.find_responses import RESPONSES, compare_forgetting, compare_named, model_folder, name_of, output_of
 
 
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="Responses, a model, or a recipe's step.")],
     after: Annotated[str, typer.Argument(metavar="B", help="The same; commas join the runs of several seeds.")],
-    benchmark: Annotated[str | None, typer.Option(help="Benchmark to compare on, if the runs cover several.")] = None,
+    benchmark: Annotated[
+        list[str] | None, typer.Option(help="Benchmark, if the runs cover several; with --forgetting repeatable.")
+    ] = None,
     metric: Annotated[str, typer.Option(help="Metric to compare: pass_at_1, pass_at_K or maj_at_K.")] = "pass_at_1",
     common: Annotated[bool, typer.Option("--common", help="Compare only on problems that every run answered.")] = False,
     looks: Annotated[
@@ -38,6 +40,9 @@ def compare(
     difference: Annotated[
         float | None, typer.Option(min=0.0001, max=1, help="With --looks: stop once this difference is excluded.")
     ] = None,
+    forgetting: Annotated[
+        bool, typer.Option("--forgetting", help="Compare on every benchmark, or general sets: what was lost?")
+    ] = False,
     presets: Presets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -50,9 +55,21 @@ def compare(
     start = Path.cwd()
     os.chdir(main_checkout())
     params = load_params(preset=join_presets(presets), overrides=overrides or ())
+    if forgetting:
+        if looks > 1 or common:
+            raise UserError("--forgetting goes with neither --looks nor --common")
+        found = compare_forgetting((before, after), start, params, benchmark or (), metric)
+        if as_json:
+            print_document({"benchmarks": found})
+        else:
+            _print_forgetting(found)
+        return
+    if len(benchmark or ()) > 1:
+        raise UserError("several benchmarks are compared with --forgetting; else name one")
+    chosen = benchmark[0] if benchmark else None
     if looks > 1:
         folders = [model_folder(text, start) for text in (before, after)]
-        name = benchmark or params.evaluate.benchmarks[0]
+        name = chosen or params.evaluate.benchmarks[0]
         test = compare_in_looks((folders[0], folders[1]), name, params, looks, difference)
         if as_json:
             print_document(test.to_row())
@@ -61,11 +78,41 @@ def compare(
         return
     if difference is not None:
         raise UserError("--difference belongs to --looks N; mathrl plan evaluate --difference plans an evaluation")
-    comparison = compare_named((before, after), start, params, benchmark=benchmark, metric=metric, common=common)
+    comparison = compare_named((before, after), start, params, benchmark=chosen, metric=metric, common=common)
     if as_json:
         print_document(comparison)
     else:
         _print(comparison, params.evaluate.confidence)
+
+
+def _print_forgetting(found: Sequence[Mapping[str, Any]]) -> None:
+    """A row per benchmark, and what was lost in a sentence."""
+    rows = []
+    for comparison in found:
+        test, (before, after) = comparison["comparison"], comparison["models"].values()
+        rows.append(
+            {
+                "benchmark": comparison["benchmark"],
+                "problems": str(comparison["problems"]),
+                "before": f"{before['mean']:.3f}",
+                "after": f"{after['mean']:.3f}",
+                "difference": f"{test['difference']:+.3f} [{test['low']:+.3f}, {test['high']:+.3f}]",
+                "p, corrected": f"{comparison['corrected_p']:.4f}",
+                "verdict": comparison["outcome"],
+            }
+        )
+    print_table("before and after training", rows, left=("benchmark", "verdict"))
+    lost = [comparison for comparison in found if comparison["outcome"] == "lost"]
+    losses = ", ".join(f"{each['benchmark']} {each['comparison']['difference']:+.3f}" for each in lost)
+    kept = [each for each in found if each["outcome"] != "lost"]
+    lines = [f"lost: {losses}" if lost else f"no loss is shown on {len(found)} benchmarks"]
+    if kept:
+        worst = max(kept, key=lambda each: -each["comparison"]["low"])
+        least = max(0.0, -worst["comparison"]["low"])
+        lines.append(
+            f"the interval of {worst['benchmark']} leaves room for a loss of {least:.3f}, the most of the others"
+        )
+    print_lines(lines)
 
 
 def _print(comparison: dict[str, Any], confidence: float) -> None:

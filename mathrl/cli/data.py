@@ -21,13 +21,19 @@ data = typer.Typer(name="data", add_completion=False, no_args_is_help=True, help
 def sources(as_json: AsJson = False) -> None:
     """List the named problem sets: hub id, splits, month of release, licence."""
     if as_json:
-        fields = ("name", "title", "hub", "splits", "released", "licence", "evaluation")
+        fields = ("name", "title", "hub", "subset", "splits", "released", "licence", "evaluation", "prompt", "examples")
         print_document(
             {"sources": [{field: getattr(REGISTRY[name], field) for field in fields} for name in sorted(REGISTRY)]}
         )
         return
     for name, source in sorted(REGISTRY.items()):
-        print(f"{name:<22} {source.hub:<44} {', '.join(source.splits):<18} {source.released:<8} {source.licence}")
+        prompt = source.prompt.get("instruction") or ""
+        prompt = f"{source.prompt['few_shot']} worked examples" if "few_shot" in source.prompt else prompt
+        where = source.hub + (f":{source.subset}" if source.subset else "")
+        print(
+            f"{name:<22} {where:<44} {', '.join(source.splits):<18} {source.released:<8} {source.licence}"
+            + (f"; {prompt}" if prompt else "")
+        )
 
 
 @data.command()

@@ -3,6 +3,7 @@
 `mathrl evaluate --vary`: what the figures owe to the form of the prompt, decoding and the reading of answers.
 """
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -19,12 +20,13 @@ from mathrl.compose.checks import tool_problems
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.results import results_table
-from mathrl.evaluation.benchmark import benchmark_problems
+from mathrl.evaluation.benchmark import read_benchmark
 from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
 from mathrl.params.rollout import Bubblewrap, NoTool
 from mathrl.params.schema import Params
-from mathrl.reading.registry import newer_than
+from mathrl.reading.registry import REGISTRY, newer_than
+from mathrl.reading.sources import short_name
 from mathrl.reports.evaluation import check_lengths, evaluate_once
 
 if TYPE_CHECKING:
@@ -92,7 +94,13 @@ def print_probe(report: "ProbeReport", target: Path) -> None:
 
 def evaluate(
     model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
-    benchmark: Annotated[str, typer.Option(help="test (the curated split), or a name such as gsm8k or math500.")],
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option(help="test (the curated split), a name such as gsm8k, a file, or hub's owner/name:config:split."),
+    ] = None,
+    field: Annotated[
+        list[str] | None, typer.Option(help="A field of the benchmark's rows, e.g. answer_key=gold; repeatable.")
+    ] = None,
     choices: Choices = None,
     presets: Presets = None,
     overrides: Overrides = None,
@@ -113,7 +121,7 @@ def evaluate(
     twins: Annotated[int, typer.Option(min=1, help="--probe: twins that each problem is compared with.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a model on a benchmark: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
+    """Evaluate a model on benchmarks: pass@1 with its interval, pass@k, maj@k; with --tools without and with them."""
     overrides = with_choices(choices, overrides)
     if probe and (vary or tools is not None):
         raise UserError("--probe goes with neither --vary nor --tools; probe the model in a command of its own")
@@ -125,66 +133,108 @@ def evaluate(
         raise UserError(
             f"{model}: no such folder{near_path(Path(model))}; give a Hugging Face model folder or a hub id"
         )
+    given = [_from_checkout(each) for each in benchmark or ()]
     os.chdir(main_checkout())
     options = {"evaluate.limit": limit, "evaluate.samples": samples}
     settings = [f"{name}={value}" for name, value in options.items() if value is not None]
+    settings += [f"evaluate.benchmarks={json.dumps(given)}"] if given else []
     preset = join_presets(presets)
     params = load_params(preset=preset, overrides=[*(overrides or ()), *settings])
+    benchmarks = params.evaluate.benchmarks
+    if field:
+        from mathrl.cli.inspect import given_keys  # numpy: --help answers without it
+
+        settings.append(f"evaluate.fields={json.dumps(dict.fromkeys(benchmarks, given_keys(field)))}")
+        params = load_params(preset=preset, overrides=[*(overrides or ()), *settings])
+    if len(benchmarks) > 1 and (probe or vary):
+        raise UserError(f"{'--vary' if vary else '--probe'} goes with one benchmark; choose it with --benchmark")
     name, started_from = Path(model).name, params.model.base.path if params.model.base.type == "pretrained" else ""
     if not local.exists() and Path(started_from).is_absolute() and Path(started_from).name == name:
         raise UserError(f"{model}: no such folder here (did you mean {started_from}?)")
-    target = target or Path("reports") / "evaluations" / f"{name}-{benchmark}"
-    runs = {name: (params, target)}
-    if tools is not None:
-        runs = {
-            name: (without_tool(params), target),
-            f"{name} + {tools}": (with_tool(params), target.with_name(f"{target.name}-{tools}")),
-        }
     start = local if local.exists() else model
     typed = [*(overrides or ()), *settings]
     if vary:
         changed = {label: [*typed, *changes] for label, changes in combinations(vary).items()}
         varied = {label: load_params(preset=preset, overrides=changes) for label, changes in changed.items()}
-        _check_lengths(start, benchmark, [(varied[label], changes) for label, changes in changed.items()])
-        evaluate_settings(start, benchmark, varied, target, as_json)
+        _look_at(start, benchmarks[0], [(varied[label], changes) for label, changes in changed.items()])
+        evaluate_settings(start, benchmarks[0], varied, target or _target(name, benchmarks[0]), as_json)
         return
-    _check_lengths(start, benchmark, [(settings, typed) for settings, _ in runs.values()])
-    results = {label: evaluate_once(start, benchmark, *run) for label, run in runs.items()}
-    figures, base = results[name], params.model.base
+    every = {}
+    for each in benchmarks:  # a mistake in the last one is told before the first is sampled
+        inside = target / short_name(each) if target and len(benchmarks) > 1 else target
+        runs = _runs(name, params, inside or _target(name, each), tools)
+        every[each] = runs
+        _look_at(start, each, [(settings, typed) for settings, _ in runs.values()])
+    documents = []
+    for each, runs in every.items():
+        results = {label: evaluate_once(start, each, *run) for label, run in runs.items()}
+        report, folder = None, runs[name][1]
+        if probe:
+            from mathrl.reports.probe import probe_benchmark  # torch: --help answers without it
+
+            report = probe_benchmark(start, each, params, folder, twins)
+        if as_json:
+            outputs = {label: str(folder) for label, (_, folder) in runs.items()}
+            rows = {label: figures.to_row() for label, figures in results.items()}
+            documents.append({"benchmark": each, "models": rows, "outputs": outputs, "probe": report})
+        else:
+            _print_results(each, results, [folder for _, folder in runs.values()], report, params)
     if as_json:
-        from mathrl.reports.probe import probe_benchmark  # torch: --help answers without it
+        print_document(documents[0] if len(documents) == 1 else {"evaluations": documents})
+    elif TEST in benchmarks and started_from and started_from in (model, str(local)):
+        print("next: mathrl plan    (memory, time and learning rates of the run, and whether RL would start)")
 
-        report = probe_benchmark(start, benchmark, params, target, twins) if probe else None
-        outputs = {label: str(folder) for label, (_, folder) in runs.items()}
-        figures_of = {label: each.to_row() for label, each in results.items()}
-        print_document({"benchmark": benchmark, "models": figures_of, "outputs": outputs, "probe": report})
-        return
+
+def _from_checkout(benchmark: str) -> str:
+    """A benchmark as parameters name it: a file of the current folder by its path from the checkout."""
+    path = Path(benchmark).absolute()
+    if benchmark in REGISTRY or benchmark == TEST or not path.exists():
+        return benchmark
+    return str(path.relative_to(main_checkout()) if path.is_relative_to(main_checkout()) else path)
+
+
+def _target(model: str, benchmark: str) -> Path:
+    return Path("reports") / "evaluations" / f"{model}-{short_name(benchmark)}"
+
+
+def _runs(name: str, params: Params, target: Path, tools: ToolName | None) -> dict[str, tuple[Params, Path]]:
+    """The evaluations of one model, by their labels: parameters and folder."""
+    if tools is None:
+        return {name: (params, target)}
+    with_it = (with_tool(params), target.with_name(f"{target.name}-{tools}"))
+    return {name: (without_tool(params), target), f"{name} + {tools}": with_it}
+
+
+def _print_results(
+    benchmark: str,
+    results: Mapping[str, ModelFigures],
+    folders: Sequence[Path],
+    report: "ProbeReport | None",
+    params: Params,
+) -> None:
     for row in results_table(results):
-        print("  ".join(f"{column} {cell}" for column, cell in row.items()))
-    if probe:
-        from mathrl.reports.probe import probe_benchmark  # torch: --help answers without it
-
-        print_probe(probe_benchmark(start, benchmark, params, target, twins), target)
+        print("  ".join(f"{column} {cell}" for column, cell in {"benchmark": benchmark, **row}.items()))
+    figures, base = next(iter(results.values())), params.model.base
+    if report is not None:
+        print_probe(report, folders[0])
     if newer := newer_than(benchmark, base.released if base.type == "pretrained" else None):
         print(f"{benchmark} is {newer}: its problems cannot have been in the model's training data")
     if figures.prompts_too_long:
         print(f"{figures.prompts_too_long} prompts are longer than prompt.max_tokens and were left out")
-    print(f"figures, responses and pictures: {', '.join(str(folder) for _, folder in runs.values())}")
-    if benchmark == TEST and started_from and started_from in (model, str(local)):
-        print("next: mathrl plan    (memory, time and learning rates of the run, and whether RL would start)")
+    print(f"figures, responses and pictures: {', '.join(map(str, folders))}")
 
 
-def _check_lengths(model: Path | str, benchmark: str, settings: Sequence[tuple[Params, Sequence[str]]]) -> None:
-    """Refuse lengths that cut the benchmark off, and warn of typed ones, before anything is sampled.
+def _look_at(model: Path | str, benchmark: str, settings: Sequence[tuple[Params, Sequence[str]]]) -> None:
+    """Print what a person should know of the benchmark before anything is sampled; refuse lengths that cut it off.
 
     Args:
         settings: Parameters of evaluations, with what was typed for each.
     """
-    warned = []
+    warned, read = [], read_benchmark(benchmark, settings[0][0])
     for params, typed in settings:
-        warned += check_lengths(model, benchmark, params, benchmark_problems(benchmark, params), typed)
-    for line in dict.fromkeys(warned):
-        print(f"warning: {line}", file=sys.stderr)
+        warned += check_lengths(model, benchmark, params, read.problems, typed)
+    for line in dict.fromkeys([*read.notes(benchmark), *(f"warning: {line}" for line in warned)]):
+        print(line, file=sys.stderr)
 
 
 MOST = 64  # combinations of values

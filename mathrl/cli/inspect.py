@@ -32,6 +32,7 @@ KEYS = (
     "level_key",
     "subject_key",
     "pass_rate_key",
+    "choices_key",
     "answer_rule",
 )
 # The languages of published problem sets other than English.

@@ -12,6 +12,12 @@ class EvaluateDocument(TypedDict):
     probe: Annotated[dict[str, Any] | None, "With --probe: scores, and why one is missing."]
 
 
+class EvaluationsDocument(TypedDict):
+    """`mathrl evaluate` on several benchmarks"""
+
+    evaluations: Annotated[list[EvaluateDocument], "The document of each benchmark, in their order."]
+
+
 class VaryDocument(TypedDict):
     """`mathrl evaluate --vary`"""
 
@@ -30,6 +36,14 @@ class CompareDocument(TypedDict):
     comparison: Annotated[dict[str, Any], "difference, low, high, p_value, detectable, shown, verdict, …"]
     by_level: Annotated[dict[str, Any], "The same within each level."]
     by_subject: Annotated[dict[str, Any], "The same within each subject."]
+
+
+class ForgettingDocument(TypedDict):
+    """`mathrl compare --forgetting`"""
+
+    benchmarks: Annotated[
+        list[dict[str, Any]], "Per benchmark the document of `mathrl compare`, with corrected_p and outcome."
+    ]
 
 
 class LooksDocument(TypedDict):

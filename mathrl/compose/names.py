@@ -345,7 +345,8 @@ def _unique(items: list[Any]) -> list[Any]:
 def _file_sections(path: Path) -> dict[str, Any]:
     """The sections for a person's own rows, with the fields that `mathrl inspect` would guess."""
     from mathrl.reading.row_files import list_files, read_rows  # this and what follows for a file alone
-    from mathrl.reading.sniff import sniff, source_fields
+    from mathrl.reading.row_formats import source_fields
+    from mathrl.reading.sniff import sniff
     from mathrl.reading.sources import absolute
 
     files = list_files(absolute(str(path)))

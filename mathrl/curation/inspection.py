@@ -26,8 +26,8 @@ from mathrl.params.load import dump_yaml, validate_section
 from mathrl.reading.reading import Read, Rejected, read_source
 from mathrl.reading.registry import REGISTRY
 from mathrl.reading.row_files import Draw, list_files, read_rows
-from mathrl.reading.row_formats import RowShape
-from mathrl.reading.sniff import SAMPLE, Sniffed, sniff, source_fields
+from mathrl.reading.row_formats import RowShape, source_fields
+from mathrl.reading.sniff import SAMPLE, Sniffed, sniff
 from mathrl.reading.sources import ResolvedSource, resolve_benchmark
 
 RULE, GATE = Decontaminate(), Quality()

@@ -20,6 +20,7 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
 
     Example:
         plain, r1_zero: "<think>7+5=12;12-3=9</think><answer>9</answer>", terse "<answer>9</answer>"
+        question_answer: "7+5=12;12-3=9\nThe answer is 9.", terse "The answer is 9."
         boxed, chat: "7+5=12;12-3=9\n\nThe answer is \boxed{9}.", terse "\boxed{9}"
 
     Raises:
@@ -34,6 +35,8 @@ def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
     tags = prompt.template in ("plain", "r1_zero")
     shown = problem.control.demonstrated_answer
     answer = problem.answers[0] if shown is None else shown
+    if prompt.template == "question_answer":
+        return f"{'' if terse else worked_solution(problem) + chr(10)}The answer is {answer}."
     if terse:
         return f"<answer>{answer}</answer>" if tags else rf"\boxed{{{answer}}}"
     solution = worked_solution(problem)

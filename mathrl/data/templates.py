@@ -1,4 +1,4 @@
-"""The prompt of a problem: plain, R1-Zero, boxed, or the chat template of the tokenizer."""
+"""The prompt of a problem: plain, R1-Zero, boxed, question and answer, or the chat template of the tokenizer."""
 
 import re
 from collections.abc import Sequence
@@ -128,17 +128,21 @@ def _quote_problem(problem: Problem, tokenizer: Any) -> Problem:
 
 def prompt_gap(prompt: Prompt) -> str:
     """The text between the question of a worked example and its answer."""
-    return " " if prompt.template == "r1_zero" else ""
+    return " " if prompt.template in ("r1_zero", "question_answer") else ""
 
 
 def _wrap(problem: Problem, prompt: Prompt) -> str:
     asked = _text_of_problem(problem, prompt)
     if prompt.template == "r1_zero":
         return f"User: {asked} Assistant:"
+    if prompt.template == "question_answer":
+        return f"Question: {asked}\nAnswer:"
     return asked + "\n" if prompt.template == "boxed" else asked
 
 
 def _text_of_problem(problem: Problem, prompt: Prompt) -> str:
+    if problem.control.task == "instructions":  # the question says all that a response is judged by
+        return problem.question
     instruction = prompt.instruction
     if instruction is None and prompt.template == "boxed":
         instruction = BOXED_INSTRUCTION

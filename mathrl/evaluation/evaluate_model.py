@@ -17,6 +17,9 @@ from mathrl.rollout.ranks import gather
 from mathrl.rollout.sample_problems import sample_problems, usable
 from mathrl.rollout.sampler import open_sampler
 
+# A base model goes on with a question of its own.
+NEXT_QUESTION = ("\nQuestion:",)
+
 
 def evaluate_model(
     folder: Path | str,
@@ -40,7 +43,8 @@ def evaluate_model(
     """
     settings = params.evaluate
     sampler = open_sampler(folder, params, "evaluate", few_shot)
-    sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p)
+    stop = NEXT_QUESTION if params.prompt.template == "question_answer" else ()
+    sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p, stop)
     if state is not None:  # partial results belong to the bytes of a model folder, not to its name
         state /= digest_path(Path(folder)) if Path(folder).is_dir() else str(folder).replace("/", "--")
     reward = build_reward(Reward(extraction=settings.extraction, model_verifier=settings.model_verifier))

@@ -10,9 +10,11 @@ from mathrl.grading.countdown import NotAnExpression, countdown_correct, evaluat
 from mathrl.grading.engine import SymbolicEngine
 from mathrl.grading.extract import ExtractionMode, extract
 from mathrl.grading.grade import Verdict, equal_answers, equal_classes, grade, grade_batch, warm_up
-from mathrl.grading.words import option, option_set
+from mathrl.grading.instructions import CHECKS
+from mathrl.grading.words import leading_option, option, option_set
 
 __all__ = [
+    "CHECKS",
     "ExtractionMode",
     "NotAnExpression",
     "SymbolicEngine",
@@ -25,6 +27,7 @@ __all__ = [
     "extract",
     "grade",
     "grade_batch",
+    "leading_option",
     "option",
     "option_set",
     "read_truth",

@@ -19,7 +19,8 @@ from mathrl.core.guard import die_with_parent
 from mathrl.grading.compare import Match, compare
 from mathrl.grading.countdown import countdown_correct, read_truth
 from mathrl.grading.engine import SymbolicEngine, default_engine, refusal
-from mathrl.grading.extract import Extraction, ExtractionMode, all_boxes, extract
+from mathrl.grading.extract import Extraction, ExtractionMode, all_boxes, extract, without_think
+from mathrl.grading.instructions import instructions_followed, read_instructions
 from mathrl.grading.normalize import canonical
 from mathrl.grading.parser import parse
 from mathrl.grading.words import last_option, option
@@ -95,6 +96,8 @@ def grade(
 @lru_cache(maxsize=4096)
 def _accepted_answer(truth: str) -> str:
     """The accepted answer itself, or what it marks as its answer where it is a whole solution."""
+    if truth.startswith('{"instructions"'):
+        return truth
     if "\\boxed" in truth:
         return ", ".join(all_boxes(truth)) or truth
     return extract(truth, "strict").text or truth
@@ -119,6 +122,9 @@ def _judge(
     mode: ExtractionMode,
     engine: SymbolicEngine | Literal[False] | None,
 ) -> tuple[Match, Extraction]:
+    if (instructions := read_instructions(truth)) is not None:
+        followed, reason = instructions_followed(without_think(response) or "", instructions)
+        return Match(followed, "instructions", reason), extraction
     game = read_truth(truth)
     if game is not None:
         correct, reason = countdown_correct(extraction.text or "", *game)

@@ -70,6 +70,11 @@ class RowSource(Section):
     task_key: str | None = Field(
         None, description="Field with the task, which chooses a route of prompt.routes and reward.routes."
     )
+    choices_key: str | None = Field(
+        None,
+        description="Field with the options of a multiple-choice question; the answer is then a letter, a number from "
+        "0 or the text of one.",
+    )
     answer_rule: Literal["field", "hash", "boxed", "answer_tag", "sentence"] = Field(
         "field",
         description="field: the answer as it is; hash, boxed, answer_tag, sentence (The answer is 5): from a text.",

@@ -9,13 +9,31 @@ from mathrl.params.run import ModelVerifier
 from mathrl.params.section import Section
 
 TEST = "test"  # the benchmark that is the curated test split
+SFT = "sft"  # the curated split with worked examples
 
 
 class Evaluate(Section):
     """Sampling and statistics of the held-out comparison."""
 
     benchmarks: tuple[str, ...] = Field(
-        ("test",), min_length=1, description="test (the curated split), or names such as gsm8k, math500."
+        ("test",),
+        min_length=1,
+        description="test (the curated split), names such as gsm8k, files of problems, or hub sets as "
+        "owner/name:config:split.",
+    )
+    fields: dict[str, dict[str, str]] = Field(
+        default_factory=dict,
+        description="Fields of a benchmark's rows in place of the guess: {data/exam.jsonl: {answer_key: gold}}.",
+    )
+    prompts: Literal["own", "published"] = Field(
+        "own",
+        description="own: section prompt; published: each named benchmark as it is usually asked, where `mathrl data "
+        "sources` says how (8 worked examples for gsm8k, 4 for math).",
+    )
+    few_shot_from: str = Field(
+        "sft",
+        description="Where the worked examples of prompt.few_shot come from: sft (the curated split), the train split "
+        "of a name such as gsm8k, or a file.",
     )
     data_folder: str | None = Field(
         None, description="Local folder with the benchmarks' files (or $MATHRL_DATA); the hub otherwise."

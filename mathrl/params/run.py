@@ -100,7 +100,7 @@ class Model(Section):
     )
 
 
-Template = Literal["plain", "r1_zero", "boxed", "chat"]
+Template = Literal["plain", "r1_zero", "boxed", "question_answer", "chat"]
 
 
 class PromptRoute(Section):
@@ -115,7 +115,9 @@ class Prompt(Section):
     """How a problem becomes the model's input."""
 
     template: Template = Field(
-        "plain", description="plain: the question; r1_zero and boxed: with instructions; chat: the tokenizer's."
+        "plain",
+        description="plain: the question; r1_zero and boxed: with instructions; question_answer: after Question: and "
+        "before Answer:, as base models are asked; chat: the tokenizer's.",
     )
     system: str | None = Field(None, description="System message of the chat template.")
     instruction: str | None = Field(

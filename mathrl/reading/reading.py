@@ -6,7 +6,8 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mathrl.generators import VERSIONS, generate
 from mathrl.reading.row_files import Draw, Row, read_rows
 from mathrl.reading.row_formats import RowShape, to_problem
 from mathrl.reading.row_values import BadRow, look_up
+from mathrl.reading.sniff import SAMPLE, Sniffed, sniff
 from mathrl.reading.sources import ResolvedSource
 
 
@@ -57,6 +59,8 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
         UserError: a file or the hub cannot be read, or it has no row.
     """
     read = read or Read()
+    if not resolved.generated and not resolved.shapes:
+        resolved = replace(resolved, shapes=(guess_fields(resolved).shape,))
     if resolved.generated:
         generated = resolved.generated
         counts = {str(split): count for split, count in generated.counts.items()}
@@ -72,6 +76,21 @@ def read_source(resolved: ResolvedSource, seed: int, read: Read | None = None) -
         raise UserError(f"{resolved.describe()}: no row in it")
     yield first
     yield from items
+
+
+def guess_fields(resolved: ResolvedSource) -> Sniffed:
+    """What the fields of the source's rows hold, from the first of them.
+
+    Raises:
+        UserError: no row, or no field that looks like a question or an answer.
+    """
+    rows = [row.values for row in islice(rows_of(resolved, Read()), SAMPLE) if not row.problem]
+    if not rows:
+        raise UserError(f"{resolved.describe()}: no row that can be read")
+    try:
+        return sniff(rows, resolved.fields)
+    except UserError as error:
+        raise UserError(f"{resolved.name}: {error}") from None
 
 
 def _draw_rows(resolved: ResolvedSource, seed: int, read: Read) -> Iterator[Problem | Rejected]:

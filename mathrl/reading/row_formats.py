@@ -1,21 +1,24 @@
 """A row of any shape → `Problem`: named fields, RLinf rows, veRL rows, multiple choice, Countdown."""
 
+import json
 import random
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import NO_CONTROL, Control, Problem
 from mathrl.generators.countdown import problem_parts
+from mathrl.grading import CHECKS, leading_option, option, option_set
 from mathrl.reading.answers import after_hashes, answer_sentence, answer_tag, last_boxed
 from mathrl.reading.row_values import (
     BadRow,
     accepted_answers,
     as_text,
     conversation,
+    from_json,
     is_blank,
     level_of,
     look_up,
@@ -40,6 +43,8 @@ class RowShape:
     Of joined fields, those that are empty in a row are left out (Alpaca's input).
 
     A prompt may be a chat list of one question; its reply is the solution where `solution_key` names none.
+    `choices_key` has the options of a question of multiple choice; its answer is then the right option's letter, its
+    number from 0 or its text.
     """
 
     format: str = "fields"
@@ -51,14 +56,30 @@ class RowShape:
     subject_key: str | None = None
     pass_rate_key: str | None = None
     task_key: str | None = None
+    choices_key: str | None = None
     answer_rule: str = "field"
     keep: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether the row has the fields that a problem needs, and the id field if one is named."""
         keys = [*self.prompt_key.split("+")[:1], self.answer_key or self.solution_key or self.prompt_key]
-        keys += [self.id_key] if self.id_key else []
+        keys += [key for key in (self.id_key, self.choices_key) if key]
         return all(look_up(row, key) is not None for key in keys)
+
+
+def source_fields(shape: RowShape, every: bool = False) -> dict[str, Any]:
+    """What a source of params/curate.yaml says of these rows: the keys that are no defaults, or `every` one that names
+    a field.
+    """
+    written = {entry.name: getattr(shape, entry.name) for entry in fields(RowShape) if entry.name != "keep"}
+    idle = () if shape.format == "fields" else ("prompt_key", "answer_key")
+    defaults = RowShape()
+    return {
+        name: value
+        for name, value in written.items()
+        if name not in idle
+        if value != getattr(defaults, name) or (every and value is not None and name.endswith("_key"))
+    }
 
 
 def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: str, split: str, seed: int) -> Problem:
@@ -67,7 +88,13 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     Raises:
         BadRow: a field is missing, empty or of the wrong kind.
     """
-    reader = {"rlinf": _rlinf, "verl": _verl, "multiple_choice": _choice, "countdown": _countdown}
+    reader = {
+        "rlinf": _rlinf,
+        "verl": _verl,
+        "multiple_choice": _choice,
+        "countdown": _countdown,
+        "ifeval": _instructions,
+    }
     parts = reader.get(shape.format, _fields)(row, shape, seed, name)
     answers = tuple(dict.fromkeys(parts["answers"]))
     row_id = look_up(row, shape.id_key) if shape.id_key else None
@@ -112,7 +139,8 @@ def _fields(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
     if isinstance(solution, list):
         solution = "\n\n".join(str(part) for part in solution)
     solution = None if solution is None else str(solution)
-    return {"question": question, "answers": _answers(row, shape, reply), "solution": solution or None}
+    parts = {"question": question, "answers": _answers(row, shape, reply), "solution": solution or None}
+    return parts | _choose(row, shape, parts) if shape.choices_key else parts
 
 
 def _prompt_keys(row: Mapping[str, Any], shape: RowShape) -> list[str]:
@@ -222,6 +250,96 @@ def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
         "control": Control(task="multiple_choice"),
         "used": tuple(row),
     }
+
+
+def _instructions(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
+    """The columns of IFEval: a prompt, the names of its instructions and their arguments."""
+    names, arguments = row.get("instruction_id_list"), row.get("kwargs")
+    if not (isinstance(names, list) and names and isinstance(arguments, list) and len(names) == len(arguments)):
+        raise BadRow("expected fields 'instruction_id_list' and 'kwargs', two lists of one length")
+    if unknown := [name for name in names if name not in CHECKS]:
+        raise BadRow(f"field 'instruction_id_list': no check of {', '.join(map(repr, unknown))}")
+    rules = [
+        {"id": name, **{key: value for key, value in (given or {}).items() if value is not None}}
+        for name, given in zip(names, arguments, strict=True)
+    ]
+    return {
+        "question": _text(row, "prompt"),
+        "answers": [json.dumps({"instructions": rules}, ensure_ascii=False)],
+        "id": row.get("key"),
+        "control": Control(task="instructions"),
+        "used": ("prompt", "instruction_id_list", "kwargs", "key"),
+    }
+
+
+# What AGIEval's texts have around a question: the answer is asked for by the prompt.
+_ASKED = re.compile(
+    r"^\s*(?:Q:|问题：)\s*|\s*(?:A: Among A through [A-J], the answer is|答案：从A到[A-J], 我们应选择)\s*$"
+)
+_LABEL = re.compile(r"\s*[(（]?([A-J])[)）.:：、]\s*")
+
+
+def _choose(row: Mapping[str, Any], shape: RowShape, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The question with its options in their order, and the letter and the text of the right one as answers.
+
+    The text is no answer where a reader could take it for a letter. Options that stand in the question already are not
+    listed again.
+    """
+    key = str(shape.choices_key)
+    texts, labels = _options(row, key)
+    right = _right_option(look_up(row, shape.answer_key or ""), texts, labels)
+    if right is None:
+        raise BadRow(
+            f"field {shape.answer_key!r}: {_show_field(row, str(shape.answer_key))} is none of the {len(texts)} "
+            f"options of {key!r}: expected a letter, a number from 0 or the text of one"
+        )
+    question = _ASKED.sub("", parts["question"]).strip()
+    pairs = list(zip(string.ascii_uppercase, texts, strict=False))
+    if not all(re.search(rf"{letter}[)）.:：、]\s*{re.escape(text)}", question) for letter, text in pairs):
+        question = "\n".join([f"{question}\n", *(f"({letter}) {text}" for letter, text in pairs)])
+    letter, text = string.ascii_uppercase[right], texts[right]
+    letters = option(text) or leading_option(text) or option_set(text)
+    plain = letters is None and texts.count(text) == 1
+    return {
+        "question": question,
+        "answers": [letter, text] if plain else [letter],
+        "extra": {"options": texts},
+        "control": Control(task="multiple_choice"),
+        "used": (key.split(".")[0],),
+    }
+
+
+def _options(row: Mapping[str, Any], key: str) -> tuple[list[str], list[str]]:
+    """The texts of a row's options without their letters, and their labels where the row has any (ARC)."""
+    value = from_json(look_up(row, key))
+    labels: list[str] = []
+    if isinstance(value, Mapping):  # {"text": […], "label": […]}, or {"A": …, "B": …}
+        labels = [str(label) for label in value.get("label", ())] if "text" in value else list(map(str, value))
+        value = value["text"] if "text" in value else list(value.values())
+    texts = [text for item in value if (text := as_text(item))] if isinstance(value, list | tuple) else []
+    if len(texts) < 2 or len(texts) != len(value):
+        raise BadRow(f"field {key!r}: expected a list of two options or more, found {_show_field(row, key)}")
+    marks = [_LABEL.match(text) for text in texts]
+    if all(mark and mark[1] == letter for mark, letter in zip(marks, string.ascii_uppercase, strict=False)):
+        texts = [text[mark.end() :].strip() for text, mark in zip(texts, marks, strict=True) if mark]
+    return texts, labels
+
+
+def _right_option(value: Any, texts: Sequence[str], labels: Sequence[str]) -> int | None:
+    """The number of the option that an answer names."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if 0 <= value < len(texts) else None
+    text = as_text(value) or ""
+    if text in labels:
+        return labels.index(text)
+    letter = option(text)
+    if letter is not None and letter.isupper() and (number := string.ascii_uppercase.index(letter)) < len(texts):
+        return number
+    if texts.count(text) == 1:
+        return texts.index(text)
+    return int(text) if re.fullmatch(r"\d", text) and int(text) < len(texts) else None
 
 
 def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:

@@ -5,14 +5,13 @@ Names come first, then what the values look like; every guess has its reason, fo
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.grading import reading
-from mathrl.params.data import FileSource
 from mathrl.reading.row_formats import RULES, RowShape
 from mathrl.reading.row_values import BadRow, accepted_answers, conversation, from_json, level_of, look_up, pass_rate_of
 
@@ -30,13 +29,14 @@ PROMPTS = (
 )  # fmt: skip
 ANSWERS = (
     "answer", "answers", "final_answer", "expected_answer", "ground_truth", "gt_answer", "gt", "gold", "golden",
-    "answer_number", "correct_answer", "target", "label", "truth", "result", "a", "solution", "solutions", "output",
-    "response", "completion",
+    "answer_number", "correct_answer", "answer_key", "answer_idx", "correct_option", "target", "label", "truth",
+    "result", "a", "solution", "solutions", "output", "response", "completion",
 )  # fmt: skip
 SOLUTIONS = (
     "solution", "worked_solution", "rationale", "reasoning", "explanation", "cot", "steps", "proof",
     "generated_solution", "generation", "response", "completion", "output", "answer",
 )  # fmt: skip
+CHOICES = ("choices", "options", "answer_choices", "alternatives")
 IDS = ("id", "uid", "uuid", "unique_id", "problem_id", "question_id", "qid", "key", "name")
 LEVELS = ("level", "difficulty", "grade", "stage")
 SUBJECTS = ("subject", "type", "topic", "category", "subfield", "domain", "field", "problem_type", "tag")
@@ -81,14 +81,6 @@ class Sniffed:
     fields: Sequence[str] = ()
 
 
-def source_fields(shape: RowShape) -> dict[str, Any]:
-    """What a source of params/curate.yaml says of these rows: the keys that are no defaults."""
-    fields_of = {name: getattr(shape, name) for name in RowShape.__dataclass_fields__ if name != "keep"}
-    idle = () if shape.format == "fields" else ("prompt_key", "answer_key")
-    defaults = {name: FileSource.model_fields[name].default for name in fields_of}
-    return {name: value for name, value in fields_of.items() if value != defaults[name] and name not in idle}
-
-
 def sniff(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None = None) -> Sniffed:
     """The keys of `rows`; those in `given` are taken as they are.
 
@@ -110,6 +102,9 @@ def sniff(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any] | None = 
     free = {path: column for path, column in fields.items() if path not in prompt.split("+")}
     free = {path: column for path, column in free.items() if not path.startswith(f"{prompt}.")}
     shape = RowShape(prompt_key=prompt, answer_key=None)
+    if choices := chosen.get("choices_key") or _choices(fields, reasons):
+        shape = replace(shape, choices_key=choices)
+        free = {path: column for path, column in free.items() if path.split(".")[0] != choices.split(".")[0]}
     shape = replace(shape, **_answer(free, fields.get(prompt), chosen, reasons))
     if shape.answer_key is None and shape.solution_key is None and not reasons.get("answer_rule"):
         raise UserError(
@@ -211,12 +206,25 @@ def _prompt(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, Field], reas
         if candidate.distinct > 0.1 or len(candidate.values) < 20:
             reasons["prompt_key"] = "by its name; " + ("chat lists" if candidate.chat else _looks(candidate))
             return candidate.path
-    asking = {path: _share(column.values, lambda text: bool(ASKS.search(text))) for path, column in texts.items()}
+    asking = {
+        path: fmean(isinstance(text, str) and bool(ASKS.search(text)) for text in column.values)
+        for path, column in texts.items()
+    }
     best = max(asking, key=lambda path: (asking[path], texts[path].distinct), default=None)
     if best is None or asking[best] < 0.3:
         return None
     reasons["prompt_key"] = f"{asking[best]:.0%} of its texts ask for something; {_looks(texts[best])}"
     return best
+
+
+def _choices(fields: Mapping[str, Field], reasons: dict[str, str]) -> str | None:
+    """The field with the options of a question: a list of them, or an object with one per letter."""
+    for column in _fields_named(fields, CHOICES):
+        lists = [value for each in column.values if isinstance(value := from_json(each), list | tuple | Mapping)]
+        if column.present > MOST and sum(len(value) > 1 for value in lists) > MOST * len(column.values):
+            reasons["choices_key"] = f"by its name; options in {column.present:.0%} of the rows"
+            return column.path
+    return None
 
 
 def _answer(
@@ -291,10 +299,8 @@ MARKS = {"hash": "####", "boxed": r"\boxed{}", "answer_tag": "an <answer> tag", 
 
 def _has_steps(column: Field) -> bool:
     """Whether most texts of a field with marked answers have something before the mark."""
-    before = (
-        re.split(r"####|\\boxed|<answer>|(?i:the (?:final )?answer is)", str(value))[0].strip()
-        for value in column.values
-    )
+    mark = r"####|\\boxed|<answer>|(?i:the (?:final )?answer is)"
+    before = (re.split(mark, str(value))[0].strip() for value in column.values)
     return bool(column.marked) and fmean(len(text) >= STEPS for text in before) > MOST
 
 
@@ -315,9 +321,7 @@ def _only_candidate(likely: Sequence[Field], prompt: Field | None) -> Field | No
         for column in likely
         if column.short and column is not prompt and column.path not in named and not RATES.search(column.path)
         if column.present > 0.8 and "." not in column.path and not column.chat and _answers(column)
-        if not (
-            column.distinct == 1 and all(re.fullmatch(r"\d+", str(value)) for value in column.values)
-        )  # a row number
+        if not (column.distinct == 1 and all(str(value).isdecimal() for value in column.values))  # a row number
     ]
     numbers = [column for column in left if _share_read(column) > 0.8]
     return next((candidates[0] for candidates in (numbers, left) if len(candidates) == 1), None)
@@ -394,7 +398,3 @@ def _other_shapes(rows: Sequence[Mapping[str, Any]], shape: RowShape, fields: Ma
 def _looks(column: Field) -> str:
     kind = "chat lists" if column.chat else "text" if column.text else type(column.values[0]).__name__
     return f"{kind} of {column.length:,.0f} characters (median), in {column.present:.0%} of the rows"
-
-
-def _share(values: Sequence[Any], test: Callable[[str], bool]) -> float:
-    return fmean(test(value) if isinstance(value, str) else False for value in values) if values else 0.0

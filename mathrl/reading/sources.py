@@ -1,7 +1,9 @@
 """From the sources of params/curate.yaml to what is read: local files first, then the hub, or a generator."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+import glob
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from mathrl.core.environment import Variable
@@ -17,7 +19,10 @@ from mathrl.reading.row_formats import RowShape
 
 @dataclass(frozen=True)
 class ResolvedSource:
-    """What one source resolves to: local files, a hub data set or a generator."""
+    """What one source resolves to: local files, a hub data set or a generator.
+
+    Without `shapes` the fields are guessed from the first rows, beside those that `fields` names.
+    """
 
     name: str
     split: str
@@ -30,6 +35,7 @@ class ResolvedSource:
     shapes: tuple[RowShape, ...] = ()
     limit: int | None = None
     generated: GeneratedSource | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self, *, places: bool = True) -> str:
         """One line for a dry run; the report leaves out the paths, so that it is equal on every machine."""
@@ -97,11 +103,44 @@ def resolve_named(
     return replace(base, hub=named.hub, subset=named.subset, hub_split=named.splits[ours], revision=revision)
 
 
-def resolve_benchmark(name: str, data_folder: str | None) -> ResolvedSource:
-    """The evaluation split of a registry source by its name (gsm8k, math500, …)."""
-    named = benchmark(name)
-    assert named.evaluation
-    return resolve_named(named, named.evaluation, data_folder)
+_HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(:(?P<subset>[^:/]*)(:(?P<split>[^:/]+))?)?")
+
+
+def resolve_benchmark(
+    name: str, data_folder: str | None, named_fields: Mapping[str, str] | None = None
+) -> ResolvedSource:
+    """A benchmark: a registry name (its evaluation split), files, or owner/name:config:split of the hub.
+
+    Args:
+        named_fields: The fields of its rows that are not to be guessed, as {"answer_key": "gold"}.
+
+    Raises:
+        UserError: no such name, no such file, or a format that is not read.
+    """
+    path = absolute(name)
+    match = _HUB.fullmatch(name)
+    if name not in REGISTRY and (kind_of(path) or path.exists() or (glob.has_magic(name) and not match)):
+        files = tuple(list_files(path))
+        return ResolvedSource(short_name(name), "test", "not stated", files, fields=dict(named_fields or {}))
+    if not match:
+        named = benchmark(name)
+        assert named.evaluation
+        return resolve_named(named, named.evaluation, data_folder)
+    id, subset, split = match["id"], match["subset"] or None, match["split"] or "test"
+    known = next((each for each in REGISTRY.values() if each.hub == id and each.subset == subset), None)
+    if known and split in known.splits.values() and not named_fields:
+        return resolve_named(known, split, data_folder)
+    source = ResolvedSource(short_name(name), "test", "not stated", hub=id, subset=subset, hub_split=split)
+    return replace(source, fields=dict(named_fields or {}))
+
+
+def short_name(benchmark: str) -> str:
+    """A benchmark's name in file names and ids.
+
+    >>> short_name("math500"), short_name("data/exam.jsonl"), short_name("cais/mmlu:all:test")
+    ('math500', 'exam.jsonl', 'mmlu_all_test')
+    """
+    return re.sub(r"[^\w.-]+", "_", Path(benchmark).name)
 
 
 def resolve_evaluation(names: Iterable[str], files: Iterable[str], data_folder: str | None) -> list[ResolvedSource]:

@@ -5,18 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_jsonl, write_text, written_aside
+from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.paths import CURATED_SFT
 from mathrl.core.progress import progress
 from mathrl.core.results import BenchmarkResults, EvaluationSummary, ModelFigures
 from mathrl.core.types import Problem
-from mathrl.data.sft_sets import few_shot_examples
-from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
+from mathrl.evaluation.benchmark import Benchmark, EvaluatedModel, prompt_of, read_benchmark
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.params.run import PretrainedModel
 from mathrl.planning.final_values import doubts_of, verdict
+from mathrl.reading.sources import short_name
 from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k, examples_markdown, side_by_side
+
+FIELDS = "fields.json"  # how the rows of benchmarks were read where the fields were guessed
 
 
 def evaluate_once(
@@ -29,7 +31,7 @@ def evaluate_once(
     examples: Path = CURATED_SFT,
 ) -> ModelFigures:
     """Evaluate any Hugging Face model folder; writes summary.json, responses.jsonl, speed.json (seconds of
-    this machine) and pictures to `output`.
+    this machine) and pictures to `output`, and fields.json if the benchmark's fields were guessed.
 
     Args:
         problems: Those of the benchmark, if they are known already.
@@ -41,8 +43,9 @@ def evaluate_once(
     from mathrl.evaluation.evaluate_model import evaluate_model  # torch
     from mathrl.planning.run_time import SamplingClock, Speed, write_speed
 
-    problems = benchmark_problems(benchmark, params) if problems is None else problems
-    few_shot = few_shot_examples(params.prompt, examples)
+    read = read_benchmark(benchmark, params) if problems is None else Benchmark(list(problems))
+    problems = read.problems
+    params, few_shot = prompt_of(benchmark, params, problems, examples)
     label = Path(str(model)).name
     clock = SamplingClock()
     with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
@@ -63,6 +66,8 @@ def evaluate_once(
         write_jsonl(folder / "responses.jsonl", result.responses)
         rows = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
         write_text(folder / "examples.md", examples_markdown(rows, [label], benchmark))
+        if read.fields:
+            write_json(folder / FIELDS, {benchmark: read.to_row()})
         draw(summary, folder)
     return figures
 
@@ -84,7 +89,8 @@ def check_lengths(
     own, (folder, _) = params.model.base, resolve_folder(model, params.model)
     base = own.model_copy(update={"path": folder}) if own.type == "pretrained" else PretrainedModel(path=folder)
     judged = params.model_copy(update={"model": params.model.model_copy(update={"base": base})})
-    tokenizer, few_shot = load_tokenizer(model, params.model), few_shot_examples(params.prompt, CURATED_SFT)
+    judged, few_shot = prompt_of(benchmark, judged, problems)
+    tokenizer = load_tokenizer(model, params.model)
     doubts = length_doubts(judged, "evaluate", problems, tokenizer, few_shot, benchmark)
     if own.type == "pretrained" or not Path(folder).exists():  # else it may be a small one of random weights
         doubts += doubts_of(judged, ["evaluate"])
@@ -104,7 +110,7 @@ def figures_of(result: EvaluatedModel, params: Params) -> ModelFigures:
 def draw(summary: EvaluationSummary, folder: Path) -> None:
     """The pictures of the leading benchmark, and those of the others under their names."""
     for benchmark, results in summary.results.items():
-        models, end = results.models, "" if benchmark == summary.benchmark else f"_{benchmark}"
+        models, end = results.models, "" if benchmark == summary.benchmark else f"_{short_name(benchmark)}"
         draw_accuracy(models, folder / f"accuracy{end}.png", f"Accuracy on {benchmark}")
         draw_pass_at_k(models, folder / f"pass_at_k{end}.png", f"pass@k and maj@k on {benchmark}")
         for by, name in (("level", "levels"), ("subject", "subjects")):

@@ -10,10 +10,12 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import RECIPES
 from mathrl.core.records import records_folder
-from mathrl.evaluation.compare import compare_sides
-from mathrl.evaluation.responses import ModelRun, common_problems, read_run
+from mathrl.evaluation.compare import compare_sides, holm
+from mathrl.evaluation.responses import ModelRun, common_problems, read_run, read_runs
 from mathrl.params import Params
 from mathrl.params.messages import near_path
+from mathrl.reading.registry import GENERAL
+from mathrl.reading.sources import short_name
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.reports.find_run import near_run
 
@@ -48,6 +50,41 @@ def compare_named(
     first = len(sides[0])
     runs = common_problems([*sides[0], *sides[1]], allow_missing=common)
     return compare_sides(runs[:first], runs[first:], _names(sides, texts), metric, params.evaluate)
+
+
+def compare_forgetting(
+    texts: tuple[str, str], start: Path, params: Params, benchmarks: Sequence[str], metric: str = "pass_at_1"
+) -> list[dict[str, Any]]:
+    """The comparison of each benchmark, with its p-value corrected for all of them (Holm) and what became of the skill.
+
+    Args:
+        benchmarks: Empty: those that the responses of both sides have, or the general sets for model folders.
+
+    Raises:
+        UserError: as `compare_named`.
+    """
+    covered = [_benchmarks_in(text, start) for text in texts]
+    both = [name for name in covered[0] if name in covered[1]]
+    if not benchmarks and not both and all(covered):
+        raise UserError(f"{' and '.join(texts)} have no benchmark in common")
+    found = [
+        compare_named(texts, start, params, benchmark=name, metric=metric) for name in benchmarks or both or GENERAL
+    ]
+    corrected = holm([comparison["comparison"]["p_value"] for comparison in found])
+    for comparison, p in zip(found, corrected, strict=True):
+        test = comparison["comparison"]
+        shown = p < 1 - params.evaluate.confidence
+        outcome = "no loss shown" if not shown else "lost" if test["difference"] < 0 else "gained"
+        comparison |= {"corrected_p": p, "outcome": outcome}
+    return found
+
+
+def _benchmarks_in(text: str, start: Path) -> list[str]:
+    """The benchmarks of the responses that a text names, in their order; none for a model folder."""
+    path = _place(text, start) or _place(text.rpartition(":")[0], start)
+    path = PIPELINE if path is None and re.fullmatch(r"[\w-]+", text) else path
+    files = [path, path / RESPONSES, path / "report" / RESPONSES] if path is not None else []
+    return list(dict.fromkeys(run.benchmark for file in files if file.is_file() for run in read_runs(file)))
 
 
 def _runs(text: str, start: Path, benchmark: str | None, params: Params) -> list[ModelRun]:
@@ -124,7 +161,7 @@ def output_of(folder: Path, label: str, benchmark: str, params: Params) -> Path:
         getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
     ]
     key = digest([digest_path(folder), benchmark, sections])
-    return Path("reports/evaluations") / f"{label}-{benchmark}-{key[:10]}"
+    return Path("reports/evaluations") / f"{label}-{short_name(benchmark)}-{key[:10]}"
 
 
 def name_of(folder: Path) -> str:

@@ -6,6 +6,7 @@ interrupted run resumes from the chunks that it has finished.
 """
 
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,13 @@ from mathrl.core.paths import CURATED_SFT, CURATED_TEST
 from mathrl.core.progress import progress
 from mathrl.core.results import PIPELINE, BenchmarkResults, EvaluationSummary
 from mathrl.core.types import Problem
-from mathrl.data.sft_sets import few_shot_examples
-from mathrl.evaluation.benchmark import EvaluatedModel, benchmark_problems
+from mathrl.evaluation.benchmark import EvaluatedModel, prompt_of, read_benchmark
 from mathrl.evaluation.compare import compare_models, verdict_of
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
 from mathrl.reading.inputs import INPUTS, link, of_sources
 from mathrl.reading.sources import resolve_benchmark
-from mathrl.reports.evaluation import draw, figures_of
+from mathrl.reports.evaluation import FIELDS, draw, figures_of
 from mathrl.reports.pictures import examples_markdown, side_by_side
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
@@ -37,7 +37,8 @@ SUMMARY, METRICS, REPORT = Path("reports/summary.json"), Path("reports/metrics.j
 def files(params: Params) -> dict[str, Path]:
     """The benchmarks' files outside the checkout, by the names of their links in data/inputs."""
     settings = params.evaluate
-    return of_sources(resolve_benchmark(name, settings.data_folder) for name in settings.benchmarks if name != TEST)
+    names = [*settings.benchmarks, *([settings.few_shot_from] if "." in settings.few_shot_from else [])]
+    return of_sources(resolve_benchmark(name, settings.data_folder) for name in names if name != TEST)
 
 
 def work(
@@ -62,17 +63,23 @@ def work(
     run.record_resolved(choose_engine(params.rollout, params.model, hardware, has_gpu_vllm()))
     if TEST in params.evaluate.benchmarks:
         run.dataset(TEST, test)
-    few_shot = few_shot_examples(params.prompt, examples)
     start = next(iter(models.values()))
     evaluated: dict[str, list[EvaluatedModel]] = {}
+    guessed = {}
     for benchmark in params.evaluate.benchmarks:
-        problems = benchmark_problems(benchmark, params, test)
+        read = read_benchmark(benchmark, params, test)
+        problems = read.problems
+        if read.fields:
+            guessed[benchmark] = read.to_row()
+        for note in read.notes(benchmark) if rank() == 0 else ():
+            print(note, file=sys.stderr, flush=True)
         if benchmark != TEST:
             content = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
             run.dataset(benchmark, INPUTS / "evaluate", digest(content))
+        asked, few_shot = prompt_of(benchmark, params, problems, examples)
         if start.is_dir():  # else it is refused by name below
             run.check_lengths(problems, partial(load_tokenizer, start, params.model), few_shot)
-        evaluated[benchmark] = _evaluate_all(models, problems, benchmark, params, few_shot, run.state)
+        evaluated[benchmark] = _evaluate_all(models, problems, benchmark, asked, few_shot, run.state)
     if rank() != 0:
         return
     summary = summary_of(evaluated, params)
@@ -83,6 +90,8 @@ def work(
         folder.mkdir()
         write_jsonl(folder / "responses.jsonl", responses)
         write_text(folder / "examples.md", examples_markdown(rows, list(models), summary.benchmark))
+        if guessed:
+            write_json(folder / FIELDS, guessed)
         draw(summary, folder)
         for file in sorted(folder.glob("*.png")):
             shutil.copy(file, run.artifacts / file.name)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.reading.row_formats import to_problem
+from mathrl.reading.row_formats import RowShape, to_problem
+from mathrl.reading.row_values import BadRow
 from mathrl.reading.sniff import sniff
 
 SUMS = [(a, b) for a in range(3, 9) for b in range(2, 9)]
@@ -122,3 +123,42 @@ def test_rows_that_mathrl_curated_itself_have_their_answers_and_their_solution()
     assert (shape.answer_key, shape.solution_key, shape.id_key) == ("answers", "solution", "id")
     shape = sniff([{name: row[name] for name in ("question", "answers")} for row in solved]).shape
     assert (shape.answer_key, shape.solution_key) == ("answers", None)
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer"),
+    [
+        (["3", "9", "77"], 1),
+        (["(A) 3", "(B) 9", "(C) 77"], [1]),
+        (["3", "9", "77"], "B"),
+        (["3", "9", "77"], "9"),
+        ({"text": ["3", "9", "77"], "label": ["1", "2", "3"]}, "2"),
+        ({"A": "3", "B": "9", "C": "77"}, "B"),
+        ('["3", "9", "77"]', "B"),
+    ],
+)
+def test_options_are_listed_in_order_and_the_right_one_is_its_letter_or_its_text(choices: Any, answer: Any) -> None:
+    asked = [f"{question} ({number})" for number, (question, _) in enumerate(ASKED)]
+    rows = [{"question": question, "options": choices, "answer": answer} for question in asked]
+    shape = sniff(rows).shape
+    assert shape.choices_key == "options" and shape.answer_key == "answer"
+    problem = to_problem(rows[0], shape, name="f:1", source="s", split="test", seed=0)
+    assert problem.question == f"{ASKED[0][0]} (0)\n\n(A) 3\n(B) 9\n(C) 77"
+    assert problem.answers == ("B", "9") and problem.control.task == "multiple_choice"
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "answers"),
+    [(["B", "C"], 1, ("B",)), (["A and B", "no"], 0, ("A",)), (["x", "x", "y"], 1, ("B",))],
+)
+def test_an_options_text_is_no_answer_where_it_reads_as_a_letter(choices: Any, answer: Any, answers: Any) -> None:
+    shape = RowShape(choices_key="choices")
+    row = {"question": "Q?", "choices": choices, "answer": answer}
+    assert to_problem(row, shape, name="f:1", source="s", split="test", seed=0).answers == answers
+
+
+@pytest.mark.parametrize(("choices", "answer"), [(["1", "2"], "E"), (["1", "2"], 2), (["1"], 0), ("no list", "A")])
+def test_an_answer_that_is_none_of_the_options_is_a_bad_row(choices: Any, answer: Any) -> None:
+    row = {"question": "Q?", "choices": choices, "answer": answer}
+    with pytest.raises(BadRow, match="options"):
+        to_problem(row, RowShape(choices_key="choices"), name="f:1", source="s", split="test", seed=0)

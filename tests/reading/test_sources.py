@@ -172,6 +172,15 @@ def test_published_rows_of_other_sets() -> None:
         "countdown": {"nums": [3, 7, 2], "target": 20},
         "aime26": {"problem_idx": 1, "problem": "P", "answer": 277, "problem_type": ["Algebra", "Geometry"]},
         "mgsm_zh": {"question": "Q", "answer": None, "answer_number": 18},
+        "sat_math": {
+            "query": "Q: 1+1? Answer Choices: (A)1 (B)2\nA: Among A through B, the answer is",
+            "choices": ["(A)1", "(B)2"],
+            "gold": [1],
+        },
+        "gaokao_mathcloze": {"query": "问题：1+1？\n答案：", "answer": "2"},
+        "mmlu_stem": {"question": "Q", "subject": "astronomy", "choices": ["x y", "z"], "answer": 1},
+        "bbh_web_of_lies": {"input": "Does A tell the truth?", "target": "Yes"},
+        "aime23": {"ID": "2023-I-1", "Year": 2023, "Question": "Q", "Answer": "7"},
         "olympiadbench": {"question": "Q", "final_answer": ["2"], "solution": ["s"], "subfield": "Algebra"},
     }
     for name, values in rows.items():
