@@ -197,7 +197,7 @@ def evaluate(
         >>> str(mathrl.evaluate("models/rl", "test").pass_at_1)
         '0.980 [0.966, 0.989]'
     """
-    from mathrl.reading.sources import short_name
+    from mathrl.core.results import short_name
     from mathrl.reports.evaluation import evaluate_once
 
     target = Path(output).absolute() if output else None

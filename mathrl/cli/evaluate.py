@@ -19,14 +19,13 @@ from mathrl.compose import load_params
 from mathrl.compose.checks import tool_problems
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
-from mathrl.core.results import results_table
+from mathrl.core.results import results_table, short_name
 from mathrl.evaluation.benchmark import read_benchmark
 from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
 from mathrl.params.rollout import Bubblewrap, NoTool
 from mathrl.params.schema import Params
 from mathrl.reading.registry import REGISTRY, newer_than
-from mathrl.reading.sources import short_name
 from mathrl.reports.evaluation import check_lengths, evaluate_once
 
 if TYPE_CHECKING:

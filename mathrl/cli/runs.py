@@ -23,7 +23,7 @@ from mathrl.core.files import write_text
 from mathrl.core.paths import RECIPES, checkout_or_here, main_checkout
 from mathrl.core.records import RUN, records_folder
 from mathrl.evaluation.audit import Label
-from mathrl.evaluation.forecast import forecast_of
+from mathrl.evaluation.forecast import forecast_sentences
 from mathrl.health.watch import examine, judging_rules, sentence
 from mathrl.imports.write_record import PREFIX
 from mathrl.params.load import read_yaml
@@ -194,9 +194,8 @@ def health(
         print(f"{training.name}: {report['colour']} after {report['steps']} steps; {rules}")
         for finding in report["findings"]:
             print(f"- to step {finding['last']}, {sentence(finding)}")
-        forecast = forecast_of(training.record, training.rows) if training.record else None
-        if forecast is not None:
-            print(f"forecast from the dev curve up to step {forecast.step}: {forecast.sentence()}")
+        for line in forecast_sentences(training.record, training.rows) if training.record else ():
+            print(f"forecast {line}")
     if report["colour"] == "red":
         raise SystemExit(EXIT_NO)
 

@@ -28,6 +28,20 @@ TRAINING_FIGURES = {
 T = TypeVar("T")
 
 
+def short_name(benchmark: str) -> str:
+    """A benchmark's name in file names, ids and metrics.
+
+    >>> short_name("math500"), short_name("data/exam.jsonl"), short_name("cais/mmlu:all:test")
+    ('math500', 'exam.jsonl', 'mmlu_all_test')
+    """
+    return re.sub(r"[^\w.-]+", "_", Path(benchmark).name)
+
+
+def eval_name(benchmark: str) -> str:
+    """What stands before the metrics of a benchmark that is measured during training: eval/math500."""
+    return f"eval/{short_name(benchmark)}"
+
+
 def training_table(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, float]) -> list[dict[str, str]]:
     """The first and last values of a training run; of a run without steps, its summary.
 

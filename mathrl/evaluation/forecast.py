@@ -23,7 +23,7 @@ from typing import Any
 
 from mathrl.core.metrics import complete_rows
 from mathrl.core.records import RunRecord
-from mathrl.core.results import Interval
+from mathrl.core.results import Interval, eval_name
 
 DEV = "dev/accuracy"
 FEWEST = 5  # evaluations; fewer say nothing about a curve of four parameters
@@ -172,13 +172,30 @@ def forecast_of(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Forecas
     None for a run that is not RL, and before enough evaluations.
     """
     rl = record.params.get("rl", {})
-    curve = [(int(row["step"]), float(row[DEV])) for row in rows if DEV in row]
     samples = rl.get("dev", {}).get("samples", rl.get("eval_samples"))  # the second of a record of version 0.1
-    if record.stage != "rl" or not curve or "steps" not in rl or samples is None:
+    return None if samples is None else _forecast_curve(record, rows, DEV, _dev_problems(record) * int(samples))
+
+
+def forecast_sentences(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The forecast of the dev curve, and of each curve of rl.eval_benchmarks, that can be made."""
+    made = {"dev": forecast_of(record, rows)}
+    for benchmark in record.params.get("rl", {}).get("eval_benchmarks", ()):
+        name = eval_name(benchmark["name"])
+        problems = max((int(row.get(f"{name}/problems", 0)) for row in rows), default=0)
+        made[benchmark["name"]] = _forecast_curve(record, rows, f"{name}/accuracy", problems * benchmark["samples"])
+    return [f"from the {name} curve up to step {each.step}: {each.sentence()}" for name, each in made.items() if each]
+
+
+def _forecast_curve(
+    record: RunRecord, rows: Sequence[Mapping[str, Any]], metric: str, responses: int
+) -> Forecast | None:
+    rl = record.params.get("rl", {})
+    curve = [(int(row["step"]), float(row[metric])) for row in rows if metric in row]
+    if record.stage != "rl" or not curve or "steps" not in rl:
         return None
     last, steps = curve[-1][0], int(rl["steps"])
     end = steps if last < steps else last + max(1, last // 2)
-    return forecast(curve, end, _dev_problems(record) * int(samples))
+    return forecast(curve, end, responses)
 
 
 def recorded_forecast(record: RunRecord) -> Forecast | None:

@@ -118,6 +118,7 @@ TRL_RL = (
     Meaning("rl.dev.samples", MATHRL),
     Meaning("rl.dev.temperature", MATHRL),
     Meaning("rl.dev.export", MATHRL, ("last",), "the weights that it ends with are exported"),
+    Meaning("rl.eval_benchmarks", "refused", ((),), "it evaluates dev alone"),
     Meaning("rl.checkpoint_every", "TRL's own checkpoints, at the steps that mathrl names"),
     *_MACHINE,
     Meaning(
@@ -254,6 +255,7 @@ VERL_RL = (
     Meaning("rl.dev.samples", "`rollout.val_kwargs.n`"),
     Meaning("rl.dev.temperature", "`rollout.val_kwargs.temperature`"),
     Meaning("rl.dev.export", "verl's merger, then mathrl", ("last",), "the weights that it ends with are exported"),
+    Meaning("rl.eval_benchmarks", "refused", ((),), "it evaluates dev alone"),
     Meaning("rl.checkpoint_every", "`trainer.save_freq`"),
     Meaning("run.seed", "`data.seed`, `rollout.seed`, `actor.data_loader_seed`, `actor.fsdp_config.seed`"),
     Meaning("run.device", "verl's own GPUs", ("auto", "cuda"), "it trains on GPUs alone"),

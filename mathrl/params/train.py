@@ -146,6 +146,15 @@ class Dev(Section):
     export: Literal["last", "best"] = Field("last", description="Weights to export: last, or best by dev accuracy.")
 
 
+class EvalBenchmark(Section):
+    """A benchmark that is measured during RL, with the temperature of rl.dev and the lengths of the rollouts."""
+
+    name: str = Field(min_length=1, description="Benchmark, as in evaluate.benchmarks; $MATHRL_DATA has its files.")
+    every: int = Field(10, ge=0, description="Steps between its evaluations; 0: only at the end.")
+    samples: int = Field(1, ge=1, description="Responses per problem.")
+    limit: int | None = Field(200, ge=1, description="Maximum number of problems (seeded choice); null: all.")
+
+
 class Rl(Section):
     """Reinforcement learning with verifiable rewards: GRPO and its relatives, REINFORCE, PPO."""
 
@@ -198,6 +207,9 @@ class Rl(Section):
     tokens_per_microbatch: TokensPerMicrobatch = 8192
     gradient_checkpointing: GradientCheckpointing = True
     dev: Dev = Dev()
+    eval_benchmarks: tuple[EvalBenchmark, ...] = Field(
+        (), description="Benchmarks measured beside dev, such as {name: math500, every: 20}; they choose nothing."
+    )
     min_pass_at_8: float = Field(
         0.3, ge=0, le=1, description="Minimum pass@8 of the start model (stage difficulty); below it RL does not start."
     )

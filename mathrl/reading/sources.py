@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
-from mathrl.core.paths import main_checkout
+from mathrl.core.paths import checkout_or_here
+from mathrl.core.results import short_name
 from mathrl.params.data import FileSource, HubSource, RowSource, Source
 from mathrl.params.generators import GeneratedSource
 from mathrl.reading.file_formats import PACKED, SUFFIXES, kind_of
@@ -134,15 +135,6 @@ def resolve_benchmark(
     return replace(source, fields=dict(named_fields or {}))
 
 
-def short_name(benchmark: str) -> str:
-    """A benchmark's name in file names and ids.
-
-    >>> short_name("math500"), short_name("data/exam.jsonl"), short_name("cais/mmlu:all:test")
-    ('math500', 'exam.jsonl', 'mmlu_all_test')
-    """
-    return re.sub(r"[^\w.-]+", "_", Path(benchmark).name)
-
-
 def resolve_evaluation(names: Iterable[str], files: Iterable[str], data_folder: str | None) -> list[ResolvedSource]:
     """The evaluation sets of decontamination: benchmarks by name, and files with question, answer and solution.
 
@@ -184,7 +176,7 @@ def _local_files(folder: Path, named: NamedSource, split: str) -> list[Path]:
 def absolute(path: str) -> Path:
     """The path as the user wrote it; a relative one starts at the top of the checkout."""
     written = Path(path).expanduser()
-    return written if written.is_absolute() else main_checkout() / written
+    return written if written.is_absolute() else checkout_or_here() / written
 
 
 def _says_fields(source: HubSource) -> bool:

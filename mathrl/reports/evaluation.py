@@ -8,14 +8,13 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.paths import CURATED_SFT
 from mathrl.core.progress import progress
-from mathrl.core.results import BenchmarkResults, EvaluationSummary, ModelFigures
+from mathrl.core.results import BenchmarkResults, EvaluationSummary, ModelFigures, short_name
 from mathrl.core.types import Problem
 from mathrl.evaluation.benchmark import Benchmark, EvaluatedModel, prompt_of, read_benchmark
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.params.run import PretrainedModel
 from mathrl.planning.final_values import doubts_of, verdict
-from mathrl.reading.sources import short_name
 from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k, examples_markdown, side_by_side
 
 FIELDS = "fields.json"  # how the rows of benchmarks were read where the fields were guessed

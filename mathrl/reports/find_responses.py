@@ -10,12 +10,12 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import RECIPES
 from mathrl.core.records import records_folder
+from mathrl.core.results import short_name
 from mathrl.evaluation.compare import compare_sides, holm
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run, read_runs
 from mathrl.params import Params
 from mathrl.params.messages import near_path
 from mathrl.reading.registry import GENERAL
-from mathrl.reading.sources import short_name
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.reports.find_run import near_run
 

@@ -17,7 +17,7 @@ from mathrl.core.paths import RECIPES, WORKTREE_NOTE, is_group
 from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.evaluation.compare import compare_models, leading_comparison, pairs, verdict_of
-from mathrl.evaluation.forecast import forecast_of
+from mathrl.evaluation.forecast import forecast_sentences
 from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
 from mathrl.params import Params
@@ -149,9 +149,9 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
 
 
 def _forecast(stage: TrainingMetrics) -> str:
-    """The forecast of an RL run's dev curve in a sentence; "" where there is none."""
-    dev_forecast = forecast_of(stage.record, stage.rows) if stage.record else None
-    return f"From the dev curve up to step {dev_forecast.step}: {dev_forecast.sentence()}." if dev_forecast else ""
+    """The forecast of an RL run's curves, a sentence each; "" where there is none."""
+    sentences = forecast_sentences(stage.record, stage.rows) if stage.record else []
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
 def benchmark_title(benchmark: str, params: Params) -> str:

@@ -66,9 +66,11 @@ def curves(rows: Rows) -> list[Chart]:
     """Small charts of a training run's metrics over steps."""
     logged = {name for row in rows for name in row}
     parts = {n: n.removeprefix("reward/") for n in sorted(logged) if n.startswith("reward/") and n not in NO_PARTS}
+    evals = {n: n.split("/")[1] for n in sorted(logged) if n.startswith("eval/") and n.endswith("/accuracy")}
+    further = {"Reward": parts, "Accuracy": evals}
     charts = []
     for title, metrics in PANELS:
-        labels = {n: label for n, label in (metrics | (parts if title == "Reward" else {})).items() if n in logged}
+        labels = {n: label for n, label in (metrics | further.get(title, {})).items() if n in logged}
         if labels:
             with _chart(title) as (axes, finished):
                 draw_metrics(axes, rows, labels)

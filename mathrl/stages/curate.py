@@ -31,7 +31,8 @@ def resolve(params: Params) -> list[str]:
         UserError: a file, a folder, a generator or a name that does not exist.
     """
     settings = params.evaluate
-    benchmarks = (resolve_benchmark(name, settings.data_folder) for name in settings.benchmarks if name != TEST)
+    names = dict.fromkeys([*settings.benchmarks, *(each.name for each in params.rl.eval_benchmarks)])
+    benchmarks = (resolve_benchmark(name, settings.data_folder) for name in names if name != TEST)
     return curation.plan(params.curate).describe() + [f"benchmark {b.describe()}" for b in benchmarks]
 
 

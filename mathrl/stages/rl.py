@@ -21,8 +21,11 @@ from mathrl.core.files import read_json
 from mathrl.core.types import read_problems
 from mathrl.data.sft_sets import few_shot_examples
 from mathrl.engines.engine import ENGINES
+from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.health.watch import HealthMonitor
-from mathrl.params.train import Rl
+from mathrl.params import Params
+from mathrl.params.evaluate import Evaluate
+from mathrl.params.train import EvalBenchmark, Rl
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 from mathrl.stages.training_stage import open_training, write_model, write_report
@@ -74,6 +77,9 @@ def work(
         check_skill(others["difficulty"], rl.min_pass_at_8)
     problems, held_out = [problem for file in data for problem in read_problems(file)], read_problems(dev)
     few_shot, health = few_shot_examples(params.prompt, examples), HealthMonitor(params.health, rl, run.health)
+    benchmarks = {
+        each.name: benchmark_problems(each.name, _limit_problems(params, each)) for each in rl.eval_benchmarks
+    }
     engine = ENGINES[rl.engine.type]
     engine.check(others)
     train = engine.train
@@ -82,10 +88,11 @@ def work(
     from mathrl.trainers.training_run import RlInputs
 
     training = open_training(run, health, run.rollouts, engine.device)
-    run.check_lengths(problems, lambda: load_tokenizer(start, params.model), few_shot)
+    for asked in (problems, *benchmarks.values()):
+        run.check_lengths(asked, lambda: load_tokenizer(start, params.model), few_shot)
     folder = run.record.folder
     trained = train(
-        RlInputs(params, training, start, problems, held_out, few_shot, others, run.record_resolved, folder)
+        RlInputs(params, training, start, problems, held_out, few_shot, others, run.record_resolved, folder, benchmarks)
     )
     result = trained.result
     measured = result.dev_accuracy is not None
@@ -100,6 +107,10 @@ def work(
     kept = finish_rollouts(run, rl)
     files = [file for file in (kept, run.record.events if rl.asynchronous is not None else None) if file is not None]
     write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health, files)
+
+
+def _limit_problems(params: Params, benchmark: EvalBenchmark) -> Params:
+    return params.model_copy(update={"evaluate": Evaluate(limit=benchmark.limit)})
 
 
 def finish_rollouts(run: StageRun, rl: Rl) -> Path | None:

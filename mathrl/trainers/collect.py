@@ -165,16 +165,25 @@ def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
 
 
 def dev_figures(
-    sampler: Sampler, dev: Sequence[Problem], reward: RewardFunction, params: Rl, ranks: Ranks, seed: int
+    sampler: Sampler,
+    dev: Sequence[Problem],
+    reward: RewardFunction,
+    params: Rl,
+    ranks: Ranks,
+    seed: int,
+    name: str = "dev",
+    samples: int | None = None,
 ) -> dict[str, float]:
     """Accuracy and length on the dev problems, each rank sampling its share with the weights that `sampler` has.
 
     Nothing if every prompt is too long. The random numbers are the same at every evaluation, so that two of
-    them differ by the weights alone.
+    them differ by the weights alone. `name` stands before the figures of other problems, `samples` in the place of
+    rl.dev.samples.
     """
-    sampling, dropped = Sampling(params.dev.samples, params.dev.temperature, params.max_tokens), sampler.dropped
+    samples = samples or params.dev.samples
+    sampling, dropped = Sampling(samples, params.dev.temperature, params.max_tokens), sampler.dropped
     share = list(dev[ranks.rank :: ranks.world])
-    graded = sampler.sample(share, sampling, reward, derive_seed(seed, "dev", ranks.rank))
+    graded = sampler.sample(share, sampling, reward, derive_seed(seed, name, ranks.rank))
     sampler.dropped = dropped
     reward.counters()  # resets them: the counters of a step are those of its rollouts
     rows = [(response.correct, response.completion.sampled_count) for group in graded if group for response in group]
@@ -182,7 +191,7 @@ def dev_figures(
     if not rows:
         return {}
     return {
-        "dev/problems": len(rows) / params.dev.samples,
-        "dev/accuracy": sum(correct for correct, _ in rows) / len(rows),
-        "dev/response_length": sum(length for _, length in rows) / len(rows),
+        f"{name}/problems": len(rows) / samples,
+        f"{name}/accuracy": sum(correct for correct, _ in rows) / len(rows),
+        f"{name}/response_length": sum(length for _, length in rows) / len(rows),
     }

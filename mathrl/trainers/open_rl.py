@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -41,13 +41,14 @@ class Helpers:
     `reference` is the model of the KL (a copy of the start if none is given). `judge` is called at each rank
     on its own groups after grading, and may replace their rewards or add rewards of steps. `teacher` is the
     model of on-policy distillation. `critic` is the scorer that PPO's critic starts from (else as `rl.advantage.critic`
-    says).
+    says). `benchmarks` are the problems of rl.eval_benchmarks by their names.
     """
 
     reference: Any = None
     judge: GroupJudge | None = None
     teacher: Any = None
     critic: Any = None
+    benchmarks: Mapping[str, Sequence[Problem]] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,6 +81,11 @@ class RlSetup:
     log: TrainingLog
     checkpoints: CheckpointFolder
     kept: KeptRollouts | None
+    benchmarks: Mapping[str, Sequence[Problem]]
+
+    def is_due(self, every: int) -> bool:
+        """Whether the step that is done is one of `every`, or the last."""
+        return self.last or bool(every and self.state.step % every == 0)
 
     @property
     def last(self) -> bool:
@@ -232,6 +238,7 @@ def open_rl(
         log=log,
         checkpoints=checkpoints,
         kept=kept,
+        benchmarks=helpers.benchmarks,
     )
 
 

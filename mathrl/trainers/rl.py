@@ -19,6 +19,7 @@ import torch
 
 from mathrl.core.hashing import derive_seed
 from mathrl.core.progress import progress
+from mathrl.core.results import eval_name
 from mathrl.core.types import Problem
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.learners.preemption import Stopped, StopRequest
@@ -65,7 +66,8 @@ def train(inputs: RlInputs) -> TrainedModel:
     ahead = rl.asynchronous is not None
     engine = training_engine(network, inputs.start, tokenizer, params.model, rollout, ahead, rl.lora)
     sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
-    check_prompts([*inputs.problems, *inputs.dev], params.prompt, tokenizer)
+    further = [problem for problems in inputs.benchmarks.values() for problem in problems]
+    check_prompts([*inputs.problems, *inputs.dev, *further], params.prompt, tokenizer)
     if "critic" in others and rl.critic is not None:
         critic = rl.critic.model_copy(update={"path": str(others["critic"])})
         rl = rl.model_copy(update={"advantage": rl.advantage.model_copy(update={"critic": critic})})
@@ -74,7 +76,8 @@ def train(inputs: RlInputs) -> TrainedModel:
         for name in ("reference", "teacher")
         if name in others
     }
-    helpers = Helpers(judge=open_judge(params, rl, sampler, inputs.problems, ranks.device, others), **frozen)
+    judge = open_judge(params, rl, sampler, inputs.problems, ranks.device, others)
+    helpers = Helpers(judge=judge, benchmarks=inputs.benchmarks, **frozen)
     reward = build_reward(params.reward)
     result = train_rl(network, sampler, inputs.problems, inputs.dev, reward, rl, run, helpers)
     return TrainedModel(network, tokenizer, result)
@@ -254,17 +257,25 @@ def end_step(
 
 
 def evaluate(setup: RlSetup, dev: Sequence[Problem]) -> dict[str, float]:
-    """Accuracy and length on the dev problems where it is this step's turn, with the averaged weights if there are any.
+    """Accuracy and length on the dev problems and on rl.eval_benchmarks where it is this step's turn.
 
-    A sampler with weights of its own is left with the evaluated ones.
+    With the averaged weights if there are any. A sampler with weights of its own is left with the evaluated ones.
     """
-    params, collector, start = setup.params, setup.collector, time.perf_counter()
-    if not dev or not (setup.last or (params.dev.every and setup.state.step % params.dev.every == 0)):
+    params, collector, run, start = setup.params, setup.collector, setup.run, time.perf_counter()
+    due = {"dev": (dev, params.dev.samples)} if dev and setup.is_due(params.dev.every) else {}
+    for benchmark in params.eval_benchmarks:
+        if (problems := setup.benchmarks.get(benchmark.name)) and setup.is_due(benchmark.every):
+            due[eval_name(benchmark.name)] = (problems, benchmark.samples)
+    if not due:
         return {}
+    row: dict[str, float] = {}
     with setup.policy.with_evaluated_weights():
         setup.sync()
         with setup.sync.while_sampling():
-            row = dev_figures(collector.sampler, dev, collector.reward, params, setup.run.ranks, setup.run.seed)
+            for name, (asked, samples) in due.items():
+                row |= dev_figures(
+                    collector.sampler, asked, collector.reward, params, run.ranks, run.seed, name, samples
+                )
     row["time/eval"] = time.perf_counter() - start
     setup.keep_dev_accuracy(row)
     return row

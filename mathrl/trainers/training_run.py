@@ -1,7 +1,7 @@
 """What every trainer is given beside its model and data: ranks, seed, state folder, metrics, health."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class RlInputs:
     `start` is the folder of the model; `few_shot` are the examples of every prompt; `others` are the folders of other
     models: reward_model, process_reward_model, critic, reference, teacher (see `mathrl.trainers.open_rl.Helpers`).
     `resolved` is told what the engine chose for this machine; `folder` takes the engine's own output.
+    `benchmarks` are the problems of rl.eval_benchmarks by their names.
     """
 
     params: Params
@@ -86,6 +87,7 @@ class RlInputs:
     others: Mapping[str, Path]
     resolved: Callable[[Rollout, Rl], None]
     folder: Path
+    benchmarks: Mapping[str, Sequence[Problem]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

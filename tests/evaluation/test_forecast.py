@@ -8,7 +8,7 @@ import pytest
 from mathrl.core.files import write_jsonl
 from mathrl.core.records import RunRecord
 from mathrl.core.results import Interval
-from mathrl.evaluation.forecast import FEWEST, Forecast, forecast, forecast_of, recorded_forecast
+from mathrl.evaluation.forecast import FEWEST, Forecast, forecast, forecast_of, forecast_sentences, recorded_forecast
 
 STEPS = range(5, 101, 5)
 
@@ -134,5 +134,12 @@ def test_a_record_gives_the_steps_the_responses_and_the_curve(tmp_path: Path) ->
     with record.metrics_file.open("a") as file:
         file.write('{"step": 55, "dev/acc')  # the row that is being written
     assert recorded_forecast(record) == forecast_of(record, half)
+    watched = [{"name": "data/exam.jsonl", "samples": 2}]
+    record.params = {"rl": {**settings["rl"], "eval_benchmarks": watched}}
+    both = [row | {"eval/exam.jsonl/accuracy": row["dev/accuracy"], "eval/exam.jsonl/problems": 50} for row in half[1:]]
+    dev, exam = forecast_sentences(record, both)
+    assert dev == f"from the dev curve up to step 50: {forecast_of(record, half).sentence()}"  # type: ignore[union-attr]
+    made = forecast([(row["step"], row["dev/accuracy"]) for row in rows[:10]], 100, 100)
+    assert made is not None and exam == f"from the data/exam.jsonl curve up to step 50: {made.sentence()}"
     sft = RunRecord(tmp_path / "s", stage="sft", params=settings)
     assert forecast_of(sft, rows) is None

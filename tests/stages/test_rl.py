@@ -1,5 +1,6 @@
 """The stage rl: what it trains with and writes, setting by setting; what it refuses; how it goes on after a kill."""
 
+import base64
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,9 @@ import torch
 from matplotlib.figure import Figure
 
 from mathrl.core.files import write_json
-from mathrl.core.metrics import JsonlSink
+from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.types import read_problems, write_problems
+from mathrl.reports.html_figures import curves
 from mathrl.rollout.rollout_files import rollout_files
 from mathrl.stages.launch import GLOO, NCCL
 from mathrl.trainers import rl as trainer
@@ -213,3 +215,15 @@ def test_who_samples_ahead_on_a_cpu_leaves_half_of_the_threads_to_the_trainer(pl
             assert torch.get_num_threads() == left
     finally:
         torch.set_num_threads(threads)
+
+
+def test_benchmarks_of_the_run_are_read_checked_and_drawn(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(5)]
+    (place / "exam.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    watched = json.dumps([{"name": str(place / "exam.jsonl"), "every": 1, "limit": 3}])
+    metrics = without_timings(run("no evaluation", [f"rl.eval_benchmarks={watched}"]) / "report/metrics.jsonl")
+    assert [row["eval/exam.jsonl/problems"] for row in metrics] == [3, 3]
+    charts = {chart.title: base64.b64decode(chart.picture.split(",")[1]).decode() for chart in curves(metrics)}
+    assert "exam.jsonl" in charts["Accuracy"] and "dev" in charts["Accuracy"]
+    missing = f"rl.eval_benchmarks={json.dumps([{'name': 'gsm9k'}])}"
+    assert "no benchmark 'gsm9k' (did you mean gsm8k?)" in refused("no evaluation", capsys, missing)

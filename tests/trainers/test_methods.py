@@ -345,3 +345,21 @@ def test_bounds_of_importance_and_curricula() -> None:
     for order in ("shuffled", "as_given", "easy_to_hard", "pass_rate"):
         assert Rl(curriculum=order).curriculum.type == order  # type: ignore[arg-type]
     assert Rl(group_size=1, advantage="reinforce").group_size == 1
+
+
+def test_benchmarks_are_measured_at_their_own_steps_and_change_nothing(small: Any) -> None:
+    settings: Any = {"steps": 4, "dev": {"every": 2, "export": "best"}, "prompts_per_step": 2, "group_size": 2}
+    settings["max_tokens"] = 6
+    watched = [{"name": "math500", "every": 3, "samples": 2}, {"name": "data/exam.jsonl", "every": 0}]
+    plain, alone, model = small.run(Rl(**settings), dev=small.PROBLEMS[:3])
+    benchmarks = {"math500": small.PROBLEMS[3:5], "data/exam.jsonl": small.PROBLEMS[5:6]}
+    params = Rl(**settings, eval_benchmarks=watched)
+    result, rows, same = small.run(params, dev=small.PROBLEMS[:3], benchmarks=benchmarks)
+    measured = [[name for name in row if name.startswith("eval/") and name.endswith("accuracy")] for row in rows]
+    assert measured == [[], [], ["eval/math500/accuracy"], ["eval/math500/accuracy", "eval/exam.jsonl/accuracy"]]
+    assert rows[2]["eval/math500/problems"] == 2.0 and rows[2]["eval/math500/response_length"] > 0
+    kept = [{name: value for name, value in row.items() if not name.startswith("eval/")} for row in rows]
+    assert kept == alone and result == plain
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), same.parameters(), strict=True))
+    _, (row, *_), _ = small.run(params, benchmarks=benchmarks)
+    assert "dev/accuracy" not in row, "benchmarks need no dev split"
