@@ -59,12 +59,12 @@ def _without_dots(node: Node, derivative: Node, order: int) -> Node:
     r"""\dot{x} and \ddot{x} as the derivative by t that the other side writes."""
     dotted = Node("app", ("d" * (order - 1) + "dot", derivative.args[1]))
 
-    def written(part: Any) -> Any:
+    def write_out(part: Any) -> Any:
         if isinstance(part, Node):
-            return derivative if part == dotted else Node(part.kind, tuple(map(written, part.args)))
-        return tuple(map(written, part)) if isinstance(part, tuple) else part
+            return derivative if part == dotted else Node(part.kind, tuple(map(write_out, part.args)))
+        return tuple(map(write_out, part)) if isinstance(part, tuple) else part
 
-    return written(node) if order < 3 else node  # type: ignore[no-any-return]
+    return write_out(node) if order < 3 else node  # type: ignore[no-any-return]
 
 
 def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
