@@ -92,13 +92,16 @@ def print_probe(report: "ProbeReport", target: Path) -> None:
 
 
 def evaluate(
-    model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id.")],
+    model: Annotated[str, typer.Option(help="Hugging Face model folder or hub id; with --endpoint its name there.")],
     benchmark: Annotated[
         list[str] | None,
         typer.Option(help="test (the curated split), a name such as gsm8k, a file, or hub's owner/name:config:split."),
     ] = None,
     field: Annotated[
         list[str] | None, typer.Option(help="A field of the benchmark's rows, e.g. answer_key=gold; repeatable.")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible URL of the model, such as http://localhost:8000/v1.")
     ] = None,
     choices: Choices = None,
     presets: Presets = None,
@@ -128,7 +131,11 @@ def evaluate(
         raise UserError("--vary and --tools exclude each other; vary rollout.tool.kind to compare tools")
     local = Path(model).resolve()  # relative to the current folder, not to the checkout
     target = output.absolute() if output else None
-    if not local.exists() and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute()):
+    if (
+        endpoint is None
+        and not local.exists()
+        and ((local.parent.is_dir() and local.parent != Path.cwd()) or Path(model).is_absolute())
+    ):
         raise UserError(
             f"{model}: no such folder{near_path(Path(model))}; give a Hugging Face model folder or a hub id"
         )
@@ -137,6 +144,10 @@ def evaluate(
     options = {"evaluate.limit": limit, "evaluate.samples": samples}
     settings = [f"{name}={value}" for name, value in options.items() if value is not None]
     settings += [f"evaluate.benchmarks={json.dumps(given)}"] if given else []
+    if endpoint is not None:
+        if probe or tools is not None:
+            raise UserError("--endpoint goes with neither --probe nor --tools")
+        settings = [f"evaluate.endpoint.endpoint={endpoint}", f"evaluate.endpoint.model={model}", *settings]
     preset = join_presets(presets)
     params = load_params(preset=preset, overrides=[*(overrides or ()), *settings])
     benchmarks = params.evaluate.benchmarks
@@ -148,9 +159,9 @@ def evaluate(
     if len(benchmarks) > 1 and (probe or vary):
         raise UserError(f"{'--vary' if vary else '--probe'} goes with one benchmark; choose it with --benchmark")
     name, started_from = Path(model).name, params.model.base.path if params.model.base.type == "pretrained" else ""
-    if not local.exists() and Path(started_from).is_absolute() and Path(started_from).name == name:
+    if endpoint is None and not local.exists() and Path(started_from).is_absolute() and Path(started_from).name == name:
         raise UserError(f"{model}: no such folder here (did you mean {started_from}?)")
-    start = local if local.exists() else model
+    start = local if local.exists() and endpoint is None else model
     typed = [*(overrides or ()), *settings]
     if vary:
         changed = {label: [*typed, *changes] for label, changes in combinations(vary).items()}
@@ -230,7 +241,7 @@ def _look_at(model: Path | str, benchmark: str, settings: Sequence[tuple[Params,
         settings: Parameters of evaluations, with what was typed for each.
     """
     warned, read = [], read_benchmark(benchmark, settings[0][0])
-    for params, typed in settings:
+    for params, typed in settings if settings[0][0].evaluate.endpoint is None else ():  # no tokenizer is here
         warned += check_lengths(model, benchmark, params, read.problems, typed)
     for line in dict.fromkeys([*read.notes(benchmark), *(f"warning: {line}" for line in warned)]):
         print(line, file=sys.stderr)

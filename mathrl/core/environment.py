@@ -42,6 +42,7 @@ class Variable(StrEnum):
         "rollout.servers",
     )
     JUDGE_KEY = ("MATHRL_JUDGE_KEY", "bearer key of the endpoint of a judge model", "rewards.model_judge")
+    ENDPOINT_KEY = ("MATHRL_ENDPOINT_KEY", "bearer key of a model's endpoint that is asked", "rollout.endpoint")
     SWEEP_STORAGE = ("MATHRL_SWEEP_STORAGE", "PostgreSQL URL for sweep.storage=environment", "sweeps.storage")
     VERL_PYTHON = (
         "MATHRL_VERL_PYTHON",

@@ -149,12 +149,16 @@ def _text_of_problem(problem: Problem, prompt: Prompt) -> str:
     return f"{problem.question}\n{instruction}" if instruction else problem.question
 
 
-def _chat(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[Problem]) -> str:
-    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
-        raise UserError(
-            "prompt.template is chat, but the model's tokenizer has no chat template; "
-            "set prompt.template to boxed or r1_zero, or take an instruction-tuned model"
-        )
+def chat_messages(problem: Problem, prompt: Prompt, few_shot: Sequence[Problem] = ()) -> list[dict[str, str]]:
+    """The prompt as a chat list, for a model that is asked over the network: no chat template is read.
+
+    Example: [{"role": "user", "content": "7+5-3*4="}]
+    """
+    messages = _messages(problem, route(prompt, problem), few_shot)
+    return [{**message, "content": encodable(message["content"])} for message in messages]
+
+
+def _messages(problem: Problem, prompt: Prompt, few_shot: Sequence[Problem]) -> list[dict[str, str]]:
     messages = [dict(message) for message in problem.control.messages]
     if not messages:
         for shot in few_shot:
@@ -163,6 +167,16 @@ def _chat(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[P
         messages.append({"role": "user", "content": _text_of_problem(problem, prompt)})
     if prompt.system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": prompt.system})
+    return messages
+
+
+def _chat(problem: Problem, prompt: Prompt, tokenizer: Any, few_shot: Sequence[Problem]) -> str:
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            "prompt.template is chat, but the model's tokenizer has no chat template; "
+            "set prompt.template to boxed or r1_zero, or take an instruction-tuned model"
+        )
+    messages = _messages(problem, prompt, few_shot)
     variables = dict(prompt.chat_template_kwargs)
     unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template))]
     if unread:

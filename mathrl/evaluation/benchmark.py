@@ -28,6 +28,7 @@ class EvaluatedModel:
 
     `responses` are the rows of responses.jsonl; `dropped` counts problems whose prompt was too long. `verifier` are the
     counters of the verifier where a judge model takes part; a resumed evaluation counts from its resumption.
+    `endpoint` is what was asked there, and what it cost.
     """
 
     model: str
@@ -36,6 +37,7 @@ class EvaluatedModel:
     responses: list[dict[str, Any]]
     dropped: int
     verifier: dict[str, float] | None = None
+    endpoint: dict[str, Any] | None = None
 
     def relabel(self, model: str) -> "EvaluatedModel":
         """The same results under another name: for a model folder with the same bytes."""

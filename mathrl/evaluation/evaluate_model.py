@@ -1,5 +1,6 @@
 """One model on one benchmark: sampled and graded. Imports torch; a finished evaluation is read without it."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 from mathrl.rewards.cascade import merged_counters
 from mathrl.rewards.compose import build_reward
+from mathrl.rollout.endpoint import EndpointSampler
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.ranks import gather
 from mathrl.rollout.sample_problems import sample_problems, usable
-from mathrl.rollout.sampler import open_sampler
+from mathrl.rollout.sampler import Sampler, open_sampler
 
 # A base model goes on with a question of its own.
 NEXT_QUESTION = ("\nQuestion:",)
@@ -32,7 +34,7 @@ def evaluate_model(
     state: Path | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> EvaluatedModel | None:
-    """Sample and grade; None at ranks other than 0.
+    """Sample and grade the model of a folder, or that at evaluate.endpoint; None at ranks other than 0.
 
     Reads the sections run, model, prompt, rollout and evaluate. Grading is by correctness alone, with the
     extraction and the judge model of `evaluate`: the section reward, which a model was trained on, has no part in
@@ -42,7 +44,10 @@ def evaluate_model(
         UserError: the folder holds no model, every prompt is too long, or the judge model cannot be asked.
     """
     settings = params.evaluate
-    sampler = open_sampler(folder, params, "evaluate", few_shot)
+    if settings.endpoint is not None:
+        sampler: Sampler = EndpointSampler(settings.endpoint, params, "evaluate", few_shot)
+    else:
+        sampler = open_sampler(folder, params, "evaluate", few_shot)
     stop = NEXT_QUESTION if params.prompt.template == "question_answer" else ()
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p, stop)
     if state is not None:  # partial results belong to the bytes of a model folder, not to its name
@@ -81,4 +86,9 @@ def evaluate_model(
         rows.append(eval_row(responses_of))
     judged = {name: value for name, value in merged_counters(counters or ()).items() if not name.startswith("time/")}
     dropped = sum(group is None for group in samples)
-    return EvaluatedModel(label, benchmark, rows, responses, dropped, judged or None)
+    remote = sampler if isinstance(sampler, EndpointSampler) else None
+    for note in remote.notes() if remote else ():
+        print(note, file=sys.stderr, flush=True)
+    return EvaluatedModel(
+        label, benchmark, rows, responses, dropped, judged or None, remote.account() if remote else None
+    )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from mathrl.params.run import ModelVerifier
+from mathrl.params.run import ModelVerifier, RemoteModel
 from mathrl.params.section import Section
 
 TEST = "test"  # the benchmark that is the curated test split
@@ -34,6 +34,9 @@ class Evaluate(Section):
         "sft",
         description="Where the worked examples of prompt.few_shot come from: sft (the curated split), the train split "
         "of a name such as gsm8k, or a file.",
+    )
+    endpoint: RemoteModel | None = Field(
+        None, description="mathrl evaluate: the model at this endpoint in place of a folder (--endpoint); null: none."
     )
     data_folder: str | None = Field(
         None, description="Local folder with the benchmarks' files (or $MATHRL_DATA); the hub otherwise."

@@ -1,6 +1,6 @@
 """Sections shared by several stages: run, model, prompt, reward."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -160,6 +160,27 @@ class ModelVerifier(Section):
     max_tokens: int = Field(8, ge=4, description="Maximum reply length, in tokens; a judge that thinks needs more.")
     timeout_seconds: float = Field(60.0, gt=0, description="Seconds that a request may take; it is sent three times.")
     at_a_time: int = Field(16, ge=1, description="Requests in flight.")
+
+
+class RemoteModel(Section):
+    """A model at an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, a hosted API); key: MATHRL_ENDPOINT_KEY."""
+
+    endpoint: Endpoint = Field(description="OpenAI-compatible URL, such as http://localhost:8000/v1.")
+    model: str = Field(min_length=1, description="Name of the model at the endpoint.")
+    api: Literal["chat", "completions"] = Field(
+        "chat", description="chat: messages, by the endpoint's own template; completions: the text of section prompt."
+    )
+    at_a_time: int = Field(16, ge=1, le=1024, description="Requests in flight.")
+    attempts: int = Field(6, ge=1, description="Attempts per request; waits double, and a rate limit holds back all.")
+    timeout_seconds: float = Field(600.0, gt=0, description="Seconds that one attempt may take.")
+    extra_body: dict[str, Any] = Field(
+        default_factory=dict, description="Further fields of every request, such as {reasoning_effort: high}."
+    )
+    price_input: float | None = Field(
+        None, ge=0, description="Price of a million prompt tokens; null: no cost is shown."
+    )
+    price_output: float | None = Field(None, ge=0, description="Price of a million tokens of answers.")
+    licence: str | None = Field(None, description="What its terms allow, kept beside the data that it writes.")
 
 
 class SecondGrader(Section):

@@ -11,6 +11,7 @@ from mathrl.params.advantage import Advantage, Critic, Gae, Gdpo, Grpo, MaxRl
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum, PoolCurriculum, Shuffled
 from mathrl.params.loss import Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
 from mathrl.params.optimizer import AdamW, Adapters, Lora, Optimizer
+from mathrl.params.run import RemoteModel
 from mathrl.params.section import Section, types_help
 from mathrl.params.training import MathRl, RlEngine, SftEngine
 
@@ -328,12 +329,23 @@ class Sample(Section):
     max_repetition: float | None = Field(
         0.2, ge=0, le=1, description="Maximum share of repeated n-grams in a response to imitate; null: no limit."
     )
+    teacher: RemoteModel | None = Field(
+        None, description="Sample from the model at this endpoint in place of the step's start; null: the start."
+    )
     continuations: int = Field(
         0,
         ge=0,
         description="Continuations sampled from the end of each step to label it (Monte-Carlo); 0: no step labels.",
     )
     labelled_per_problem: int = Field(2, ge=1, description="Responses per problem whose steps are labelled.")
+
+    @model_validator(mode="after")
+    def _teacher_writes_whole_responses(self) -> "Sample":
+        if self.teacher is not None and self.continuations:
+            raise ValueError(
+                "continuations go on from the middle of a response, which an endpoint cannot: set them to 0"
+            )
+        return self
 
 
 class Dpo(Section):

@@ -29,8 +29,10 @@ def evaluate_once(
     problems: Sequence[Problem] | None = None,
     examples: Path = CURATED_SFT,
 ) -> ModelFigures:
-    """Evaluate any Hugging Face model folder; writes summary.json, responses.jsonl, speed.json (seconds of
-    this machine) and pictures to `output`, and fields.json if the benchmark's fields were guessed.
+    """Evaluate any Hugging Face model folder, or the model at evaluate.endpoint.
+
+    Writes summary.json, responses.jsonl, speed.json (seconds of this machine) and pictures to `output`; fields.json if
+    the benchmark's fields were guessed, and endpoint.json in place of speed.json for a model at an endpoint.
 
     Args:
         problems: Those of the benchmark, if they are known already.
@@ -61,7 +63,10 @@ def evaluate_once(
         folder.mkdir()
         summary.write(folder / "summary.json")
         length = figures.response_length
-        write_speed(folder, Speed(str(model), clock.per_second() * length, length))
+        if result.endpoint is not None:
+            write_json(folder / "endpoint.json", result.endpoint)
+        else:
+            write_speed(folder, Speed(str(model), clock.per_second() * length, length))
         write_jsonl(folder / "responses.jsonl", result.responses)
         rows = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
         write_text(folder / "examples.md", examples_markdown(rows, [label], benchmark))

@@ -53,6 +53,10 @@ def work(
 ) -> None:
     """Evaluate the model folders of `models` by their labels; `test` and `examples` are the splits' files."""
     params = run.params
+    if params.evaluate.endpoint is not None:
+        raise UserError(
+            "evaluate.endpoint is of the command `mathrl evaluate`: this stage evaluates folders; set it to null here"
+        )
     # torch: not before the inputs have been checked.
     from mathrl.models.device import choose_device, hardware_of
     from mathrl.models.load import load_tokenizer

@@ -1,4 +1,4 @@
-"""sample: graded samples of a model, and the training data made from them; a step of recipes.
+"""sample: graded samples of a model or of a teacher at an endpoint, and training data made of them; a step of recipes.
 
 Writes one folder: samples.jsonl (every response), train.jsonl (correct ones to imitate: rejection sampling),
 pairs.jsonl (correct against wrong), steps.jsonl (Monte-Carlo labels of steps, with sample.continuations), and
@@ -6,10 +6,11 @@ summary.json. An interrupted run resumes from the chunks that it has finished.
 """
 
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
@@ -28,6 +29,9 @@ from mathrl.rewards.format import step_ends
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 
+if TYPE_CHECKING:
+    from mathrl.rollout.endpoint import EndpointSampler
+
 Row = dict[str, Any]
 Groups = list[tuple[Problem, list[Row]]]
 
@@ -42,17 +46,26 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
             "python_block"
         )
     # torch: not before the inputs have been checked.
+    from mathrl.rollout.endpoint import EndpointSampler
     from mathrl.rollout.engine import Sampling
     from mathrl.rollout.ranks import from_rank_0
     from mathrl.rollout.sample_problems import sample_problems, usable
-    from mathrl.rollout.sampler import open_sampler
+    from mathrl.rollout.sampler import Sampler, open_sampler
 
     problems = seeded_subset([p for file in data for p in read_problems(file)], settings.max_problems, seed)
     few_shot = few_shot_examples(params.prompt, examples)
-    sampler = open_sampler(start, params, "sample", few_shot)
-    run.record_resolved(sampler.engine.rollout)
-    run.check_lengths(problems, lambda: sampler.tokenizer, few_shot)
-    check_prompts(problems, params.prompt, sampler.tokenizer)
+    teacher = None
+    if settings.teacher is not None:
+        if params.run.processes > 1:
+            raise UserError("sample.teacher is asked by one process, many requests at a time: set run.processes to 1")
+        teacher = EndpointSampler(settings.teacher, params, "sample", few_shot)
+        sampler: Sampler = teacher
+        check_prompts(problems, params.prompt.model_copy(update={"template": "boxed"}), None)
+    else:
+        sampler = open_sampler(start, params, "sample", few_shot)
+        run.record_resolved(sampler.engine.rollout)
+        run.check_lengths(problems, lambda: sampler.tokenizer, few_shot)
+        check_prompts(problems, params.prompt, sampler.tokenizer)
     reward = build_reward(params.reward)
 
     def sample(title: str, prompts: Sequence[Problem], samples: int) -> list[list[Row] | None] | None:
@@ -82,11 +95,21 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
         counts = [sum(row["correct"] and not row["truncated"] for row in rows or ()) for rows in continued or ()]
         labelled = label(chosen, counts, settings.continuations) if continued is not None else None
     if sampled is not None:
-        _write(run, groups, labelled, out)
+        _write(run, groups, labelled, out, teacher_of(teacher))
         run.datasets("sample", data)
 
 
-def _write(run: StageRun, groups: Groups, labelled: list[Row] | None, out: Path) -> None:
+def teacher_of(sampler: "EndpointSampler | None") -> Row:
+    """The teacher of the samples for summary.json: its model, licence, names, tokens and cost."""
+    if sampler is None:
+        return {}
+    for note in sampler.notes():
+        print(note, file=sys.stderr, flush=True)
+    passing = ("requests", "kept", "retries")  # other at every run
+    return {"teacher": {name: value for name, value in sampler.account().items() if name not in passing}}
+
+
+def _write(run: StageRun, groups: Groups, labelled: list[Row] | None, out: Path, teacher: Row) -> None:
     """The files of the folder `out`, and the stage's figures."""
     settings, seed = run.params.sample, run.params.run.seed
     filters = Filters(
@@ -106,6 +129,7 @@ def _write(run: StageRun, groups: Groups, labelled: list[Row] | None, out: Path)
         "kept": len(kept),
         "pairs": len(pairs),
         "labelled": len(labelled or ()),
+        **teacher,
         "why_not": {reason: count for reason, count in sorted(reasons.items()) if reason != "kept"},
     }
     with written_aside(out) as folder:

@@ -14,18 +14,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from mathrl.compose import load_params
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
+from mathrl.core.types import Problem
 from mathrl.models.load import load_model, load_tokenizer, make_base
 from mathrl.models.lora import adapter_weights, add_lora
 from mathrl.models.weights import full_weights, write_buckets
 from mathrl.params.optimizer import Lora
 from mathrl.params.rollout import Rollout, Servers
+from mathrl.params.run import RemoteModel
 from mathrl.params.train import Asynchronous
+from mathrl.rewards.compose import build_reward
 from mathrl.rollout import server_engine
+from mathrl.rollout.endpoint import EndpointSampler
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
 from mathrl.servers import serve
 from mathrl.servers.ask_server import state_of
+from mathrl.servers.server import Server
 from mathrl.servers.server_pool import ServerPool
 from mathrl.servers.started_servers import close_servers, start_servers
 from tests.engines.tiny_rl import MODEL, STEPS
@@ -102,6 +109,28 @@ def test_the_servers_sample_while_the_trainer_updates(two: Two, tmp_path: Path) 
     assert sorted(trained) == list(range(5 * STEPS.prompts_per_step))
     arrived = [versions for row in events for _, _, group in row["ranks"][0]["arrived"] for versions in group]
     assert all(versions[0][0] <= versions[-1][0] for versions in arrived) and rows[0]["grad_norm"] > 0
+
+
+def test_a_server_is_an_endpoint_that_is_evaluated_and_not_asked_twice(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(Variable.STATE, str(tmp_path))
+    if key := Variable.SERVE_KEY.get():
+        monkeypatch.setenv(Variable.ENDPOINT_KEY, key)
+    server = Server(two.started.urls[0])
+    assert server.healthy()
+    problems = [Problem(f"p{n}", f"{n}+{n}=", (str(2 * n),), "s", "test") for n in range(5)]
+    asked = RemoteModel(endpoint=f"{server.url}/v1", model=server.model, api="completions")
+    params = load_params(Path(__file__).parents[2] / "params", overrides=["prompt.template=plain"])
+    sampler = EndpointSampler(asked, params, "evaluate")
+    groups = sampler.sample(problems, Sampling(3, 1.0, 12), build_reward(), 0)
+    account = sampler.account()
+    assert account["requests"] == 15 and account["answered_as"] == {asked.model: 15} and not account["retries"]
+    lengths = [len(graded.completion.tokens) for group in groups for graded in group or ()]
+    assert sum(lengths) == account["completion_tokens"] and max(lengths) <= 12
+    again = EndpointSampler(asked, params, "evaluate")
+    assert again.sample(problems, Sampling(3, 1.0, 12), build_reward(), 0) is not None
+    assert again.account()["requests"] == 0 and again.account()["kept"] == 15
 
 
 def test_a_stage_that_only_samples_has_the_folders_weights(two: Two) -> None:

@@ -1,0 +1,324 @@
+"""A model at an endpoint: the server is slow, limits rates, drops connections, answers nonsense; a run is killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mathrl.compose import load_params
+from mathrl.core.environment import Variable
+from mathrl.core.errors import UserError
+from mathrl.core.files import read_json, write_jsonl
+from mathrl.core.records import RunRecord
+from mathrl.core.types import Problem, read_problems, write_problems
+from mathrl.params import Params
+from mathrl.params.evaluate import Evaluate
+from mathrl.params.run import Prompt, RemoteModel
+from mathrl.reports.evaluation import evaluate_once
+from mathrl.rewards.compose import build_reward
+from mathrl.rollout.endpoint import Client, EndpointSampler, read_answer
+from mathrl.rollout.engine import Sampling
+from mathrl.stages.sample import work
+from mathrl.stages.stage_run import StageRun
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBLEMS = [
+    Problem(id=f"p{n}", question=f"{n}+{n}=", answers=(str(2 * n),), source="s", split="test") for n in range(12)
+]
+
+
+class Server(ThreadingHTTPServer):
+    """Doubles the first number of a question; `faults` are taken one by one, each by the next request."""
+
+    daemon_threads, request_queue_size = True, 128
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.faults: list[str] = []
+        self.seconds, self.name, self.models, self.key = 0.0, "tiny", ["tiny"], ""
+        self.asked: Counter[str] = Counter()
+        self.answered: Counter[str] = Counter()
+        self.bodies: list[dict[str, Any]] = []
+        self.at_once = self.most = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+    def reply(self, status: int, content: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"content-length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_GET(self) -> None:
+        listed = {"data": [{"id": name} for name in self.server.models]}
+        self.reply(200, json.dumps(listed).encode()) if self.server.models else self.reply(404, b"none")
+
+    def do_POST(self) -> None:
+        server = self.server
+        content = self.rfile.read(int(self.headers["content-length"])).decode()
+        body = json.loads(content)
+        with server.lock:
+            server.asked[content] += 1
+            server.bodies.append(body)
+            fault = server.faults.pop(0) if server.faults else ""
+            server.at_once += 1
+            server.most = max(server.most, server.at_once)
+        time.sleep(server.seconds)
+        with server.lock:
+            server.at_once -= 1
+        if server.key and self.headers.get("authorization") != f"Bearer {server.key}":
+            return self.reply(401, b"no")
+        if fault == "drop":
+            return self.connection.close()
+        if fault == "half":
+            return self.reply(200, b'{"choices": [{"mess')
+        if fault == "empty":
+            return self.reply(200, b'{"choices": []}')
+        if fault == "limit":
+            return self.reply(429, b"slow down", retry_after="0.3")
+        if fault:
+            return self.reply(int(fault), b"it is broken")
+        asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        text = f"\\boxed{{{2 * int(asked.split('+')[0].rsplit(None, 1)[-1])}}}"
+        message = {"text": text} if "prompt" in body else {"message": {"content": text}}
+        usage = {"prompt_tokens": 10, "completion_tokens": 4}
+        row = {"model": server.name, "choices": [{**message, "finish_reason": "stop"}], "usage": usage}
+        self.reply(200, json.dumps(row).encode())
+        with server.lock:
+            server.answered[content] += 1
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv(Variable.STATE, str(tmp_path / "state"))
+    monkeypatch.delenv(Variable.ENDPOINT_KEY, raising=False)
+    monkeypatch.setattr("mathrl.rollout.endpoint.random.random", lambda: -0.4)  # a tenth of the waits
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Params:
+    return load_params(ROOT / "params", overrides=["prompt.template=boxed"])
+
+
+def remote(server: Server, **more: Any) -> RemoteModel:
+    return RemoteModel(endpoint=server.url, model="tiny", **more)
+
+
+def sample(server: Server, params: Params, problems: list[Problem] = PROBLEMS, samples: int = 1, **more: Any) -> Any:
+    sampler = EndpointSampler(remote(server, **more), params, "evaluate")
+    groups = sampler.sample(problems, Sampling(samples, 0.7, 20, 0.9), build_reward(), 0)
+    return sampler, groups
+
+
+def test_every_fault_is_tried_again_and_counted(server: Server, demo: Params) -> None:
+    server.faults = ["drop", "half", "limit", "503", "empty", "drop"]
+    sampler, groups = sample(server, demo, at_a_time=3)
+    assert all(graded.correct and len(graded.completion.tokens) == 4 for (graded,) in groups)
+    account = sampler.account()
+    assert sum(account["retries"].values()) == 6 and account["retries"]["a reply that is no answer"] == 2
+    assert account["retries"]["status 429"] == account["retries"]["status 503"] == 1
+    assert account["requests"] == len(server.bodies) == 18 and account["answered_as"] == {"tiny": 12}
+    assert account["prompt_tokens"] == 120 and account["completion_tokens"] == 48 and account["cost"] is None
+    body = server.bodies[0]
+    assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.7, 0.9, 20)
+    asked = {body["messages"][0]["content"].partition("=\nPlease reason step by step")[0] for body in server.bodies}
+    assert asked == {f"{n}+{n}" for n in range(12)}
+
+
+def test_a_rate_limit_holds_all_requests_back(server: Server, demo: Params) -> None:
+    server.faults = ["limit"]
+    start = time.monotonic()
+    sample(server, demo, PROBLEMS[:2], at_a_time=1)
+    assert time.monotonic() - start >= 0.3 and len(server.bodies) == 3
+
+
+def test_requests_run_at_once_and_no_more_than_asked(server: Server, demo: Params) -> None:
+    server.seconds = 0.05
+    sample(server, demo, at_a_time=4)
+    assert server.most == 4
+
+
+def test_what_was_answered_is_never_asked_again_and_more_samples_ask_for_the_rest(server: Server, demo: Params) -> None:
+    _, first = sample(server, demo, samples=2)
+    assert len(server.asked) == 24, "each sample has a seed of its own"
+    sampler, again = sample(server, demo, samples=2)
+    assert len(server.bodies) == 24 and sampler.account()["kept"] == 24 and sampler.account()["requests"] == 0
+    texts = [[graded.completion.text for graded in group] for group in first]
+    assert texts == [[graded.completion.text for graded in group] for group in again]
+    sampler, _ = sample(server, demo, PROBLEMS[3:], samples=3)
+    assert sampler.account()["requests"] == 9 and max(server.asked.values()) == 1
+    other = demo.model_copy(update={"run": demo.run.model_copy(update={"seed": 7})})
+    sample(server, other, PROBLEMS[:1])
+    assert len(server.bodies) == 34, "another seed is another sample"
+
+
+def test_an_endpoint_that_stays_broken_ends_the_run_with_what_it_answered_kept(server: Server, demo: Params) -> None:
+    sample(server, demo, PROBLEMS[:3])
+    server.faults = 3 * ["500"]
+    with pytest.raises(UserError, match="status 500, after 3 attempts; what was answered is kept"):
+        sample(server, demo, attempts=3, at_a_time=1)
+    sampler, _ = sample(server, demo)
+    assert sampler.account()["kept"] == 3 and sampler.account()["requests"] == 9
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"), [("400", "status 400: it is broken"), ("403", "status 403; set MATHRL_ENDPOINT_KEY")]
+)
+def test_a_refusal_is_not_tried_again(server: Server, demo: Params, status: str, problem: str) -> None:
+    server.faults = [status]
+    with pytest.raises(UserError, match=problem):
+        sample(server, demo, PROBLEMS[:1])
+    assert len(server.bodies) == 1
+
+
+def test_the_key_and_the_names_of_the_model(server: Server, demo: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key, server.name = "secret", "other-model"
+    monkeypatch.setenv(Variable.ENDPOINT_KEY, "secret")
+    sampler, _ = sample(server, demo, PROBLEMS[:2], price_input=1.0, price_output=2.0)
+    named, spent = sampler.notes()
+    assert named.endswith("was asked for 'tiny' and answered as 'other-model' (2 answers)")
+    assert "2 requests" in spent and "20 and 8 tokens" in spent and spent.endswith("cost 0.0000")
+    assert sampler.account()["cost"] == pytest.approx(36e-6)
+    server.models = ["tiny-2", "big"]
+    with pytest.raises(UserError, match=r"has no model 'tiny' \(did you mean tiny-2\?\); it has: tiny-2, big"):
+        Client(remote(server))
+    server.models = []
+    Client(remote(server))  # it lists none
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ({"choices": [{"message": {"content": "9"}}]}, "9"),
+        ({"choices": [{"message": {"content": "9", "reasoning_content": "6+3"}}]}, "<think>6+3</think>9"),
+        ({"choices": [{"message": {"content": None, "reasoning": "6+3"}}]}, "<think>6+3</think>"),
+        ({"choices": [{"text": "9"}], "usage": None}, "9"),
+    ],
+)
+def test_replies_of_several_servers_are_read(reply: dict[str, Any], text: str) -> None:
+    assert read_answer(reply)["text"] == text
+
+
+@pytest.mark.parametrize(
+    "reply", [{}, [], {"choices": [{"message": {}}]}, {"choices": [{"message": {"content": [1]}}]}, None]
+)
+def test_what_is_no_answer_is_not_read_as_one(reply: Any) -> None:
+    with pytest.raises((ValueError, KeyError, IndexError, TypeError, AttributeError)):
+        read_answer(reply)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "more", "problem"),
+    [
+        (Prompt(response_prefix="<think>"), {}, "prompt.response_prefix"),
+        (Prompt(chat_template_kwargs={"enable_thinking": False}), {}, "extra_body"),
+        (Prompt(template="chat"), {"api": "completions"}, "api completions takes a text"),
+    ],
+)
+def test_what_an_endpoint_cannot_do_is_refused(
+    server: Server, demo: Params, prompt: Prompt, more: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        sample(server, demo.model_copy(update={"prompt": prompt}), **more)
+
+
+def test_completions_get_the_text_of_the_prompt_and_further_fields(server: Server, demo: Params) -> None:
+    params = demo.model_copy(update={"prompt": Prompt(template="question_answer")})
+    sample(server, params, PROBLEMS[:1], api="completions", extra_body={"min_p": 0.1})
+    assert server.bodies[0]["prompt"] == "Question: 0+0=\nAnswer:" and server.bodies[0]["min_p"] == 0.1
+
+
+def test_an_evaluation_has_the_same_files_and_what_it_cost(server: Server, demo: Params, tmp_path: Path) -> None:
+    asked = Evaluate(endpoint=remote(server, price_input=1.0, price_output=1.0), samples=2, ks=(1, 2))
+    params = demo.model_copy(update={"evaluate": asked})
+    figures = evaluate_once("org/tiny", "mine", params, tmp_path / "out", problems=PROBLEMS)
+    assert figures.pass_at_1.mean == 1.0 and figures.response_length == 4
+    account = read_json(tmp_path / "out/endpoint.json")
+    assert account["requests"] == 24 and account["cost"] == pytest.approx(24 * 14e-6)
+    assert not (tmp_path / "out/speed.json").exists()
+
+
+def test_a_teacher_writes_the_solutions_of_the_stage_sample(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = [replace(problem, answers=("1",)) for problem in PROBLEMS[:3]]
+    write_problems(Path("rl.jsonl"), [*wrong, *PROBLEMS[3:]])
+    settings = [f"sample.teacher.endpoint={server.url}", "sample.teacher.model=tiny", "sample.teacher.licence=mit"]
+    params = load_params(
+        ROOT / "params", overrides=[*settings, "sample.samples=2", "run.processes=1", "prompt.template=boxed"]
+    )
+
+    def draw_into(name: str) -> Any:
+        run = StageRun("sample", params, tmp_path / f"{name}-state", RunRecord(tmp_path / f"{name}-record"))
+        run.state.mkdir()
+        work(run, start=Path("none"), data=[Path("rl.jsonl")], examples=Path("rl.jsonl"), out=Path(name))
+        return {file.name: file.read_bytes() for file in sorted(Path(name).iterdir())}
+
+    first = draw_into("first")
+    demonstrations = read_problems(Path("first/train.jsonl"))
+    assert {problem.id for problem in demonstrations} == {problem.id for problem in PROBLEMS[3:]}
+    teacher = read_json(Path("first/summary.json"))["teacher"]
+    assert (teacher["model"], teacher["licence"], teacher["answered_as"]) == ("tiny", "mit", {"tiny": 24})
+    assert draw_into("second") == first and len(server.bodies) == 24
+    with pytest.raises(UserError, match="sample.teacher is asked by one process"):
+        params = load_params(ROOT / "params", overrides=[*settings, "run.processes=2", "prompt.template=boxed"])
+        draw_into("third")
+
+
+def test_a_killed_evaluation_goes_on_and_asks_nothing_twice_that_was_answered(
+    server: Server, tmp_path: Path, warm_python: Path
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    rows = [{"question": f"{n}+{n}=", "answer": str(2 * n)} for n in range(40)]
+    write_jsonl(tmp_path / "exam.jsonl", rows)
+    server.seconds = 0.1
+    words = ["evaluate", "--model", "tiny", "--endpoint", server.url, "--benchmark", "exam.jsonl", "--samples", "1"]
+    words += ["--output", "out", "--set", "prompt.template=boxed", "--set", "evaluate.endpoint.at_a_time=2"]
+    command = [warm_python / "python", "-c", "from mathrl.cli import main; main()", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    first = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while len(server.answered) < 9 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    answered = len(server.answered)
+    assert 9 <= answered < 40
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    twice = sum(count > 1 for count in server.asked.values())
+    assert len(server.asked) == 40 and twice <= 2, "but those that were on their way"
+    assert f"{40 - answered + twice} requests" in done.stderr or twice, done.stderr
+    assert "pass@1 1.000" in done.stdout
