@@ -128,8 +128,7 @@ def test_a_server_is_an_endpoint_that_is_evaluated_and_not_asked_twice(
     assert account["requests"] == 15 and account["answered_as"] == {asked.model: 15} and not account["retries"]
     lengths = [len(graded.completion.tokens) for group in groups for graded in group or ()]
     assert sum(lengths) == account["completion_tokens"] and max(lengths) <= 12
-    again = EndpointSampler(asked, params, "evaluate")
-    assert again.sample(problems, Sampling(3, 1.0, 12), build_reward(), 0) is not None
+    (again := EndpointSampler(asked, params, "evaluate")).sample(problems, Sampling(3, 1.0, 12), build_reward(), 0)
     assert again.account()["requests"] == 0 and again.account()["kept"] == 15
 
 
