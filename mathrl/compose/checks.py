@@ -13,15 +13,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
-from mathrl.params.advantage import Process
+from mathrl.params.advantage import FunctionAdvantage, Process
 from mathrl.params.curriculum import UserCurriculum
 from mathrl.params.engines import engine_problem
 from mathrl.params.load import paths_of
+from mathrl.params.loss import FunctionLoss
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.reward_parts import FunctionPart
 from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 from mathrl.params.section import SECRET, DottedOptions
+from mathrl.params.train import Rl
 
 
 def validate(
@@ -51,6 +53,7 @@ def validate(
     problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]
     if isinstance(params.rl.curriculum, UserCurriculum):
         problems += [f"{origin['rl']}: {line}" for line in sampler_problems(params.rl.curriculum.sampler)]
+    problems += [f"{origin['rl']}: {line}" for line in method_problems(params.rl)]
     shared = params.rollout.engine == "vllm" and params.rollout.vllm.tensor_parallel > 1
     if params.rl.asynchronous is not None and shared:
         problems.append(
@@ -89,9 +92,20 @@ def sampler_problems(sampler: DottedOptions) -> Iterator[str]:
         yield f"curriculum.sampler.{problem}"
 
 
+def method_problems(rl: Rl) -> Iterator[str]:
+    """The errors in the functions of rl.loss and rl.advantage, with their paths in the section rl."""
+    for name, part in (("loss", rl.loss), ("advantage", rl.advantage)):
+        if isinstance(part, FunctionLoss | FunctionAdvantage):
+            problem, definitions = _definitions(part.path)
+            functions = [node for node in definitions if isinstance(node, ast.FunctionDef)]
+            wrong = next((_wrong_option(node, part.options.values()) for node in functions), "")
+            if problem or wrong:
+                yield f"{name}.{problem or f'options.{wrong}'}"
+
+
 def _definitions(path: str) -> tuple[str, list[ast.AST]]:
     """What is wrong with a dotted path, or "", and where its name is defined in the module's source, if it is."""
-    module, _, name = path.rpartition(".")
+    module, _, name = path.replace(":", ".").rpartition(".")
     file = _source(module)
     if file is None:
         return f"path: no module {module!r} in the working folder or installed; write package.module.{name}", []

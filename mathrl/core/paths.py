@@ -4,6 +4,7 @@ All are under `home()`: the folder .mathrl of the main checkout, shared by every
 $MATHRL_HOME.
 """
 
+import importlib
 import ipaddress
 import json
 import os
@@ -106,6 +107,19 @@ def own_packages(project: Path = Path()) -> tuple[str, ...]:
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise UserError(f'{file}: tool.mathrl.code: write a list of packages, such as code = ["my_project"]')
     return tuple(listed)
+
+
+def import_own(path: str, where: str) -> Any:
+    """The function or class of the user at `package.module.name`, or `package.module:name`; `where` is said in errors.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{where}: {path!r} cannot be imported ({error}); write package.module.name") from error
 
 
 def workspace_preset() -> str:

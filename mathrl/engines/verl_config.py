@@ -8,7 +8,19 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.advantage import Grpo
-from mathrl.params.loss import DppoKl, DppoTv, Gspo, Loss, LossKl, PpoClip, ReinforceLoss, RewardKl, Sapo, Truncated
+from mathrl.params.loss import (
+    DppoKl,
+    DppoTv,
+    FunctionLoss,
+    Gspo,
+    Loss,
+    LossKl,
+    PpoClip,
+    ReinforceLoss,
+    RewardKl,
+    Sapo,
+    Truncated,
+)
 from mathrl.params.train import Rl
 from mathrl.params.training import Verl
 
@@ -195,7 +207,7 @@ def _bounds(loss: Loss) -> dict[str, Any]:
     if isinstance(loss, Sapo):
         positive, other = loss.temperatures
         return {"tau_pos": positive, "tau_neg": other}
-    if isinstance(loss, ReinforceLoss):
+    if isinstance(loss, ReinforceLoss | FunctionLoss):
         return {}
     bounds = {"clip_ratio_low": loss.low, "clip_ratio_high": loss.high}
     if isinstance(loss, PpoClip | Gspo):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from mathrl.params.optimizer import AdamW, Adapters, Optimizer
-from mathrl.params.section import Section, types_help
+from mathrl.params.section import FreeOptions, OwnPath, Section, types_help
 
 
 class Ramp(Section):
@@ -196,7 +196,29 @@ class Distillation(_Advantage):
     type: Literal["distillation"] = "distillation"
 
 
+class FunctionAdvantage(_Advantage):
+    """An advantage per response or per token of your own (docs/how_to/extend/loss.md)."""
+
+    from_rewards: ClassVar[bool] = False
+    type: Literal["function"] = "function"
+    path: OwnPath
+    options: FreeOptions = Field(FreeOptions(), description="Keyword arguments of the function.")
+
+
 Advantage = Annotated[
-    Grpo | DrGrpo | Rloo | Gdpo | MaxRl | PassAtK | Pkpo | Reinforce | Remax | Rft | Process | Gae | Distillation,
+    Grpo
+    | DrGrpo
+    | Rloo
+    | Gdpo
+    | MaxRl
+    | PassAtK
+    | Pkpo
+    | Reinforce
+    | Remax
+    | Rft
+    | Process
+    | Gae
+    | Distillation
+    | FunctionAdvantage,
     Field(discriminator="type"),
 ]

@@ -215,7 +215,12 @@ VERL_RL = (
     ),
     Meaning("rl.advantage.ddof", "verl's constant", (1,), "it divides by the unbiased standard deviation"),
     Meaning("rl.advantage.eps", "verl's constant", (1e-6,), "it adds 0.000001 to the standard deviation"),
-    Meaning("rl.loss.type", "`actor.policy_loss.loss_mode`: vanilla for clip, gpg for reinforce"),
+    Meaning(
+        "rl.loss.type",
+        "`actor.policy_loss.loss_mode`: vanilla for clip, gpg for reinforce",
+        ("clip", "gspo", "cispo", "reinforce", "sapo", "gmpo", "dppo_tv", "dppo_kl"),
+        "a function of mathrl's tensors is none of its",
+    ),
     Meaning("rl.loss.low", "`actor.clip_ratio_low`"),
     Meaning("rl.loss.high", "`actor.clip_ratio_high`"),
     Meaning("rl.loss.dual", "`actor.clip_ratio_c`; null is 1e9, a bound that nothing reaches"),

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mathrl.params.section import Section
+from mathrl.params.section import FreeOptions, OwnPath, Section
 
 Above = Annotated[float, Field(gt=0)]
 
@@ -97,7 +97,17 @@ class DppoKl(_Dppo):
     type: Literal["dppo_kl"] = "dppo_kl"
 
 
-Loss = Annotated[PpoClip | Gspo | Cispo | ReinforceLoss | Sapo | Gmpo | DppoTv | DppoKl, Field(discriminator="type")]
+class FunctionLoss(_Loss):
+    """A loss per token of your own (docs/how_to/extend/loss.md)."""
+
+    type: Literal["function"] = "function"
+    path: OwnPath
+    options: FreeOptions = Field(FreeOptions(), description="Keyword arguments of the function.")
+
+
+Loss = Annotated[
+    PpoClip | Gspo | Cispo | ReinforceLoss | Sapo | Gmpo | DppoTv | DppoKl | FunctionLoss, Field(discriminator="type")
+]
 
 
 class KlController(Section):

@@ -171,6 +171,12 @@ def without_login(url: str) -> str:
     return url
 
 
+OWN_PATH = r"^\w+(\.\w+)*[.:]\w+$"  # of a function or class of the user: my.module:f, or my.module.f
+OwnPath = Annotated[
+    str, Field(pattern=OWN_PATH, description="Import path of your function, such as my_project.losses:my_loss.")
+]
+
+
 class Options(Section):
     """Options of one reward part or generator; dumped as they were written, without defaults."""
 
@@ -193,8 +199,8 @@ class DottedOptions(FreeOptions):
     """A function or class of the user, and its keyword arguments."""
 
     path: str = Field(
-        pattern=r"^\w+(\.\w+)+$",
-        description="Dotted path, such as my.module.f; other options are keyword arguments of this function or class.",
+        pattern=OWN_PATH,
+        description="Path, such as my.module:f; other options are keyword arguments of this function or class.",
     )
 
     def keywords(self) -> dict[str, Any]:

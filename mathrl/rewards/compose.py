@@ -8,7 +8,6 @@ is reported under its own name, before its weight; `overall` is the weighted sum
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
+from mathrl.core.paths import import_own
 from mathrl.grading import Verdict, countdown_correct, extract, grade_batch, read_truth
 from mathrl.params.messages import messages
 from mathrl.params.reward_parts import (
@@ -304,13 +304,7 @@ def _truths(item: RewardInput) -> str | tuple[str, ...]:
 
 
 def _user_function(path: str) -> Callable[..., Any]:
-    module, _, name = path.rpartition(".")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"reward function {path!r} cannot be imported ({error}); write package.module.function"
-        ) from error
+    function = import_own(path, "reward function")
     if not callable(function):
         raise UserError(f"reward function {path!r} is not callable; name a function")
     return function  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ from mathrl.algorithms.advantages import distillation_advantages, group_advantag
 from mathrl.algorithms.aggregation import spread
 from mathrl.algorithms.alignment import gap_counts, gap_shares, importance_weights, logprob_alignment
 from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.own_functions import AdvantageInput, OwnFunction
 from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
 from mathrl.algorithms.set_objectives import part_advantages, set_advantages
 from mathrl.core.errors import UserError
@@ -34,6 +35,7 @@ from mathrl.params.advantage import (
     Advantage,
     Distillation,
     DrGrpo,
+    FunctionAdvantage,
     Gae,
     Gdpo,
     Grpo,
@@ -210,6 +212,9 @@ def make_batch(
         assert scores.values_N is not None
         rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
         advantages_N, returns_N = gae(rewards_N, scores.values_N, lengths_S, advantage.gamma, advantage.lam)
+    elif isinstance(advantage, FunctionAdvantage):
+        advantages_N = own_advantage(advantage).advantage(_responses(groups, lengths_S)).float()
+        advantages_N = spread(advantages_N, lengths_S) if len(advantages_N) == len(lengths_S) else advantages_N
     elif isinstance(advantage, Process | Reinforce | Remax):
         advantages_N = token_advantages(groups, lengths_S, penalty_N, advantage)
     else:
@@ -223,6 +228,21 @@ def make_batch(
     reference_N = scores.reference_N if isinstance(params.kl, LossKl) else None
     batch = Batch(groups, lengths_S, old_N, advantages_N, kept_N, importance_N, reference_N, scores.values_N, returns_N)
     return batch, figures
+
+
+def own_advantage(params: FunctionAdvantage) -> OwnFunction:
+    return OwnFunction("rl.advantage", params.path, params.options.values())
+
+
+def _responses(groups: Sequence[RolloutGroup], lengths_S: Tensor) -> AdvantageInput:
+    return AdvantageInput(
+        rewards_S=_rewards(groups),
+        groups_S=torch.tensor([number for number, group in enumerate(groups) for _ in group.responses]),
+        correct_S=torch.tensor([correct for group in groups for correct in group.correct]),
+        truncated_S=torch.tensor([truncated for group in groups for truncated in group.truncated]),
+        lengths_S=lengths_S,
+        parts=[parts for group in groups for parts in group.parts],
+    )
 
 
 def sampler_logprobs(groups: Sequence[RolloutGroup]) -> Tensor:

@@ -1,6 +1,5 @@
 """Curriculum: which problems a step takes (shuffled, as given, easy to hard, by pass rate, or by a class of yours)."""
 
-import importlib
 import json
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,6 +8,7 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
+from mathrl.core.paths import import_own
 from mathrl.core.types import Problem
 from mathrl.params.curriculum import (
     AsGiven,
@@ -239,11 +239,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _class(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    try:
-        made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{WHERE}: {path!r} cannot be imported ({error}); write package.module.Class") from error
+    made = import_own(path, WHERE)
     missing = [method for method in METHODS if not callable(getattr(made, method, None))]
     if missing or not isinstance(made, type):
         lacks = f"lacks {', '.join(missing)}" if missing else "is no class"

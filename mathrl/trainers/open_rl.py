@@ -19,16 +19,17 @@ from mathrl.models.linear import keep_rounded_only
 from mathrl.models.lora import add_lora
 from mathrl.models.prepared import copy_model
 from mathrl.models.sharding import is_sharded, sharded_copy
-from mathrl.params.advantage import Distillation, Process
-from mathrl.params.loss import LossKl, RewardKl
+from mathrl.params.advantage import Distillation, FunctionAdvantage, Process
+from mathrl.params.loss import FunctionLoss, LossKl, RewardKl
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.batch import Batch, group_logprobs
+from mathrl.trainers.batch import Batch, group_logprobs, own_advantage
 from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import make_critic
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
+from mathrl.trainers.policy_update import own_loss
 from mathrl.trainers.rollouts import GroupJudge
 from mathrl.trainers.training_run import RlResult, TrainingLog, TrainingRun
 from mathrl.trainers.weight_sync import WeightSync
@@ -178,9 +179,14 @@ def open_rl(
     """Make the learners and restore the last checkpoint of `run.state`, if there is one.
 
     Raises:
-        UserError: no problem whose prompt fits, or a missing teacher or judge.
+        UserError: no problem whose prompt fits, a missing teacher or judge, or a loss or advantage of the user that is
+            none.
     """
     check_helpers(params, helpers)
+    if isinstance(params.loss, FunctionLoss):
+        own_loss(params.loss).check_loss(params.loss.skip_zero_variance)
+    if isinstance(params.advantage, FunctionAdvantage):
+        own_advantage(params.advantage).check_advantage()
     ranks = run.ranks
     if params.lora is not None:
         add_lora(model, params.lora, run.seed)

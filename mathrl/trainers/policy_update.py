@@ -14,6 +14,7 @@ from torch import Tensor
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
 from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.own_functions import LossInput, OwnFunction
 from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.trust_regions import log_ratio, squared_log_ratio
 from mathrl.core.hashing import derive_seed
@@ -23,7 +24,7 @@ from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, at
 from mathrl.models.device import to_device
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import response_logprobs
-from mathrl.params.loss import Cispo, DppoKl, DppoTv, Gmpo, Gspo, Loss, LossKl, PpoClip, Sapo
+from mathrl.params.loss import Cispo, DppoKl, DppoTv, FunctionLoss, Gmpo, Gspo, Loss, LossKl, PpoClip, Sapo
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
 
@@ -158,6 +159,10 @@ def ratio_bounds(loss: Loss) -> Clip:
     return Clip(0.0, 0.0)
 
 
+def own_loss(params: FunctionLoss) -> OwnFunction:
+    return OwnFunction("rl.loss", params.path, params.options.values())
+
+
 def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tuple[Tensor, Figures]:
     """The part's share of the global batch's loss, and sums of its figures."""
     assert part.weights_S is not None
@@ -170,7 +175,12 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         for tensor in (part.lengths_S, part.old_N, part.advantages_N, part.kept_N, weights_N, kept)
     )
     terms = params.loss
-    loss_N, clipped_N = policy_loss(terms.type, logprobs_N, old_N, advantages_N, lengths_S, ratio_bounds(terms), kept_N)
+    if isinstance(terms, FunctionLoss):
+        tokens = LossInput(logprobs_N, old_N, advantages_N, entropies_N, kept_N, lengths_S)
+        loss_N, clipped_N = own_loss(terms).loss(tokens)
+    else:
+        bounds = ratio_bounds(terms)
+        loss_N, clipped_N = policy_loss(terms.type, logprobs_N, old_N, advantages_N, lengths_S, bounds, kept_N)
     if part.importance_N is not None:
         loss_N = loss_N * to_device(part.importance_N, loss_N.device)
     kl_N = torch.zeros_like(old_N)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXTEND = ROOT / "docs" / "how_to" / "extend"
-PAGES = [EXTEND / f"{name}.md" for name in ("parameter", "source", "reward", "sampler", "algorithm", "engine")]
+PAGES = [EXTEND / f"{name}.md" for name in ("parameter", "source", "reward", "sampler", "loss", "algorithm", "engine")]
 TUTORIALS = sorted((ROOT / "docs" / "start").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.M | re.S)
 
@@ -32,6 +32,7 @@ def follow(page: Path, folder: Path) -> str:
     for language, title, code in BLOCK.findall(page.read_text(encoding="utf-8")):
         if title:
             assert not (folder / title).exists(), f"{page.name}: {title} exists already"
+            (folder / title).parent.mkdir(exist_ok=True)
             (folder / title).write_text(code, encoding="utf-8")
         elif language == "diff":
             patched = subprocess.run(
