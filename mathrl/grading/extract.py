@@ -35,7 +35,7 @@ _AFTER_BOX = re.compile(r"\s*\{")
 _UNBRACED = re.compile(r"\s+(\\frac\{[^{}]*\}\{[^{}]*\}|-?\d[\d,.]*|[A-Za-z](?![A-Za-z]))")
 _GLUE = re.compile(
     r"(?:\s|\$|,|;|、|，|\\[,;:! ()\[\]]|\\q?quad(?![a-z])|\\(?:text|mbox|textrm)\s*\{|\}|"
-    r"and\b|or\b|possibly\b|maybe\b|perhaps\b|和|或|&|\*|=)*"
+    r"[a-zA-Z](?:_\{?\w\}?)?\s*=|and\b|or\b|possibly\b|maybe\b|perhaps\b|和|或|&|\*|=)*"
 )
 _PHRASE = re.compile(
     r"(?:(?:final|correct|right)\s+)?answer\s*(?:\*\*|\*)?\s*(?:is\s*:?|are\s*:?|=|:|：)|"

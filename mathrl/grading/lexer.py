@@ -51,7 +51,7 @@ FUNCTIONS = frozenset(
     (
         "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh "
         "arccosh arctanh arccoth arcsech arccsch arsinh arcosh artanh asinh acosh atanh log ln lg exp sqrt "
-        "max min gcd lcm det asin acos atan abs floor ceil cbrt arg"
+        "max min gcd lcm det asin acos atan abs floor ceil cbrt arg cis"
     ).split()
 )
 RELATIONS = {

@@ -95,6 +95,7 @@ _ROWS = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}((?:(?!\\begin)
 _CONTINUED = re.compile(r"\s*(?:=|<|>|\\(?:le|ge|leq|geq|approx|equiv)(?![a-z]))")
 _VARIANT = re.compile(r"\\var(epsilon|phi|theta|rho|sigma|kappa)(?![a-zA-Z])")
 _HAN_JOINER = re.compile(r"(?:\\text\s*\{\s*)?(?<![\u3400-\u9fff])(?:或者?|并?且)(?![\u3400-\u9fff])(?:\s*\})?")
+_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]\+?(-?\d{1,3})(?![\w.])")
 _SET_BRACE = re.compile(r"\\(?:left|right)\s*\\([{}])")
 _ORDINAL = re.compile(
     r"(?<=\d)\s?(?:\^\s*\{\s*\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}|\^\s*\{\s*(?:st|nd|rd|th)\s*\}|"
@@ -184,6 +185,8 @@ def canonical(text: str) -> str:
     text = _CURRENCY.sub(r"\2\\text{ \1}", strip_wrappers(ascii_math(text)))
     if "或" in text or "且" in text:
         text = _HAN_JOINER.sub(lambda m: f"\\text{{ {'or' if '或' in m[0] else 'and'} }}", text)
+    if "e-" in text or "E-" in text or "e+" in text:
+        text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
     if "|" in text:
         text = _GIVEN.sub(r"\1\\mid \2", text)
     if "¢" in text:

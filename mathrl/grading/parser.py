@@ -451,6 +451,8 @@ class Parser(Cursor):
             return Node(name, (argument,))
         if name == "cbrt":
             return Node("root", (argument, num(3)))
+        if name == "cis":
+            return Node("func", ("exp", Node("mul", ((Node("const", ("i",)), argument),))))
         node = Node("func", (name, argument) if base is None else (name, argument, base))
         if power is None:
             return node

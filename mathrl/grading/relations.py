@@ -226,7 +226,8 @@ def _denominators(node: Node) -> list[Node]:
     if node.kind == "div" and symbols(node.args[1]):
         factors = node.args[1].args[0] if node.args[1].kind == "mul" else (node.args[1],)
         bare = [factor.args[0] if factor.kind == "pow" else factor for factor in factors]
-        return [node.args[1]] if all(factor.kind == "sym" for factor in bare) else []
+        if all(factor.kind == "sym" for factor in bare) or node.args[0].kind == "num":  # r = 1 / (1 - sin t)
+            return [node.args[1]]
     return []
 
 

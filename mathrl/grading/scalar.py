@@ -75,6 +75,12 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
 def _literal(node: Node) -> tuple[Fraction, int, int] | None:
     """Value, places and significant digits of a number written as a decimal."""
     value, places, digits = node.args if node.kind == "num" else (Fraction(0), 0, 0)
+    if node.kind == "mul" and [factor.kind for factor in node.args[0]] == ["num", "pow"]:  # 2.78 \times 10^{-6}
+        (value, places, digits), power = node.args[0][0].args, node.args[0][1]
+        if key(power.args[0]) != "10" or power.args[1].kind != "num" or not places:
+            return None
+        exponent = int(power.args[1].args[0])
+        return (value * Fraction(10) ** exponent, places - exponent, digits) if digits > 2 else None
     return (value, places, digits) if places > 0 else None
 
 
@@ -86,9 +92,13 @@ def _same_digits(truth: Node, answer: Node) -> bool:
     truth_decimal, answer_decimal = _literal(truth), _literal(answer)
     if truth_decimal is not None:
         value, places, digits = truth_decimal
-        if places < 2 or digits < 2 or (answer_decimal is not None and (digits < 3 or answer_decimal[1] <= places)):
+        if (
+            (places < 2 and truth.kind == "num")
+            or digits < 2
+            or (answer_decimal is not None and (digits < 3 or answer_decimal[1] <= places))
+        ):
             return False
-        return _within(answer, value, Fraction(1, 2 * 10**places))
+        return _within(answer, value, Fraction(1, 2) / Fraction(10) ** places)
     if answer_decimal is not None and answer_decimal[2] >= LONG_DECIMAL:
         value, places, _ = answer_decimal
         return _within(truth, value, Fraction(1, 10**places), strict=True)

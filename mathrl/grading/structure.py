@@ -17,7 +17,8 @@ from mathrl.grading.names import align_names
 from mathrl.grading.relations import is_assignment, is_forgiven, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar, spelled_out
 from mathrl.grading.sets import INEQUALITIES, NotASet, is_contradiction, real_set, same_members, same_real_set
-from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, symbols
+from mathrl.grading.statements import bound_names, push_negation, same_logic, same_quantified
+from mathrl.grading.syntax import Node, choose_sign, explain, find, is_expression, key, kinds, num, sym, symbols
 
 MAX_ITEMS = 200
 _SETS = frozenset(["union", "inter", "minus", "reals"])
@@ -36,6 +37,8 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     check_clock()
     if key(truth) == key(answer):
         return True
+    if bound_names(truth) or bound_names(answer):
+        return same_quantified(truth, answer, same_answer)
     verdict = same_family(truth, answer, same_answer)
     if verdict is not None:
         return verdict
@@ -48,7 +51,7 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     truth, answer = _simplify(truth), _simplify(answer)
     truth, answer = _apart(truth, answer), _apart(answer, truth)
     if "logic" in (truth.kind, answer.kind):
-        return _logic(truth, answer)
+        return same_logic(truth, answer, _in_any_order)
     verdict = _as_real_sets(truth, answer)
     if verdict is not None:
         return verdict
@@ -69,6 +72,9 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     if truth.kind == "rel" or answer.kind == "rel":
         return same_relation(truth, answer, same_answer)
     truth_items, answer_items = _items(truth), _items(answer)
+    for node, items in ((truth, answer_items), (answer, truth_items)):
+        if node.kind == "tuple" and items is not None and len(spread := _signs(node)) == 2:
+            return _in_any_order(spread, items)
     if truth.kind == "tuple" or answer.kind == "tuple":
         return _tuples(truth, answer)
     if truth.kind == "matrix" or answer.kind == "matrix":
@@ -122,13 +128,8 @@ def _simplify(node: Node) -> Node:
         left, right = node.args[1]
         holes = tuple(Node("rel", (("!=",), (left, choose_sign(right, sign)))) for sign in (False, True))
         return Node("list", (holes,))
-    if node.kind == "app" and node.args[0] == "neg" and len(node.args[1].args[0]) == 1:  # De Morgan's laws
-        denied = node.args[1].args[0][0]
-        if denied.kind == "logic" and denied.args[0] in ("and", "or"):
-            parts = tuple(Node("app", ("neg", Node("list", ((part,),)))) for part in denied.args[1])
-            return Node("logic", ("or" if denied.args[0] == "and" else "and", parts))
-        if denied.kind == "app" and denied.args[0] == "neg" and len(denied.args[1].args[0]) == 1:
-            return _simplify(denied.args[1].args[0][0])
+    if node.kind == "app" and node.args[0] == "neg":
+        return push_negation(node)
     if node.kind == "rel" and node.args[0] == ("in",) and node.args[1][1].kind == "set":
         return node.args[1][1]  # type: ignore[no-any-return]
     return node
@@ -200,6 +201,8 @@ def _signs(node: Node) -> list[Node]:
         return [node]
     if node.kind == "rel" and is_assignment(node):
         return _signs(node.args[1][1])
+    if node.kind == "tuple" and sum(1 for _ in find(node, "pm")) == 1:
+        return [choose_sign(node, False), choose_sign(node, True)]
     if node.kind in ("tuple", "matrix", "rel", "list", "set", "union"):
         return [node]
     values: list[Node] = []
@@ -220,6 +223,7 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
     if len(truth_items) > MAX_ITEMS or len(answer_items) > MAX_ITEMS:
         raise Refused("a list too long")
     if all(is_assignment(part) for part in (*truth_items, *answer_items)):
+        truth_items, answer_items = _without_index(truth_items, answer_items), _without_index(answer_items, truth_items)
         named = [{key(part.args[1][0]): part for part in items} for items in (truth_items, answer_items)]
         if named[0].keys() == named[1].keys() and len(named[0]) == len(truth_items) == len(answer_items):
             return _in_order(list(named[0].values()), [named[1][name] for name in named[0]])
@@ -245,6 +249,15 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
     if "set" in (truth.kind, answer.kind):
         truth_items, answer_items = _drop_repeats(truth_items), _drop_repeats(answer_items)
     return _in_any_order(truth_items, answer_items)
+
+
+def _without_index(items: list[Node], others: list[Node]) -> list[Node]:
+    """x_1 = 2, x_2 = 3 as x = 2, x = 3 beside values of one x."""
+    names = [str(item.args[1][0].args[0]) for item in items]
+    single = {str(item.args[1][0].args[0]) for item in others}
+    if len(single) != 1 or sorted(names) != [f"{min(single)}_{n + 1}" for n in range(len(names))] or len(names) < 2:
+        return items
+    return [Node("rel", (("=",), (sym(min(single)), item.args[1][1]))) for item in items]
 
 
 def _progression(items: Sequence[Node]) -> tuple[Any, ...] | None:
@@ -377,19 +390,3 @@ def _matrices(truth: Node, answer: Node) -> bool | None:
     if [len(row) for row in truth_rows] != [len(row) for row in answer_rows]:
         return False
     return _in_order([cell for row in truth_rows for cell in row], [cell for row in answer_rows for cell in row])
-
-
-def _logic(truth: Node, answer: Node) -> bool | None:
-    """p and q, p or q: the same connective, in any order."""
-    parts = []
-    for node in (truth, answer):
-        if node.kind == "logic":
-            parts.append(node.args)
-        elif node.kind == "list" and len(node.args) > 1:
-            parts.append((node.args[1], node.args[0]))
-        else:
-            return False
-    if parts[0][0] != parts[1][0]:
-        explain("and / or")
-        return False
-    return _in_any_order(list(parts[0][1]), list(parts[1][1]))

@@ -101,10 +101,22 @@ _OTHER_UNITS = {
     "peso pesos": (Fraction(1), "peso"),
     "米": (Fraction(1), "m"),
     "厘米": (Fraction(1, 100), "m"),
+    "分米": (Fraction(1, 10), "m"),
+    "毫米": (Fraction(1, 1000), "m"),
     "千米 公里": (Fraction(1000), "m"),
+    "平方米": (Fraction(1), "m^2"),
+    "平方厘米": (Fraction(1, 10**4), "m^2"),
+    "平方分米": (Fraction(1, 100), "m^2"),
+    "平方千米 平方公里": (Fraction(10**6), "m^2"),
+    "立方米": (Fraction(1), "m^3"),
+    "立方厘米": (Fraction(1, 10**6), "m^3"),
+    "立方分米": (Fraction(1, 1000), "m^3"),
     "克": (Fraction(1, 1000), "kg"),
-    "千克": (Fraction(1), "kg"),
+    "千克 公斤": (Fraction(1), "kg"),
+    "吨": (Fraction(1000), "kg"),
     "秒": (Fraction(1), "s"),
+    "分钟": (Fraction(60), "s"),
+    "小时": (Fraction(3600), "s"),
     "升": (Fraction(1, 1000), "m^3"),
     "毫升": (Fraction(1, 10**6), "m^3"),
     "unit units": (Fraction(1), "unit"),
@@ -151,7 +163,8 @@ NOISE = frozenset(
 # What is counted or measured; singular, as `_singular` makes it.
 _COUNTED = frozenset(
     (
-        "people person student page apple box egg cookie slice book card marble orange banana pack pencil bag toy car "
+        "domain range people person student page apple box egg cookie slice book card marble orange banana pack pencil "
+        "bag toy car "
         "bird tree cup boy girl child kid man woman letter guest flower customer friend sandwich glass question rose "
         "candy goal sheep class loaf fruit game pen balloon hole row shell star plant ball window chair seashell "
         "chocolate cow group player stick teacher pizza animal movie potato bar meal cat cupcake bee gift seat wheel "

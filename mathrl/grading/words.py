@@ -322,8 +322,7 @@ def last_option(text: str) -> str | None:
 
 def is_option(text: str) -> bool:
     r"""Whether a letter is written as an option, (b) or \text{b}, rather than as a variable."""
-    stripped = text.strip()
-    return stripped.startswith(("(", "\\text", "\\mathrm", "\\mathbf", "\\mbox"))
+    return text.strip().startswith(("(", "\\text", "\\mathrm", "\\mathbf", "\\mbox"))
 
 
 _CLAUSE = re.compile(
@@ -350,6 +349,9 @@ def same_clauses(truth: str, answer: str) -> bool | None:
         if len(said[-1]) < len(clauses) or any(len(name) < 2 for name in said[-1]):
             return None
     return said[0] == said[1] if said[0].keys() == said[1].keys() else None
+
+
+_TWO_NAMES = re.compile(r"([A-Z][a-z]+)(?:, | and )([A-Z][a-z]+)")  # a longer list may be a ranking
 
 
 def same_words(truth: str, answer: str) -> bool | None:
@@ -382,7 +384,8 @@ def same_words(truth: str, answer: str) -> bool | None:
         return answer_words in _NONE or (answer_words is None and answer.strip() in _EMPTY_SETS)
     if answer_words is None:
         return None
-    if truth_words == answer_words:
+    names = [match and {*match.groups()} for text in (truth, answer) if (match := _TWO_NAMES.fullmatch(unwrap(text)))]
+    if truth_words == answer_words or (" and " in truth + answer and len(names) == 2 and names[0] == names[1]):
         return True
     (content, subjects), (answer_content, answer_subjects) = _content(truth_words), _content(answer_words)
     if content and content == answer_content:
