@@ -121,7 +121,7 @@ def _combine(parts: Sequence[Figures]) -> dict[str, Tensor]:
     for name in dict.fromkeys(name for part in parts for name in part):
         values = [part[name] for part in parts if name in part]
         combine = torch.maximum if name.endswith("_max") else torch.add
-        combined[name] = reduce(combine, values, torch.zeros_like(values[0]))
+        combined[name] = reduce(combine, values)
     return combined
 
 

@@ -36,6 +36,10 @@ def test_out_of_memory_is_answered_with_half_the_tokens_from_then_on(capsys: pyt
         needs(budget, 1)
 
 
+def test_a_budget_of_one_token_stays_one() -> None:
+    assert needs(TokenBudget(ranks_of(), 1, "rl"), 300) == 1
+
+
 def test_no_smaller_micro_batch_is_tried_than_of_sixteen_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     for tokens, tried in ((33, [33, 16]), (100, [100, 50, 25]), (31, [31]), (20, [20])):
         seen: list[int] = []

@@ -108,6 +108,8 @@ def test_a_turn_may_have_several_calls_and_mistakes_are_told() -> None:
     first, second = calls.calls(turn)
     assert first == Asked("print('</b>')") and "there is one tool, python;" in second.mistake
     assert json.loads(second.code)["name"] == "search", "what it asked for is kept"
+    (third,) = calls.calls(written({"name": "python", "arguments": {"code": 3}}))
+    assert json.loads(third.code)["arguments"] == {"code": 3} and "an object with the text code" in third.mistake
     assert calls.own_words(turn) == "I compute.\n"
     as_text = good | {"arguments": json.dumps(good["arguments"])}  # as OpenAI's interface has them
     assert calls.calls(written(as_text)) == [Asked("print('</b>')")]

@@ -41,6 +41,14 @@ def test_greedy_equals_generate_and_packed_equals_plain(engine: TorchEngine) -> 
         assert list(group[0].tokens) == expected[0, len(prompt) :].tolist()
 
 
+def test_a_model_in_training_samples_without_its_dropout(engine: TorchEngine) -> None:
+    modes: list[bool] = []
+    engine.model.model.register_forward_pre_hook(lambda module, arguments: modes.append(module.training))
+    engine.model.train()
+    engine.generate(PROMPTS, Sampling(2, 1.0, 20), seed=0)
+    assert modes and not any(modes) and engine.model.training, "it trains on afterwards"
+
+
 def test_logprobs_are_those_of_the_sampling_distribution(engine: TorchEngine) -> None:
     sampling = Sampling(6, 0.8, 24)
     groups = engine.generate(PROMPTS, sampling, seed=3)

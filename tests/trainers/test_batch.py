@@ -12,7 +12,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.advantage import Gae
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import Batch, cut
+from mathrl.trainers.batch import Batch, cut, response_advantages, token_advantages
 from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.small import scored_batch
 
@@ -222,3 +222,21 @@ def test_groups_are_cut_between_responses_to_fit_the_budget() -> None:
     small = batch.cut(2, "cpu")
     assert len(small.groups) == 4 and small.part([1, 3]).lengths_S.tolist() == [1, 3]
     assert torch.equal(small.part([0, 1]).old_N, batch.part([0]).old_N)
+
+
+def test_pass_at_k_takes_the_epsilon_of_the_parameters() -> None:
+    advantages = []
+    for eps in (1e-6, 1.0):
+        params = Rl(advantage={"type": "pass_at_k", "k": 2, "eps": eps}, group_size=2)  # type: ignore[arg-type]
+        group = RolloutGroup(
+            problem=0, prompt=(4,), responses=((6,), (7,), (8,)), logprobs=((-0.1,),) * 3, rewards=(1.0, 0.0, 0.0),
+            correct=(True, False, False), truncated=(False,) * 3, parts=({},) * 3,
+        )  # fmt: skip
+        advantages.append(response_advantages([group], torch.ones(3, dtype=torch.long), None, params.advantage))
+    assert advantages[0].abs().max() > 1.2 * advantages[1].abs().max() > 0
+
+
+def test_a_response_without_steps_has_no_advantage() -> None:
+    params = Rl(advantage={"type": "process"})  # type: ignore[arg-type]
+    group = replace(GROUPS[0], step_rewards=((), ()), step_ends=((), ()))
+    assert token_advantages([group], torch.tensor([2, 1]), None, params.advantage).tolist() == [0.0] * 3  # type: ignore[arg-type]

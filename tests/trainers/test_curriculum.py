@@ -13,7 +13,7 @@ from mathrl.core.types import Problem
 from mathrl.params.curriculum import EasyToHard, PassRate, PoolWeights, Retire
 from mathrl.params.train import Rl
 from mathrl.trainers.curriculum import ProblemOrder
-from mathrl.trainers.pools import features
+from mathrl.trainers.pools import features, predict
 from mathrl.trainers.supervised import Stream
 from tests.trainers.test_pools import mixture, pools
 
@@ -171,3 +171,28 @@ def test_those_that_were_away_come_first_and_else_as_shuffled() -> None:
     order.pause_N[20:50] = 1
     shuffled = np.random.Generator(np.random.PCG64(derive_seed(1, "pools", 1))).permutation(60).tolist()
     assert order.take(60) == sorted(shuffled, key=lambda place: not 20 <= place < 50)
+    assert order.metrics()["curriculum/brought_back"] == 30
+
+
+def test_an_order_of_pools_is_resumed_with_all_that_it_knows() -> None:
+    order, again = pools(30, predict=True), pools(30, predict=True)
+    for place in order.take(8)[:4]:
+        order.observe(place, correct=place % 3, samples=4)
+    assert order.state()["first"]
+    again.load(order.state())
+    assert again.state() == order.state()
+
+
+def test_features_say_more_of_harder_and_of_unmeasured_problems() -> None:
+    matrix_NF = features([problem(0, 0.5), problem(1, 0.98), problem(2, 1.0), problem(3)])
+    rates_N, unmeasured_N = matrix_NF.T
+    assert rates_N[1] == rates_N[2] > rates_N[0] == rates_N[3], "no rate is certain, and an unknown one is 1/2"
+    assert unmeasured_N.argmax() == 3
+
+
+def test_one_verdict_alone_predicts_nothing() -> None:
+    features_NF, start_N = np.random.default_rng(0).normal(size=(50, 2)), np.full(50, 0.4)
+    samples_N = np.full(50, 4.0)
+    for correct in (0.0, 4.0):
+        assert predict(features_NF, start_N, np.full(50, correct), samples_N, np.zeros(50)) is start_N
+    assert predict(features_NF, start_N, np.arange(50) % 5.0, samples_N, np.zeros(50)) is not start_N

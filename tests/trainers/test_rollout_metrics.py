@@ -92,5 +92,5 @@ def test_shares_of_the_calls_and_figures_per_response_by_hand() -> None:
         "tool/echo_rate": 1 / 4,
     }
     one = tool_metrics([replace(group([9], [False], [0.0]), calls=((fails,),))])
-    assert (one["tool/error_rate"], one["tool/right_with_call"]) == (1, 0)
+    assert (one["tool/error_rate"], one["tool/right_with_call"], one["tool/echo_rate"]) == (1, 0, 0)
     assert set(tool_metrics([plain]).values()) == {0.0}, "without a call"

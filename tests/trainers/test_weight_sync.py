@@ -228,6 +228,7 @@ def test_what_changed_is_told_by_the_bits_of_the_layers_matrices(small: Any) -> 
 
     assert [share(a=1, b=2), share(a=1, b=3), share(a=1, b=3), share(a=2, b=4, c=5, d=6)] == [0, 0.5, 0, 0.5]
     assert share() == 0
+    assert [share(a=1), share(a=2)] == [0, 1], "of one layer"
 
 
 def test_a_certain_token_tells_nothing() -> None:

@@ -1,0 +1,64 @@
+"""The files of kept rollouts: of older runs, of a run that was cut off, tokens over several files."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mathrl.rollout.rollout_files import SCHEMA, WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
+
+
+def row(step: int, number: int) -> dict[str, Any]:
+    """A response whose one token is 10 * step + number."""
+    values: dict[str, Any] = {
+        name: 0 if pa.types.is_integer(kind.type) else 0.0 if pa.types.is_floating(kind.type) else None
+        for name, kind in zip(SCHEMA.names, SCHEMA, strict=True)
+    }
+    texts = dict.fromkeys(("problem", "question", "source", "rule", "text"), "x")
+    lists = {"tokens": [10 * step + number], "pieces": ["x"], "logprobs": [-1.0], "advantages": [0.5], "ratios": [1.0]}
+    return {**values, **texts, **lists, "calls": [], "odd": [], "parts": {}, "correct": True, "step": step}
+
+
+def written(folder: Path, steps: int = 3) -> RolloutFolder:
+    rollouts = RolloutFolder(folder, None)
+    for step in range(1, steps + 1):
+        rollouts.write(step, [row(step, number) for number in range(step)])
+    return rollouts
+
+
+def test_tokens_are_those_of_the_row_over_all_files(tmp_path: Path) -> None:
+    rollouts = written(tmp_path / "a" / "b")  # neither is there
+    tokens = [10, 20, 21, 30, 31, 32]
+    for _ in range(2):  # a file per step, then one with a group of rows per step
+        files = rollout_files(rollouts.folder)
+        assert [read_tokens(files, n)["tokens"] for n in range(6)] == [[token] for token in tokens]
+        with pytest.raises(IndexError):
+            read_tokens(files, 6)
+        if not (rollouts.folder / WHOLE).exists():
+            assert rollouts.finish(4) == [4]
+    assert [file.name for file in rollout_files(rollouts.folder)] == [WHOLE]
+
+
+def test_the_one_file_counts_where_a_kill_left_those_of_steps_beside_it(tmp_path: Path) -> None:
+    rollouts = written(tmp_path / "rollouts")
+    rollouts.finish(3)
+    rollouts.write(4, [row(4, 0)])
+    assert [file.name for file in rollout_files(rollouts.folder)] == [WHOLE]
+
+
+def test_what_a_killed_process_left_half_written_goes_when_the_run_goes_on(tmp_path: Path) -> None:
+    folder = written(tmp_path / "rollouts").folder
+    left = folder / f".step-000004.parquet.{2**22 + os.getpid()}.partial"  # of no process
+    left.touch()
+    assert len(RolloutFolder(folder, 3).steps()) == 3 and not left.exists()
+
+
+def test_a_file_of_an_older_run_has_no_calls(tmp_path: Path) -> None:
+    folder = written(tmp_path / "rollouts").folder
+    for file in rollout_files(folder):
+        pq.write_table(pq.read_table(file).drop_columns(["calls"]), file)
+    table = read_responses(rollout_files(folder))
+    assert table["calls"].to_pylist() == [[]] * 6 and table["step"].to_pylist() == [1, 2, 2, 3, 3, 3]
