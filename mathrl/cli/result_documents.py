@@ -244,6 +244,14 @@ class ExportDocument(TypedDict):
     format: Annotated[str, "verl or rlinf."]
 
 
+class PushDocument(TypedDict):
+    """`mathrl models push`"""
+
+    repository: Annotated[str, "The repository of the hub, OWNER/NAME."]
+    url: Annotated[str, "Address of the commit."]
+    files: Annotated[list[str], "What it has now of this model."]
+
+
 class ReproduceDocument(TypedDict):
     """`mathrl models reproduce`"""
 
