@@ -149,8 +149,8 @@ def test_each_command_prints_one_document(small_checkout: Checkout, no_champion:
         wrong += [] if right else [f"{text}: {found}"]
         seen.setdefault(name, set()).update(right)
     assert not wrong, "\n\n".join(wrong)
-    # These run every stage in a clone, need an earlier champion, and a run with other parameters.
-    assert set(DOCUMENTS) - set(seen) == {"models reproduce", "models rollback", "runs adopt"}
+    # These need a hub (test_push.py), run every stage in a clone, need an earlier champion, and another run's parameters.
+    assert set(DOCUMENTS) - set(seen) == {"models push", "models reproduce", "models rollback", "runs adopt"}
 
 
 def test_a_certificate_is_its_document() -> None:
