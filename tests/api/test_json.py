@@ -149,7 +149,7 @@ def test_each_command_prints_one_document(small_checkout: Checkout, no_champion:
         wrong += [] if right else [f"{text}: {found}"]
         seen.setdefault(name, set()).update(right)
     assert not wrong, "\n\n".join(wrong)
-    # These need a hub (test_push.py), run every stage in a clone, need an earlier champion, and another run's parameters.
+    # A hub (test_push.py), all stages in a clone, an earlier champion, and a run with other parameters are not here.
     assert set(DOCUMENTS) - set(seen) == {"models push", "models reproduce", "models rollback", "runs adopt"}
 
 
