@@ -95,7 +95,8 @@ _ROWS = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}((?:(?!\\begin)
 _CONTINUED = re.compile(r"\s*(?:=|<|>|\\(?:le|ge|leq|geq|approx|equiv)(?![a-z]))")
 _VARIANT = re.compile(r"\\var(epsilon|phi|theta|rho|sigma|kappa)(?![a-zA-Z])")
 _HAN_JOINER = re.compile(r"(?:\\text\s*\{\s*)?(?<![\u3400-\u9fff])(?:或者?|并?且)(?![\u3400-\u9fff])(?:\s*\})?")
-_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]\+?(-?\d{1,3})(?![\w.])")
+# Of a number with two decimals or more: 2e-3 may be 2e - 3.
+_EXPONENT = re.compile(r"(?<![\w.])(\d+\.\d{2,})[eE]\+?(-?\d{1,3})(?![\w.])")
 _SET_BRACE = re.compile(r"\\(?:left|right)\s*\\([{}])")
 _ORDINAL = re.compile(
     r"(?<=\d)\s?(?:\^\s*\{\s*\\(?:text|mathrm|textrm|mbox)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}|\^\s*\{\s*(?:st|nd|rd|th)\s*\}|"
