@@ -16,6 +16,7 @@ RESPONSES = ("response", "completion", "output", "generation", "model_output", "
 ANSWERS = (
     "ground_truth", "answer", "answers", "final_answer", "expected_answer", "gt_answer", "gt", "gold", "golden",
     "answer_number", "correct_answer", "target", "label", "truth", "result", "reference", "a",
+    "answer_key", "answer_idx", "correct_option",
 )  # fmt: skip
 
 
