@@ -112,6 +112,13 @@ _FOR_ALL = re.compile(
     r"\s*,?\s*\\text\s*\{\s*for (?:all|every|any)(?: real)?(?: numbers?)?\s*\}\s*[a-z]?"
     r"(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?$"
 )
+_ANY_NUMBER = re.compile(
+    r"\s*,?\s*(?:\\text\s*\{[\s,]*for (?:any|all|every|some)(?: real)? (?:constant|number)\s*\}\s*([a-zA-Z])|"
+    r"\\text\s*\{[\s,]*(?:where|with)\s*\}\s*([a-zA-Z])\s*"
+    r"\\text\s*\{\s*is an?(?: arbitrary| real)* (?:constant|number)\s*\})$"
+)
+_NUMBER_SET = re.compile(r"\\in\s*(?:\\(?:mathbf|mathrm|boldsymbol)\s*\{([ZRNQC])\}|([ZRNQ])(?![A-Za-z_({]))")
+_BARE_POINT = re.compile(r"(?<=\d)\.(?=\s*[/)])")
 _MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*(?=[A-Za-z])")
 _CENTS = re.compile(r"(\d)\s*¢")
 _OHM = re.compile(r"(\d)(?:\s|\\[ ,;:!]|~)*\\Omega\s*$")
@@ -192,6 +199,10 @@ def canonical(text: str) -> str:
         text = _GIVEN.sub(r"\1\\mid \2", text)
     if "¢" in text:
         text = _CENTS.sub(r"\1\\text{ cents}", text)
+    if "Å" in text:
+        text = text.replace("\\text{Å}", "Å").replace("Å", "\\text{ angstrom}")
+    if "./" in text or ".)" in text:
+        text = _BARE_POINT.sub("", text)
     if "{:}" in text:
         text = text.replace("{:}", ":")
     if text.count(".") > 1:
@@ -203,6 +214,8 @@ def canonical(text: str) -> str:
         text = _ALIGNED.sub(" ", _ROWS.sub(_join_rows, _SIZING.sub(" ", text)))
         text = _TEMPERATURE.sub(lambda m: f"\\text{{ {'celsius' if 'C' in m[0] else 'fahrenheit'}}}", text)
         text = _DISTRIBUTION.sub(lambda m: f"\\text{{{_DISTRIBUTIONS[m[1]]}}}", text)
+        text = _NUMBER_SET.sub(lambda m: f"\\in \\mathbb{{{m[1] or m[2]}}}", text)
+        text = _ANY_NUMBER.sub(lambda m: f", {m[1] or m[2]}\\in \\mathbb{{R}}", text)
         text = _MICRO.sub(r"\\text{μ", _FOR_ALL.sub("", _INTEGERS.sub(r", \1\\in \\mathbb{Z}", text)))
         text = _OHM.sub(r"\1\\text{ ohm}", text)
         text = _EXTREME.sub(r"\\text{\1}", text)

@@ -469,8 +469,8 @@ class Parser(Cursor):
             and not self.at("(", "[", "\\{", "|")
             and not (self.tokens[self.i].kind == "cmd" and self.tokens[self.i].value in FUNCTIONS - {"sqrt"})
         ):
-            right = self.factor()
-            node = juxtapose(node, right, self.tokens[self.i - 1].kind == "num")
+            digits = self.tokens[self.i].kind == "num"
+            node = juxtapose(node, self.factor(), digits)
         while self.at("/") and node.kind != "div":
             self.take()
             node = Node("div", (node, self.factor()))

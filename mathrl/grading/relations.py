@@ -148,7 +148,8 @@ def _is_label(node: Node) -> bool:
     if node.kind == "func" and node.args[0] == "conj":
         return True
     if node.kind == "pow" and node.args[0].kind == "sym" and node.args[1].kind == "num":
-        return bool(_COUNT.fullmatch(node.args[0].args[0]))
+        inverse = key(node.args[1]) == "-1" and node.args[0].args[0].isupper()
+        return inverse or bool(_COUNT.fullmatch(node.args[0].args[0]))
     if node.kind == "mul" and node.args[0][0].kind == "sym" and node.args[0][0].args[0] in _APPLIED:
         return len(node.args[0]) == 2 and node.args[0][1].kind in ("sym", "num")
     if node.kind in ("mul", "div", "ratio", "abs", "tuple", "add"):

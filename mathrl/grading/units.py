@@ -82,6 +82,7 @@ _OTHER_UNITS = {
     "mph": (Fraction(1609344, 3600000), "m s^-1"),
     "mpg": (Fraction(1609344, 1000) / Fraction(3785411784, 10**12), "m^-2"),
     "kmh kph": (Fraction(5, 18), "m s^-1"),
+    "angstrom angstroms": (Fraction(1, 10**10), "m"),
     "mps": (Fraction(1), "m s^-1"),
     "atm": (Fraction(101325), "kg m^-1 s^-2"),
     "erg ergs": (Fraction(1, 10**7), "kg m^2 s^-2"),

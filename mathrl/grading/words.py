@@ -91,7 +91,7 @@ def plain_words(text: str) -> str | None:
     inner = " ".join(inner.split())
     if inner.startswith("(") and inner.endswith(")"):
         inner = inner[1:-1].strip()
-    inner = _ALL.sub(r"\1", inner.removeprefix("to the ").removesuffix("条件"))
+    inner = _ALL.sub(r"\1", inner.removeprefix("to the ").removesuffix("条件").removesuffix(" condition"))
     inner = inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ")
     if quadrant := _QUADRANT.fullmatch(inner):
         inner = f"quadrant {_QUADRANTS[quadrant[1]]}"
