@@ -45,6 +45,7 @@ def gap_shares(counts: Sequence[float], tokens: float) -> dict[str, float]:
 
 Kind = Literal["truncated", "masked"]
 Level = Literal["token", "sequence"]
+AnyLevel = Literal["token", "sequence", "geometric"]
 
 
 def importance_weights(
@@ -66,11 +67,59 @@ def importance_weights(
     >>> importance_weights(ratio.log(), torch.zeros(3), torch.tensor([2, 1]), "masked", "sequence", 0.5, 4.5)
     (tensor([4., 4., 0.]), tensor([ True,  True, False]))
     """
-    gap_N = (old_N - sampler_N).detach()
-    if level == "sequence":
-        gap_N = spread(response_sums(gap_N, lengths_S), lengths_S)
-    ratio_N = gap_N.exp()
+    ratio_N = _ratios(old_N, sampler_N, lengths_S, level)
     if kind == "truncated":
         return ratio_N.clamp(max=high), torch.ones_like(ratio_N, dtype=torch.bool)
     kept_N = (ratio_N >= low) & (ratio_N <= high)
     return ratio_N.masked_fill(~kept_N, 0.0), kept_N
+
+
+def _ratios(old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, level: AnyLevel) -> Tensor:
+    """exp(old - sampler) of each token, or of its response: the product or the geometric mean over it, [N]."""
+    gap_N = (old_N - sampler_N).detach()
+    if level != "token":
+        gap_S = response_sums(gap_N, lengths_S)
+        gap_N = spread(gap_S / lengths_S.clamp(min=1) if level == "geometric" else gap_S, lengths_S)
+    return gap_N.exp()
+
+
+def within_bounds(
+    old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, level: AnyLevel, low: float, high: float
+) -> Tensor:
+    """Which tokens keep their loss, [N]: those whose ratio of trainer to sampler lies in [low, high].
+
+    At level sequence the ratio is the product over the response, at level geometric its geometric mean, which does not
+    grow with the length (Li et al. 2025, "When Speed Kills Stability", Geo-RS). verl bounds the inverse ratio: its
+    `seq_mean_k1` with 0.5_4 is geometric with low 1/4 and high 2 here.
+
+    >>> ratio = torch.tensor([1.0, 4.0, 0.25])
+    >>> within_bounds(ratio.log(), torch.zeros(3), torch.tensor([2, 1]), "geometric", 0.5, 2.1)
+    tensor([ True,  True, False])
+    """
+    ratio_N = _ratios(old_N, sampler_N, lengths_S, level)
+    return (ratio_N >= low) & (ratio_N <= high)
+
+
+def without_veto(old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, least: float) -> Tensor:
+    """Which tokens keep their loss, [N]: those of responses in which no token's ratio is below `least`.
+
+    verl's veto (rollout_token_veto_threshold, 1e-4): one token that the trainer holds impossible spoils its response.
+
+    >>> without_veto(torch.tensor([0.0, -9.5, 0.0]), torch.zeros(3), torch.tensor([2, 1]), 1e-4)
+    tensor([False, False,  True])
+    """
+    spoiled_N = (_ratios(old_N, sampler_N, lengths_S, "token") < least).float()
+    return spread(response_sums(spoiled_N, lengths_S) == 0, lengths_S)
+
+
+def normalise_weights(weights_N: Tensor, lengths_S: Tensor, level: Level) -> Tensor:
+    """Weights divided by their mean over the batch: over tokens, or at level sequence over responses.
+
+    verl's rollout_is_batch_normalize: the step keeps its size, whatever the mismatch is. Where the mean is 0 they stay.
+
+    >>> normalise_weights(torch.tensor([2.0, 2.0, 0.5]), torch.tensor([2, 1]), "sequence")  # the mean of 2 and 1/2
+    tensor([1.6000, 1.6000, 0.4000])
+    """
+    per_response_S = response_sums(weights_N, lengths_S) / lengths_S.clamp(min=1)
+    mean = weights_N.mean() if level == "token" else per_response_S[lengths_S > 0].mean()
+    return weights_N / mean if float(mean) > 1e-8 else weights_N

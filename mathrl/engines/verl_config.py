@@ -15,11 +15,11 @@ from mathrl.params.loss import (
     Gspo,
     Loss,
     LossKl,
+    Masked,
     PpoClip,
     ReinforceLoss,
     RewardKl,
     Sapo,
-    Truncated,
 )
 from mathrl.params.train import Rl
 from mathrl.params.training import Verl
@@ -277,15 +277,26 @@ def _correction(rl: Rl) -> dict[str, Any]:
     importance = rl.importance
     if importance is None:
         return {"rollout_is": None, "rollout_rs": None}
-    if isinstance(importance, Truncated):
-        return {"rollout_is": importance.level, "rollout_is_threshold": importance.high, "rollout_rs": None}
-    bounds = f"{importance.low}_{importance.high}"
-    return {
+    bounds: list[tuple[str, float, float]] = []
+    threshold: Any = importance.high
+    if isinstance(importance, Masked):
+        bounds.append((importance.level, importance.low, importance.high))
+        threshold = f"{importance.low}_{importance.high}"
+    if (reject := importance.reject) is not None:
+        bounds.append((reject.level, reject.low, reject.high))
+    values = {
         "rollout_is": importance.level,
-        "rollout_is_threshold": bounds,
-        "rollout_rs": "token_k1" if importance.level == "token" else "seq_sum_k1",
-        "rollout_rs_threshold": bounds,
+        "rollout_is_threshold": threshold,
+        "rollout_is_batch_normalize": importance.normalise,
+        "rollout_rs": ",".join(REJECTIONS[level] for level, _, _ in bounds) or None,
     }
+    if bounds:  # of the sampler's probability over the trainer's
+        limits = [f"{1 / high:.10g}_{1 / low if low else UNBOUNDED:.10g}" for _, low, high in bounds]
+        values["rollout_rs_threshold"] = ",".join(limits)
+    return values
+
+
+REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
 
 
 def _reward(files: VerlFiles) -> dict[str, Any]:

@@ -291,6 +291,8 @@ def verl_combinations(params: Params) -> Iterator[str]:
         yield "rl.loss.dual=null (its gspo has no second bound)"
     if isinstance(rl.loss, DppoTv | DppoKl) and rl.loss.cap is None:
         yield "rl.loss.cap=20 (its DPPO bounds the ratio)"
+    if rl.importance is not None and rl.importance.veto is not None:
+        yield "rl.importance.veto=null (it has no veto)"
     if isinstance(rl.engine, Verl) and rl.engine.nodes > 1 and rl.engine.ray_address is None:
         yield "rl.engine.ray_address=auto (the Ray that it starts itself has one machine)"
     parts = [*params.reward.parts, *(part for route in params.reward.routes.values() for part in route)]

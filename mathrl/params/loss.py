@@ -158,6 +158,23 @@ class KlProbe(Section):
 Kl = Annotated[LossKl | RewardKl | KlProbe, Field(discriminator="type")]
 
 
+class Reject(Section):
+    """Tokens or responses whose ratio of trainer to sampler lies outside [low, high] have no loss."""
+
+    level: Literal["token", "sequence", "geometric"] = Field(
+        "geometric",
+        description="Ratio of a token, product over the response, or its geometric mean, which no length widens.",
+    )
+    low: float = Field(ge=0, description="Lower bound of the ratio; for geometric near 1, such as 0.999.")
+    high: float = Field(gt=0, description="Upper bound of the ratio; for geometric near 1, such as 1.001.")
+
+    @model_validator(mode="after")
+    def _bounds(self) -> "Reject":
+        if self.low >= self.high:
+            raise ValueError("low must be below high")
+        return self
+
+
 class _Importance(Section):
     type: str
     when: Literal["always", "other_engine"] = Field(
@@ -165,6 +182,18 @@ class _Importance(Section):
     )
     level: Literal["token", "sequence"] = Field("token", description="Ratio per token, or per response.")
     high: float = Field(2.0, gt=0, description="Upper bound of the ratio.")
+    normalise: bool = Field(
+        False, description="Divide the weights by their mean over the batch, so that the step keeps its size (verl)."
+    )
+    reject: Reject | None = Field(
+        None, description="Beside the weights: no loss for tokens or responses out of bounds; null: all have one."
+    )
+    veto: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="No loss for a response with a token whose ratio is smaller (verl: 1e-4); null: no veto.",
+    )
 
 
 class Truncated(_Importance):

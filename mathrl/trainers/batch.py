@@ -17,7 +17,15 @@ from torch import Tensor
 
 from mathrl.algorithms.advantages import distillation_advantages, group_advantages, process_advantages, whiten
 from mathrl.algorithms.aggregation import spread
-from mathrl.algorithms.alignment import gap_counts, gap_shares, importance_weights, logprob_alignment
+from mathrl.algorithms.alignment import (
+    gap_counts,
+    gap_shares,
+    importance_weights,
+    logprob_alignment,
+    normalise_weights,
+    within_bounds,
+    without_veto,
+)
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.own_functions import AdvantageInput, OwnFunction
 from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
@@ -49,7 +57,7 @@ from mathrl.params.advantage import (
     Rft,
     Rloo,
 )
-from mathrl.params.loss import KlProbe, LossKl, Masked, RewardKl
+from mathrl.params.loss import Importance, KlProbe, LossKl, Masked, RewardKl
 from mathrl.params.train import Rl
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -194,8 +202,11 @@ def make_batch(
         importance_N, trusted_N = importance_weights(
             old_N, scores.sampler_N, lengths_S, importance.type, importance.level, low, importance.high
         )
+        trusted_N = trusted_N & trusted_tokens(old_N, scores.sampler_N, lengths_S, importance)
         kept_N = kept_N & trusted_N
         figures["importance/mean"] = float(importance_N.mean())
+        if importance.normalise:
+            importance_N = normalise_weights(importance_N, lengths_S, importance.level)
         figures["importance/masked_share"] = float((~trusted_N).float().mean())
         figures["rollout/logprob_alignment"] = float(logprob_alignment(old_N, scores.sampler_N, lengths_S).mean())
         figures |= gap_shares(gap_counts(old_N, scores.sampler_N).tolist(), len(old_N))
@@ -228,6 +239,17 @@ def make_batch(
     reference_N = scores.reference_N if isinstance(params.kl, LossKl) else None
     batch = Batch(groups, lengths_S, old_N, advantages_N, kept_N, importance_N, reference_N, scores.values_N, returns_N)
     return batch, figures
+
+
+def trusted_tokens(old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, params: Importance) -> Tensor:
+    """Which tokens keep their loss by rl.importance.reject and rl.importance.veto, [N]."""
+    trusted_N = torch.ones_like(old_N, dtype=torch.bool)
+    if params.reject is not None:
+        bounds = params.reject
+        trusted_N &= within_bounds(old_N, sampler_N, lengths_S, bounds.level, bounds.low, bounds.high)
+    if params.veto is not None:
+        trusted_N &= without_veto(old_N, sampler_N, lengths_S, params.veto)
+    return trusted_N
 
 
 def own_advantage(params: FunctionAdvantage) -> OwnFunction:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mathrl.algorithms.aggregation import spread, token_weights
-from mathrl.algorithms.alignment import importance_weights
+from mathrl.algorithms.alignment import importance_weights, normalise_weights, within_bounds, without_veto
 from mathrl.algorithms.returns import response_sums
 
 RATIO, LENGTHS = torch.tensor([1.5, 4.0, 0.25, 0.5]), torch.tensor([2, 2])
@@ -82,3 +82,52 @@ def test_masked_tokens_are_out_of_the_denominator() -> None:
     counted = response_sums(kept.float(), LENGTHS).long()
     weights = spread(token_weights(counted, "token_mean", 8), LENGTHS)
     assert (weights * losses)[kept].sum().item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_what_is_out_of_bounds_against_loops(level: str) -> None:
+    rng = random.Random(5)
+    lengths = [3, 1, 5, 2, 4]
+    gaps = [rng.gauss(0, 0.4) for _ in range(sum(lengths))]
+    expected, start = list[bool](), 0
+    for length in lengths:
+        part = gaps[start : start + length]
+        whole = {"sequence": sum(part), "geometric": sum(part) / length}.get(level)
+        expected += [0.8 <= math.exp(gap if whole is None else whole) <= 1.5 for gap in part]
+        start += length
+    sampler = torch.linspace(-3, -1, sum(lengths), dtype=torch.float64)
+    old = sampler + torch.tensor(gaps, dtype=torch.float64)
+    kept = within_bounds(old, sampler, torch.tensor(lengths), level, 0.8, 1.5)  # type: ignore[arg-type]
+    assert kept.tolist() == expected and 0 < sum(expected) < len(expected)
+
+
+def test_the_geometric_mean_does_not_grow_with_the_length() -> None:
+    """1 % per token is 64 % over fifty tokens, and 1 % of their geometric mean."""
+    old, lengths = torch.full((50,), math.log(1.01)), torch.tensor([50])
+    assert within_bounds(old, torch.zeros(50), lengths, "geometric", 0.98, 1.02).all()
+    assert not within_bounds(old, torch.zeros(50), lengths, "sequence", 0.5, 1.6).any()
+
+
+def test_one_impossible_token_spoils_its_response_alone() -> None:
+    gaps, lengths = torch.tensor([0.0, -10.0, 0.0, 0.0, 20.0]), torch.tensor([3, 2])
+    assert without_veto(gaps, torch.zeros(5), lengths, 1e-4).tolist() == [False] * 3 + [True] * 2
+    assert without_veto(gaps, torch.zeros(5), lengths, 4e-5).all(), "exp(-10) is 4.54e-5"
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_normalised_weights_have_a_mean_of_one_and_their_ratios(level: str) -> None:
+    lengths = torch.tensor([3, 1, 2])
+    weights, _ = importance_weights(
+        torch.tensor([0.3, -0.2, 0.1, 0.5, -0.9, 0.2]),
+        torch.zeros(6),
+        lengths,
+        "truncated",
+        level,
+        0.0,
+        1.4,  # type: ignore[arg-type]
+    )
+    found = normalise_weights(weights, lengths, level)  # type: ignore[arg-type]
+    mean = found.mean() if level == "token" else (response_sums(found, lengths) / lengths).mean()
+    assert float(mean) == pytest.approx(1.0) and torch.allclose(found / found[0], weights / weights[0])
+    nothing = torch.zeros(6)
+    assert normalise_weights(nothing, lengths, level) is nothing  # type: ignore[arg-type]

@@ -7,10 +7,11 @@ import torch
 
 from mathrl.algorithms.advantages import group_advantages, whiten
 from mathrl.algorithms.aggregation import spread
-from mathrl.algorithms.alignment import importance_weights
+from mathrl.algorithms.alignment import importance_weights, normalise_weights, within_bounds
 from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
 from mathrl.algorithms.set_objectives import part_advantages, set_advantages
+from mathrl.engines.verl_config import REJECTIONS
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,29 @@ def test_verl_importance_weights(ragged: Any, agree: Any, kind: str, level: str)
     agree(kept_N.double(), ragged.flat(kept_SL))
     if masked and len(kept_N) > 20:
         assert not kept_N.all()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("reject", ["token", "sequence", "geometric"])
+def test_verls_rejection_beside_normalised_weights(ragged: Any, agree: Any, level: Any, reject: Any) -> None:
+    """Its bounds are those of the sampler's probability over the trainer's."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    sampler_SL, gap_SL = -ragged.noise().abs(), ragged.noise(0.5)
+    proto, kept_SL, _ = compute_rollout_correction_and_rejection_mask(
+        sampler_SL + gap_SL,
+        sampler_SL,
+        ragged.mask_SL,
+        rollout_is=level,
+        rollout_is_threshold=1.5,
+        rollout_is_batch_normalize=True,
+        rollout_rs=REJECTIONS[reject],
+        rollout_rs_threshold=f"{1 / 1.2}_{1 / 0.7}",
+    )
+    old_N, sampler_N, lengths_S = ragged.flat(sampler_SL + gap_SL), ragged.flat(sampler_SL), ragged.lengths_S
+    weights_N, _ = importance_weights(old_N, sampler_N, lengths_S, "truncated", level, 0.0, 1.5)
+    agree(normalise_weights(weights_N, lengths_S, level), ragged.flat(proto.batch["rollout_is_weights"]))
+    agree(within_bounds(old_N, sampler_N, lengths_S, reject, 0.7, 1.2).double(), ragged.flat(kept_SL))
 
 
 def test_verls_best_of_group(algos: Any, ragged: Any, agree: Any) -> None:

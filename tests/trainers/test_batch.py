@@ -12,7 +12,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.advantage import Gae
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import Batch, cut, response_advantages, token_advantages
+from mathrl.trainers.batch import Batch, Scores, cut, make_batch, response_advantages, token_advantages
 from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.small import scored_batch
 
@@ -240,3 +240,24 @@ def test_a_response_without_steps_has_no_advantage() -> None:
     params = Rl(advantage={"type": "process"})  # type: ignore[arg-type]
     group = replace(GROUPS[0], step_rewards=((), ()), step_ends=((), ()))
     assert token_advantages([group], torch.tensor([2, 1]), None, params.advantage).tolist() == [0.0] * 3  # type: ignore[arg-type]
+
+
+def test_rejection_veto_and_normalised_weights_reach_the_batch() -> None:
+    """The trainer's log-probs are those of GROUPS by 0, 0, 0 and 0, 1, -10, 0."""
+    sampler_N = torch.tensor([value for group in GROUPS for response in group.logprobs for value in response])
+    policy_N = sampler_N + torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, -10.0, 0.0])
+    scores = Scores(sampler_N, policy_N, None, None, None, None)
+
+    def batch(**importance: Any) -> tuple[Batch, dict[str, float]]:
+        return make_batch(GROUPS, Rl(importance={"when": "always", **importance}), scores)  # type: ignore[arg-type]
+
+    plain, figures = batch()
+    assert plain.kept_N.all() and plain.importance_N is not None
+    vetoed, told = batch(veto=1e-4)
+    assert vetoed.kept_N.tolist() == [True] * 4 + [False] * 3
+    assert told["importance/masked_share"] == pytest.approx(3 / 7) and figures["importance/masked_share"] == 0
+    rejected, _ = batch(reject={"level": "token", "low": 0.5, "high": 2.0})
+    assert rejected.kept_N.tolist() == [True] * 4 + [False, False, True]
+    normalised, told = batch(normalise=True)
+    assert normalised.importance_N is not None and float(normalised.importance_N.mean()) == pytest.approx(1)
+    assert told["importance/mean"] == figures["importance/mean"], "what is told is the mismatch"

@@ -82,9 +82,26 @@ def settings(*overrides: str, resume: Path | None = None) -> dict[str, Any]:
             {
                 f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "k2", f"{ACTOR}.kl_loss_coef": 0.01,
                 "algorithm.use_kl_in_reward": False, "algorithm.rollout_correction.rollout_rs": "seq_sum_k1",
-                "algorithm.rollout_correction.rollout_rs_threshold": "0.5_2.0", "trainer.test_freq": 50,
+                "algorithm.rollout_correction.rollout_rs_threshold": "0.5_2", "trainer.test_freq": 50,
                 f"{ROLLOUT}.val_kwargs.do_sample": False, "+ray_kwargs.ray_init.address": "auto",
                 "+ray_kwargs.ray_init.include_dashboard": "missing",
+            },
+        ),
+        (
+            ["rl.importance={type: masked, low: 0.5, high: 4, normalise: true, reject: {low: 0.8, high: 1.6}}"],
+            {  # its bounds are those of the sampler's probability over the trainer's
+                "algorithm.rollout_correction.rollout_is_threshold": "0.5_4.0",
+                "algorithm.rollout_correction.rollout_rs": "token_k1,seq_mean_k1",
+                "algorithm.rollout_correction.rollout_rs_threshold": "0.25_2,0.625_1.25",
+                "algorithm.rollout_correction.rollout_is_batch_normalize": True,
+            },
+        ),
+        (
+            ["rl.importance={high: 5, reject: {level: sequence, low: 0, high: 2}}"],
+            {
+                "algorithm.rollout_correction.rollout_is_threshold": 5.0,
+                "algorithm.rollout_correction.rollout_rs": "seq_sum_k1",
+                "algorithm.rollout_correction.rollout_rs_threshold": "0.5_1000000000",
             },
         ),
         (
