@@ -163,7 +163,7 @@ class Reject(Section):
 
     level: Literal["token", "sequence", "geometric"] = Field(
         "geometric",
-        description="Ratio of a token, product over the response, or its geometric mean, which no length widens.",
+        description="token: its ratio; sequence: the product over the response; geometric: the geometric mean over it.",
     )
     low: float = Field(ge=0, description="Lower bound of the ratio; for geometric near 1, such as 0.999.")
     high: float = Field(gt=0, description="Upper bound of the ratio; for geometric near 1, such as 1.001.")
@@ -192,7 +192,7 @@ class _Importance(Section):
         None,
         gt=0,
         lt=1,
-        description="No loss for a response with a token whose ratio is smaller (verl: 1e-4); null: no veto.",
+        description="No loss for a response in which the ratio of any token is smaller (verl: 1e-4); null: no veto.",
     )
 
 
