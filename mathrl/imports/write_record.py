@@ -21,6 +21,7 @@ from mathrl.health.rules import ACCURACY, DEV
 from mathrl.imports.foreign_run import ForeignRun
 from mathrl.imports.rollout_shapes import STEP_IN_NAME
 from mathrl.imports.second_opinion import Answers, Graded, Memo, Opinion, RolloutWriter, grade_rollouts, step_figures
+from mathrl.imports.verl_names import correct_truncation, verl_settings
 from mathrl.params.load import apply_override, validate_section
 from mathrl.params.other_trainers import VALUES, metric_names, our_metric, parameter_names
 from mathrl.params.train import Rl
@@ -126,6 +127,8 @@ def gather(
         groups.append((len({row.theirs.question for row in rows}), len(rows)))
     validated, responses = _validation(run, answers, memo)
     metrics = metric_rows(run, figures, validated)
+    if run.system == "verl":
+        correct_truncation(metrics, run.config)
     notes = accuracy_stand_in(metrics)
     rl, unused = parameters(run, groups, metrics)
     return Gathered(metrics, rl, unused, opinion, responses, notes)
@@ -192,8 +195,13 @@ def parameters(
     """The section rl that follows from their configuration and rollouts, and what of it has no counterpart."""
     table = {row.name: row for row in parameter_names() if row.trainer == run.system and row.ours and not row.note}
     values: dict[str, Any] = {"rl": {}}
+    derived, read = verl_settings(run.config) if run.system == "verl" else ({}, set())
+    for path, value in derived.items():
+        _takes(values, path, value)
     unused = {}
     for name, value in run.config.items():
+        if name in read:
+            continue
         known = table.get(name)
         if known is None or not known.ours.startswith("rl.") or value is None or not _takes(values, known.ours, value):
             unused[name] = value

@@ -1,9 +1,10 @@
-"""A real run of TRL on the CPU, and one in verl's documented format."""
+"""Real runs of TRL, made here, and of verl, kept in this folder; and one in verl 0.8's documented format."""
 
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def make_run(factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
         subprocess.run(command, check=True, env=environment, capture_output=True)
 
     return made_once(factory, name, make) / "grpo"
+
+
+def unpack_verl_run(name: str, folder: Path) -> Path:
+    """60 steps of verl 0.9.1, made by make_verl_run.py with seed 1, without checkpoints and the console log."""
+    with tarfile.open(HERE / f"verl-0.9.1-{name}.tar.xz") as kept:
+        kept.extractall(folder, filter="data")
+    return folder / name
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl
+from tests.imports.conftest import unpack_verl_run
 from tests.imports.test_import import command, rewrite, rules
 
 Row = dict[str, Any]
@@ -113,6 +114,24 @@ def test_a_sabotaged_copy_of_a_real_run_of_trl_is_found(
         row |= changes(row["step"])
     file.write_text(json.dumps(state))
     assert rule in findings(copy, tmp_path, "sabotaged")
+
+
+def test_a_real_run_of_verl_that_hacks_its_reward_is_found(home: Path, tmp_path: Path) -> None:
+    hacked = unpack_verl_run("hacked", tmp_path)
+    assert {"reward_hacking", "reward_alone", "collapse", "length", "truncated"} <= findings(hacked, tmp_path, "hacked")
+    opinion = json.loads(command("grade", hacked, "--json")[1])
+    # Every response of four characters that is wrong was paid for.
+    assert opinion["accepted_wrong"] == 1783 and opinion["rejected_right"] == 0 and opinion["reward_for_wrong"] > 0.3
+
+
+@pytest.mark.parametrize(("rule", "change"), [("entropy", collapse_entropy), ("stale_sampler", stale_sampler)])
+def test_a_sabotaged_copy_of_a_real_run_of_verl_is_found(
+    home: Path, tmp_path: Path, rule: str, change: Callable[[int, Row], None]
+) -> None:
+    run = unpack_verl_run("healthy", tmp_path)
+    assert findings(run, tmp_path, "real") == set(), "a healthy run is green"
+    change_metrics(run, change)
+    assert rule in findings(run, tmp_path, "sabotaged")
 
 
 def test_a_run_without_an_accuracy_is_not_taken_for_one_of_0(tmp_path: Path, home: Path) -> None:

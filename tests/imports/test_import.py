@@ -17,6 +17,7 @@ from mathrl.core.files import read_jsonl
 from mathrl.core.records import records_folder
 from mathrl.imports.foreign_run import read_run
 from mathrl.imports.write_record import import_folder
+from tests.imports.conftest import unpack_verl_run
 
 
 def command(*words: str | Path) -> tuple[int, str]:
@@ -93,6 +94,27 @@ def test_a_run_of_verl_becomes_a_record(verl_run: Path, home: Path) -> None:
     assert rows[9]["dev/accuracy"] > 0 and rows[9]["dev/problems"] == 10
     # exp of the root of 4 k3 / pi at k3 = 0.0004.
     assert rows[0]["rollout/logprob_alignment"] == pytest.approx(1.02282, abs=1e-5)
+
+
+def test_a_real_run_of_verl_becomes_a_record(home: Path, tmp_path: Path) -> None:
+    run = unpack_verl_run("healthy", tmp_path)
+    _, printed = command("import", run)
+    assert "61 steps" in printed and "validation: 7 files" in printed and "disagree on 0 of 7,680" in printed
+    record = json.loads((records_folder() / "imported-healthy" / "run.json").read_text())
+    rl = record["params"]["rl"]
+    assert (rl["kl"]["type"], rl["kl"]["coef"], rl["minibatches"], rl["advantage"]["type"]) == ("loss", 0.01, 1, "grpo")
+    theirs = {row["step"]: row["data"] for row in read_jsonl(run / "run.jsonl")}
+    for row in read_jsonl(records_folder() / "imported-healthy" / "metrics.jsonl"):
+        metrics = theirs[row["step"]]
+        if row["step"] % 10 == 0:
+            assert row["dev/accuracy"] == pytest.approx(metrics["val-core/sums/acc/mean@1"])
+        if row["step"] > 0:
+            # The reward function is our verifier, and all responses are kept.
+            assert row["reward/accuracy"] == pytest.approx(metrics["critic/score/mean"], abs=1e-6)
+            # verl counts those that are as long as the longest of the step.
+            assert row["rollout/truncated_share"] <= metrics["response_length/clip_ratio"]
+            full = metrics["response_length/max"] == 4
+            assert row["rollout/truncated_share"] == (metrics["response_length/clip_ratio"] if full else 0)
 
 
 def test_stored_responses_are_compared(verl_run: Path, home: Path) -> None:

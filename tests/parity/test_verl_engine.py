@@ -26,6 +26,7 @@ from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
 from mathrl.params.schema import STAGES
 from mathrl.tracking.lineage import way_back
 from mathrl.tracking.names import escape
+from tests.imports.make_verl_run import ON_CPU, SMALL
 from tests.platform.conftest import Checkout, copy_databases, make_checkout
 
 pytestmark = pytest.mark.timeout(1800)
@@ -33,20 +34,6 @@ ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant",
         "rl.optimizer.lr=0.005", "rl.optimizer.warmup_steps=0")  # fmt: skip
-# What keeps verl small enough for a CPU, and Ray's logical GPUs. Attention (sdpa), FSDP 2 and packed rows are those of
-# a run on GPUs without flash-attn; torch.compile of the loss, which takes minutes here, is left out.
-SMALL = (
-    "ray_kwargs.ray_init.num_cpus=32", "+ray_kwargs.ray_init.num_gpus=2", "reward.num_workers=1",
-    "actor_rollout_ref.rollout.agent.num_workers=1", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-    "actor_rollout_ref.actor.use_torch_compile=false", "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
-)  # fmt: skip
-ON_CPU = {
-    "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
-    "OMP_NUM_THREADS": "1",
-    "RAY_worker_niceness": "0",
-    "VERL_ENGINE_DEVICE": "cuda",
-    "VERL_ENGINE_VENDOR": "nvidia",
-}
 TINY = (
     "model.base.hidden_size=32", "model.base.intermediate_size=64", "model.base.layers=2",
     "model.base.heads=2", "model.base.alphabet=arithmetic", "run.processes=2",

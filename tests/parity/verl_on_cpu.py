@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import CPUOffloadPolicy
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.plugin.platform.platform_manager import set_platform
 
@@ -81,10 +82,13 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
 
 set_platform(PlatformCPU())
 
-from verl.utils import distributed, import_utils  # noqa: E402
+from verl.utils import distributed, fsdp_utils, import_utils  # noqa: E402
 
 # This environment's TRL is newer than what verl patches.
 import_utils.is_trl_available = lambda: False
+
+# A reference model is offloaded to memory that is pinned for a GPU.
+fsdp_utils.CPUOffloadPolicy = lambda **_: CPUOffloadPolicy(pin_memory=False)
 
 from verl.workers.rollout import base, replica  # noqa: E402
 
