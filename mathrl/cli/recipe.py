@@ -18,6 +18,7 @@ from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import choice_notes, read_layers
 from mathrl.core.errors import UserError
 from mathrl.core.paths import RECIPES, is_group, main_checkout
+from mathrl.core.records import IMPORTED, read_record, records_folder
 from mathrl.core.results import results_table
 from mathrl.evaluation.conclusion import conclusion
 from mathrl.params.load import FOLDER
@@ -184,7 +185,7 @@ def controls(
         str,
         typer.Argument(
             help="RL run: rl (the pipeline's), the settings it ran with such as run.seed=1, a folder under runs/, "
-            "or a recipe's RECIPE/STEP or NAME/STEP."
+            "a recipe's RECIPE/STEP or NAME/STEP, or imported-NAME."
         ),
     ] = "rl",
     seeds: Annotated[
@@ -207,15 +208,19 @@ def controls(
 ) -> None:
     """Run the controls of an RL run: rewards without information, more SFT, a start made to think, over seeds.
 
-    It writes params/recipes/controls-RUN.yaml from the run's own parameters and runs it as `mathrl recipe` does.
+    It writes params/recipes/controls-RUN.yaml from the run's own parameters and runs it as `mathrl recipe` does. Of an
+    imported run it writes controls-RUN/ with reward functions for the run's own trainer, and for verl the commands.
     """
+    chosen = [name.strip() for name in only.split(",") if name.strip()]
+    if run.startswith(IMPORTED):
+        _print_foreign_controls(run, chosen)
+        return
     os.chdir(main_checkout())
     if "=" in run:
         from mathrl.tasks.workspace import prepare  # git, for this alone
 
         folder = prepare("pipeline", None, shlex.split(run)).folder
         run = "rl" if folder == Path.cwd() else folder.name
-    chosen = [name.strip() for name in only.split(",") if name.strip()]
     name, folder = write_control_recipe(run, seeds, chosen, overrides or ())
     print(f"wrote {os.path.relpath(folder / 'params' / 'recipes' / name)}.yaml")
     if dry_run:
@@ -225,3 +230,12 @@ def controls(
     began = time.time()
     folder = Path(call_flow("controls", rl_run=run, seeds=seeds, only=chosen, overrides=overrides or [], jobs=jobs))
     print_recipe(folder, name, time.time() - began, as_json)
+
+
+def _print_foreign_controls(run: str, chosen: list[str]) -> None:
+    from mathrl.imports.foreign_controls import write_foreign_controls
+
+    record = read_record(records_folder() / run)
+    if record is None:
+        raise UserError(f"{run}: no such record; `mathrl import FOLDER` makes one, `mathrl runs` lists them")
+    print_lines(write_foreign_controls(record, chosen, Path(f"controls-{run}")))

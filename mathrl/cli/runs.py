@@ -21,11 +21,10 @@ from mathrl.compose.changes import differences
 from mathrl.core.errors import EXIT_NO, EXIT_TERMINATED, UserError
 from mathrl.core.files import write_text
 from mathrl.core.paths import RECIPES, checkout_or_here, main_checkout
-from mathrl.core.records import RUN, records_folder
+from mathrl.core.records import IMPORTED, RUN, records_folder
 from mathrl.evaluation.audit import Label
 from mathrl.evaluation.forecast import forecast_sentences
 from mathrl.health.watch import examine, judging_rules, sentence
-from mathrl.imports.write_record import PREFIX
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.recipes.recipe import recipe_files
@@ -130,7 +129,7 @@ def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, 
 def _sorted_runs(sort: str) -> list[RunRow]:
     for variable, url in running_servers().items():
         os.environ.setdefault(variable, url)
-    rows = list(list_runs(connect()))
+    rows = list_runs(connect())
     if sort in SORTS:
         rows.sort(key=lambda row: row.figures.get(SORTS[sort], -1.0), reverse=True)
     return rows
@@ -239,7 +238,7 @@ def _material(run: str, here: Path) -> Material:
             return step_material(step.parents[3], step.parent.name, step.name)
     if here.is_dir() and here.parent.name == "reports":
         return pipeline_material(here.parents[1])
-    if (records_folder() / run / RUN).is_file() and run.startswith(PREFIX):
+    if (records_folder() / run / RUN).is_file() and run.startswith(IMPORTED):
         return record_material(records_folder() / run)
     record = mlflow_record(run)
     if record is None:

@@ -24,6 +24,7 @@ from mathrl.core.files import write_json
 from mathrl.core.paths import home, present_folder
 
 RUN, METRICS, MIRROR, ROLLOUTS, EVENTS = "run.json", "metrics.jsonl", "mirror.json", "rollouts", "events.jsonl"
+IMPORTED = "imported-"  # begins the name of a record of another trainer's run
 MOST_RUNS = 10_000  # of the same parameters and inputs
 Status = Literal["running", "finished", "failed", "stopped"]
 
@@ -120,6 +121,11 @@ class RunRecord:
     def keeps_rollouts(self) -> bool:
         """Whether the run's parameters ask for kept rollouts."""
         return bool(self.params.get("rl", {}).get("keep_rollouts", {}).get("which", "none") != "none")
+
+    @property
+    def imported_from(self) -> str:
+        """The folder or MLflow run of another trainer that was imported; "" of an own run."""
+        return str(self.resolved.get("imported from", ""))
 
     @property
     def step(self) -> str:

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from tqdm import tqdm
@@ -129,7 +130,8 @@ def advantages_off_centre(rows: Sequence[Row], health: Health, rl: Rl) -> Diagno
 
 
 def entropy_rise(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
-    measured = [row for row in rows if "entropy" in row]  # a step that trains no group measures none
+    # A step that trains no group measures none.
+    measured = list(islice((row for row in rows if "entropy" in row), 2 * health.window))
     value, first = now(rows, health, "entropy"), mean(measured[: health.window], "entropy")
     if value is None or first is None or len(measured) < 2 * health.window or accuracy(rows, health) >= health.solved:
         return None

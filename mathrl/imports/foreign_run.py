@@ -20,12 +20,13 @@ from ruamel.yaml.error import YAMLError
 from mathrl.core.errors import UserError
 from mathrl.imports.metric_files import LOG_SUFFIXES, Steps, flatten, read_metrics, wandb_records
 from mathrl.imports.rollout_shapes import first_row, holds_rollouts
-from mathrl.params.other_trainers import TRAINERS, our_metric
+from mathrl.params.other_trainers import TRAINERS, our_metric, parameter_names
 
 # What a person types, and the trainer's name in the table of names. The last ones are forms of any trainer.
 SYSTEMS = {"verl": "verl", "trl": "TRL", "prime-rl": "prime-rl", "tinker": "tinker", "openrlhf": "OpenRLHF",
            "nemo-rl": "NeMo-RL", "rlinf": "RLinf"}  # fmt: skip
 FORMS = ("wandb", "tensorboard", "csv", "mlflow")
+MADE_FROM = {"model.base.path": "start", "curate.sources": "data"}
 DEEPEST, MOST_FILES = 8, 200_000
 LARGE = (".safetensors", ".pt", ".pth", ".bin", ".distcp")
 CHECKPOINT = re.compile(r"(?:checkpoint-|global_step_|step_)(\d+)")
@@ -67,6 +68,7 @@ class ForeignRun:
                 )
         if self.config:
             lines.append(f"configuration: {_count(len(self.config), 'parameter')}")
+        lines += [f"{MADE_FROM[ours]}: {_few(names)}" for ours, names in self.made_from.items()]
         if self.checkpoints:
             lines.append(
                 f"checkpoints: {_count(len(self.checkpoints), 'folder')}, the last of step {max(self.checkpoints)}"
@@ -79,6 +81,20 @@ class ForeignRun:
                  "checkpoints": self.checkpoints}  # fmt: skip
         hints = HINTS.get(self.system, {})
         return [f"{name}: {hints[name]}" if name in hints else name for name, found in there.items() if not found]
+
+    @property
+    def made_from(self) -> dict[str, list[str]]:
+        """What the configuration names as the start and as the data, by our parameter.
+
+        Example: {"model.base.path": ["Qwen/Qwen2.5-0.5B"], "curate.sources": ["/data/train.parquet"]}
+        """
+        table = {row.name: row.ours for row in parameter_names() if row.trainer == self.system}
+        named: dict[str, list[str]] = {}
+        for name, value in self.config.items():
+            if (ours := table.get(name)) in MADE_FROM:
+                values = value if isinstance(value, list | tuple) else [value]
+                named.setdefault(ours, []).extend(text for text in values if isinstance(text, str) and text)
+        return named
 
     @property
     def top(self) -> Path:

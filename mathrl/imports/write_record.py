@@ -15,9 +15,10 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, written_aside
-from mathrl.core.hashing import digest
-from mathrl.core.records import METRICS, ROLLOUTS, RunRecord, read_record, records_folder
+from mathrl.core.hashing import digest, digest_path
+from mathrl.core.records import IMPORTED, METRICS, ROLLOUTS, RunRecord, read_record, records_folder
 from mathrl.health.rules import ACCURACY, DEV
+from mathrl.health.watch import blind_rules, examine, judging_rules
 from mathrl.imports.foreign_run import ForeignRun
 from mathrl.imports.rollout_shapes import STEP_IN_NAME
 from mathrl.imports.second_opinion import Answers, Graded, Memo, Opinion, RolloutWriter, grade_rollouts, step_figures
@@ -25,10 +26,11 @@ from mathrl.imports.verl_names import correct_truncation, verl_settings
 from mathrl.params.load import apply_override, validate_section
 from mathrl.params.other_trainers import VALUES, metric_names, our_metric, parameter_names
 from mathrl.params.train import Rl
+from mathrl.params.training import Health
 from mathrl.rollout.rollout_files import WHOLE
 
-PREFIX = "imported-"
 RESPONSES = "responses.jsonl"
+MOST_BYTES = 8 * 2**30  # of a start or a data file whose digest is taken, at about 1 GB/s
 OURS = {row.ours for row in metric_names()} | {"loss", "skipped_updates"}
 
 
@@ -61,10 +63,10 @@ def import_folder(
         UserError: the name is that of another run, or a file is damaged.
     """
     name = name or run.folder.stem
-    target = records_folder() / f"{PREFIX}{name}"
+    target = records_folder() / f"{IMPORTED}{name}"
     earlier = read_record(target)
-    if earlier is not None and earlier.resolved.get("imported from") != str(run.folder):
-        raise UserError(f"{target.name}: imported from {earlier.resolved.get('imported from')}; choose another --name")
+    if earlier is not None and earlier.imported_from != str(run.folder):
+        raise UserError(f"{target.name}: imported from {earlier.imported_from}; choose another --name")
     with written_aside(target) as aside:
         (aside / "artifacts").mkdir(parents=True)
         writer = RolloutWriter(aside / ROLLOUTS / WHOLE, run.system or "imported") if run.rollouts else None
@@ -86,26 +88,59 @@ def import_folder(
 
 def _record(folder: Path, run: ForeignRun, name: str, gathered: Gathered) -> RunRecord:
     started, ended = _times(run)
+    key = digest([str(run.folder), run.system])
     return RunRecord(
         folder,
         stage="rl",
         name=name,
-        key=digest([str(run.folder), run.system]),
+        key=key,
+        pipeline=key,  # one of its own in MLflow
         status="finished",
         started=started,
         ended=ended,
         workspace=str(run.folder),
         params={"rl": gathered.rl},
+        inputs=_input_digests(run),
+        summary=_best(gathered.rows),
+        health=_health(gathered),
         resolved={
             "imported from": str(run.folder),
             "imported at": time.time(),
             "trainer": run.system,
             "metrics from": run.sources,
+            "made from": run.made_from,
             "parameters of theirs alone": gathered.unused,
             "checkpoints": {str(step): place for step, place in sorted(run.checkpoints.items())},
         },
         outcome="; ".join(run.found_lines()),
     )
+
+
+def _health(gathered: Gathered) -> dict[str, Any] | None:
+    """The report of `mathrl runs health` by the default thresholds; None where no rule had a metric."""
+    rl, blind = validate_section(Rl, gathered.rl, "rl"), blind_rules(gathered.rows)
+    if not judging_rules(gathered.rows, Health(), rl, blind)[0]:
+        return None
+    return examine(gathered.rows, Health(), rl, blind).report()
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    accuracies = [row[DEV] for row in rows if DEV in row]
+    return {"dev/best": max(accuracies)} if accuracies else {}
+
+
+def _input_digests(run: ForeignRun) -> dict[str, str]:
+    """The start and the data that the configuration names, as far as they are on this machine and not too large.
+
+    Example: {"/home/me/models/sft": "9be1…", "/home/me/data/train.parquet": "77aa…"}
+    """
+    there = [Path(name) for names in run.made_from.values() for name in names if Path(name).is_absolute()]
+    return {str(path): digest_path(path) for path in there if path.exists() and _bytes(path) <= MOST_BYTES}
+
+
+def _bytes(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def gather(

@@ -42,8 +42,7 @@ class TrainingMetrics:
     @property
     def blind(self) -> tuple[str, ...]:
         """The rules that cannot judge, where another trainer's run has no accuracy."""
-        imported = self.record is not None and "imported from" in self.record.resolved
-        return blind_rules(self.rows) if imported else ()
+        return blind_rules(self.rows) if self.record is not None and self.record.imported_from else ()
 
     def settings(self) -> tuple[Health, Rl | None]:
         """Its own parameters, or those of params/ if it has no record here; Rl is None for fine-tuning.

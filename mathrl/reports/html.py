@@ -224,16 +224,21 @@ def cards(material: Material) -> list[tuple[str, str, str]]:
 def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]], str]:
     """The way back through this machine's records: steps, edges, and in words whether it is complete."""
     makers: dict[tuple[str, str], RunRecord] = {}
+    by_digest: dict[str, RunRecord] = {}  # another trainer may have read a copy
     for record in all_records():
         for path, digest in record.outputs.items():
-            makers[path, digest] = record
+            makers[path, digest] = by_digest[digest] = record
     steps: dict[str, Step] = {}
     edges: list[tuple[str, str, str]] = []
     missing: list[str] = []
     ahead = [(path, digest_path(material.root / path), "") for path in material.outputs]
+    for record in imported_records(material):
+        checkpoints = dict.fromkeys(record.resolved.get("checkpoints", {}).values(), "")
+        steps[record.key] = Step(record.key, record.name, "", False, record.params, record.inputs, checkpoints, {})
+        ahead += [(path, digest, record.key) for path, digest in record.inputs.items()]
     while ahead:
         path, digest, reader = ahead.pop(0)
-        maker = makers.get((path, digest))
+        maker = makers.get((path, digest)) or (by_digest.get(digest) if Path(path).is_absolute() else None)
         if maker is None:
             missing.append(f"{path} ({digest})")
             continue
@@ -256,6 +261,11 @@ def lineage(material: Material) -> tuple[list[Step], list[tuple[str, str, str]],
     return list(steps.values()), edges, f"Complete: {counted}, every input made by one of them."
 
 
+def imported_records(material: Material) -> list[RunRecord]:
+    """Those of its runs that another trainer made."""
+    return [stage.record for stage in material.trained if stage.record is not None and stage.record.imported_from]
+
+
 def origin(steps: Sequence[Step]) -> str:
     commits = dict.fromkeys(step.commit[:12] for step in steps if step.commit)
     dirty = " with uncommitted changes" if any(step.dirty for step in steps) else ""
@@ -263,7 +273,9 @@ def origin(steps: Sequence[Step]) -> str:
 
 
 def commands(material: Material, steps: Sequence[Step]) -> str:
-    """The commands that reproduce the run."""
+    """The commands that reproduce the run; of another trainer's run, the one that imports it."""
+    if imported_records(material):
+        return material.command
     commit = next((step.commit for step in steps if step.commit), "")
     presets = [text.removeprefix("preset ") for text in material.overrides if text.startswith("preset ")]
     words = [material.command, *(f"--preset {preset}" for preset in presets)]

@@ -1,4 +1,7 @@
-"""The list of runs as MLflow has it: a row per pipeline, recipe or sweep, with the figures of its parent run."""
+"""The list of runs as MLflow has it: a row per pipeline, recipe or sweep, with the figures of its parent run.
+
+Imported runs that MLflow lacks are rows too.
+"""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -6,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.records import IMPORTED, RunRecord, all_records
 from mathrl.tracking.client import experiments
 
 PAGE = 1000
@@ -66,8 +70,21 @@ class RunRow:
         }
 
 
-def list_runs(client: Any) -> Iterator[RunRow]:
-    """Every run, the newest first."""
+def list_runs(client: Any) -> list[RunRow]:
+    """Every run, the newest first: those of MLflow, and the imported ones that it does not have."""
+    tracked = list(_tracked(client))
+    known = {row.name for row in tracked}
+    imported = [_imported(record) for record in all_records(IMPORTED) if record.name not in known]
+    return sorted([*tracked, *imported], key=lambda row: row.started, reverse=True)
+
+
+def _imported(record: RunRecord) -> RunRow:
+    health = record.health["colour"] if record.health else ""
+    minutes = {"minutes": (record.ended - record.started) / 60} if record.ended else {}
+    return RunRow(record.name, "", record.started, "FINISHED", "", health, record.summary | minutes)
+
+
+def _tracked(client: Any) -> Iterator[RunRow]:
     where, token = experiments(client), None
     while True:
         page = client.search_runs(
@@ -80,13 +97,13 @@ def list_runs(client: Any) -> Iterator[RunRow]:
 
 
 def _row(run: Any) -> RunRow:
-    workspace = Path(run.data.tags.get("mathrl.workspace", ""))
+    workspace, imported = Path(run.data.tags.get("mathrl.workspace", "")), "mathrl.imported_from" in run.data.tags
     return RunRow(
         name=run.info.run_name,
         run=run.info.run_id,
         started=run.info.start_time / 1000,
         status=run.info.status,
-        folder=workspace.name if workspace.parent.name == "runs" else "",
+        folder=workspace.name if workspace.parent.name == "runs" and not imported else "",
         health=run.data.tags.get("health", "") if run.info.status != "FAILED" else "failed",
         figures=run.data.metrics,
     )

@@ -223,7 +223,7 @@ class Upload:
     def _parent(self, record: RunRecord, experiment_id: str) -> str:
         study, pipeline = record.sweep, record.pipeline
         role, key = ("study", study) if study else ("pipeline", pipeline)
-        title = record.recipe or "pipeline"
+        title = record.recipe or (record.name if record.imported_from else "pipeline")
         name = f"sweep {study}" if study else record_name(record, title)
         existing = self._find(f"tags.`mathrl.{role}` = '{key}' and tags.`mathrl.role` = '{role}'")
         if existing:
@@ -310,6 +310,8 @@ def record_name(record: RunRecord, title: str) -> str:
 
 def question(record: RunRecord) -> str:
     """What names the run's experiment: a sweep, a recipe, a preset; "" for the pipeline."""
+    if record.imported_from:
+        return "imported runs"
     if record.sweep:
         return f"sweep {record.sweep.rpartition('-')[0]}"
     return record.recipe or (f"preset {record.preset}" if record.preset else "")
@@ -342,6 +344,7 @@ def _origin(record: RunRecord) -> dict[str, str]:
     }
     tags |= {f"{CODE}{name}": text for name, text in record.code.items() if text}
     optional = {"prefect.flow_run_id": record.prefect_flow_run, "mathrl.study": record.sweep}
+    optional |= {"mathrl.imported_from": record.imported_from}
     return tags | {name: text for name, text in optional.items() if text}
 
 

@@ -243,3 +243,5 @@ def test_a_run_of_an_mlflow_server(
     assert status == 0 and "a run of verl" in printed and "5 steps of 2 metrics" in printed
     record = json.loads((home / "records" / "imported-verl run" / "run.json").read_text())
     assert record["params"]["rl"]["group_size"] == 16
+    status, printed = command("watch", run.info.run_id, "--from", "mlflow", "--idle", "0")
+    assert status == 0 and printed.startswith("step 5: green; ")

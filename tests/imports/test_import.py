@@ -1,7 +1,10 @@
 """`mathrl import`, `health`, `report`, `audit` and `grade` on runs of other trainers; and what is no run."""
 
 import json
+import os
+import runpy
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ import mathrl
 from mathrl.cli.main import app
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl
-from mathrl.core.records import records_folder
+from mathrl.core.hashing import digest_path
+from mathrl.core.records import RunRecord, records_folder
 from mathrl.imports.foreign_run import read_run
 from mathrl.imports.write_record import import_folder
 from tests.imports.conftest import unpack_verl_run
@@ -115,6 +119,95 @@ def test_a_real_run_of_verl_becomes_a_record(home: Path, tmp_path: Path) -> None
             assert row["rollout/truncated_share"] <= metrics["response_length/clip_ratio"]
             full = metrics["response_length/max"] == 4
             assert row["rollout/truncated_share"] == (metrics["response_length/clip_ratio"] if full else 0)
+
+
+def test_an_import_is_a_row_of_the_runs_and_a_run_of_its_own_in_mlflow(
+    home: Path, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copy(empty_store, tmp_path / 'mlflow.db')}")
+    for name in ("healthy", "hacked"):
+        command("import", unpack_verl_run(name, tmp_path))
+
+    def rows() -> dict[str, tuple[object, ...]]:
+        listed = json.loads(command("runs", "--json")[1])["runs"]
+        return {row["name"]: (row["health"], row["dev"], row["folder"], bool(row["run"])) for row in listed}
+
+    best = ("imported-healthy", "green", 0.99), ("imported-hacked", "red", 0.99)
+    assert rows() == {name: (health, dev, "", False) for name, health, dev in best}
+    command("runs", "sync")
+    assert rows() == {name: (health, dev, "", True) for name, health, dev in best}
+
+
+def test_a_report_traces_an_import_to_what_it_was_made_from(home: Path, tmp_path: Path) -> None:
+    """The data file is one that a stage here wrote, of which the trainer read a copy."""
+    run, data = unpack_verl_run("healthy", tmp_path), tmp_path / "copy.parquet"
+    data.write_bytes(b"rows")
+    config = f"data: {{train_files: {data}}}\nactor_rollout_ref: {{model: {{path: org/base}}}}"
+    (run / ".hydra" / "config.yaml").write_text(config)
+    made = {"path/train.parquet": digest_path(data)}
+    maker = records_folder() / "curate-1"
+    maker.mkdir(parents=True)
+    RunRecord(maker, stage="curate", key="c", status="finished", outputs=made).update()
+    _, printed = command("import", run)
+    assert "start: org/base" in printed and f"data: {data}" in printed
+    command("runs", "report", "imported-healthy", "--output", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Complete: 2 stages" in page and "curate" in page and f"mathrl import {run}" in page
+
+
+def test_controls_of_a_run_of_verl_are_reward_functions_and_commands(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = unpack_verl_run("hacked", tmp_path)
+    own = tmp_path / "own.py"
+    own.write_text("def own(**row): return {'score': float(row['solution_str'] == row['ground_truth'])}")
+    config = (run / ".hydra" / "config.yaml").read_text()
+    config = config.replace("runs/hacked-inputs/reward.py", str(own)).replace("name: compute_score", "name: own")
+    (run / ".hydra" / "config.yaml").write_text(config)
+    command("import", run)
+    monkeypatch.chdir(tmp_path)
+    _, printed = command("runs", "controls", "imported-hacked")
+    folder = tmp_path / "controls-imported-hacked"
+    assert "train: bash controls-imported-hacked/run.sh" in printed
+    rewards = runpy.run_path(str(folder / "rewards.py"))
+    answers = [("sums", str(number), "7") for number in range(1000)]
+    paid = [rewards["random"](*answer) for answer in answers]
+    rows = list(read_jsonl(records_folder() / "imported-hacked" / "metrics.jsonl"))
+    right = [row["reward/accuracy"] for row in rows if "reward/accuracy" in row]
+    assert sum(paid) / 1000 == pytest.approx(sum(right) / len(right), abs=0.05)
+    assert paid == [rewards["random"](*answer) for answer in answers], "the same response is paid the same"
+    assert sum(rewards["inverted"](*answer) for answer in answers) == 999 and not rewards["inverted"]("sums", "7", "7")
+    assert [rewards["form"]("", text, "") for text in ("#### 3", "is \\boxed{3}", "3")] == [1, 1, 0]
+    # A verl that prints its arguments, and a mathrl that does nothing.
+    (tmp_path / "bin").mkdir()
+    for name, body in (("python", 'echo "$VERL_FILE_LOGGER_PATH"; printf "%s\\n" "$@"'), ("mathrl", 'echo "$@"')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    words = ["bash", str(folder / "run.sh"), "trainer.nnodes=2"]
+    lines = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
+    settings = dict(line.split("=", 1) for line in lines[: lines.index("trainer.nnodes=2") + 1] if "=" in line)
+    assert lines[0] == str(folder / "random" / "run.jsonl") and lines.count("trainer.nnodes=2") == 3
+    assert settings["reward.custom_reward_function.name"] == "random"
+    assert settings["actor_rollout_ref.actor.optim.lr"] == "0.0005" and settings["trainer.nnodes"] == "2"
+    assert settings["trainer.rollout_data_dir"] == str(folder / "random" / "rollouts")
+    assert f"import {folder / 'inverted'} --name hacked-inverted" in lines
+
+
+def test_controls_of_a_run_of_trl_are_reward_functions(
+    trl_run: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("import", trl_run)
+    monkeypatch.chdir(tmp_path)
+    _, printed = command("runs", "controls", "imported-grpo", "--only", "inverted")
+    assert "reward_funcs=[FUNCTION], FUNCTION being inverted(YOUR_REWARD)" in printed
+    rewards = runpy.run_path("controls-imported-grpo/rewards.py")
+    own = rewards["inverted"](lambda prompts, completions, **_: [0.0 if text == "5" else 2.0 for text in completions])
+    assert own(prompts=["2+3="] * 2, completions=["5", "6"]) == [1, 0]
+    chat = [[{"role": "assistant", "content": "\\boxed{5}"}], [{"role": "assistant", "content": "5"}]]
+    assert rewards["form"](prompts=["", ""], completions=chat) == [1, 0]
+    with pytest.raises(UserError, match="no control more_sft of an imported run"):
+        command("runs", "controls", "imported-grpo", "--only", "more_sft")
 
 
 def test_stored_responses_are_compared(verl_run: Path, home: Path) -> None:
