@@ -85,7 +85,7 @@ def _commands(record: RunRecord, config: Config, controls: Sequence[str], folder
     return render(
         "control_runs.sh.j2",
         name=record.name.removeprefix(IMPORTED),
-        overrides=[text for text in overrides if text.partition("=")[0].lstrip("+") not in _changed(reward)],
+        overrides=[text for text in overrides if text.partition("=")[0].lstrip("+") not in _own_settings(reward)],
         reward=reward,
         folder=folder.absolute(),
         controls=controls,
@@ -93,7 +93,7 @@ def _commands(record: RunRecord, config: Config, controls: Sequence[str], folder
     )
 
 
-def _changed(reward: str) -> set[str]:
+def _own_settings(reward: str) -> set[str]:
     """The settings that a control has for itself."""
     trainer = ("logger", "experiment_name", "default_local_dir", "rollout_data_dir", "validation_data_dir")
     return {f"{reward}.path", f"{reward}.name", "hydra.run.dir", *(f"trainer.{name}" for name in trainer)}

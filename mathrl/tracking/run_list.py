@@ -72,19 +72,19 @@ class RunRow:
 
 def list_runs(client: Any) -> list[RunRow]:
     """Every run, the newest first: those of MLflow, and the imported ones that it does not have."""
-    tracked = list(_tracked(client))
+    tracked = list(_mlflow_rows(client))
     known = {row.name for row in tracked}
-    imported = [_imported(record) for record in all_records(IMPORTED) if record.name not in known]
+    imported = [_foreign_row(record) for record in all_records(IMPORTED) if record.name not in known]
     return sorted([*tracked, *imported], key=lambda row: row.started, reverse=True)
 
 
-def _imported(record: RunRecord) -> RunRow:
+def _foreign_row(record: RunRecord) -> RunRow:
     health = record.health["colour"] if record.health else ""
     minutes = {"minutes": (record.ended - record.started) / 60} if record.ended else {}
     return RunRow(record.name, "", record.started, "FINISHED", "", health, record.summary | minutes)
 
 
-def _tracked(client: Any) -> Iterator[RunRow]:
+def _mlflow_rows(client: Any) -> Iterator[RunRow]:
     where, token = experiments(client), None
     while True:
         page = client.search_runs(

@@ -31,7 +31,7 @@ FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.M | re.S)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}[^\n]*\n)+")
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PARAMETER = re.compile(rf"(?<![\w./-])(?:{'|'.join(SECTIONS)})\.[a-z_0-9]+(?:\.[a-z_0-9]+)*(?![\w/(])")
-FILES = ("py", "yaml", "json", "jsonl", "md", "png", "svg", "txt", "html", "log")
+FILES = ("py", "sh", "yaml", "json", "jsonl", "md", "png", "svg", "txt", "html", "log")
 PLACE = re.compile(r"(?<![\w./-])(?:mathrl|tests|benchmarks|params|flows|tasks|mlflow|docs|tools)(?:/[\w.-]+)+\.[a-z]+")
 
 
