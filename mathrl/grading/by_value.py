@@ -30,6 +30,7 @@ from mathrl.grading.evaluate import (
     numeric_value,
 )
 from mathrl.grading.fields import FIELD_KINDS, PRIMES, matrix_residue, residue
+from mathrl.grading.parser import parse
 from mathrl.grading.points import (
     INTEGER_NAMES,
     SIDES,
@@ -49,6 +50,7 @@ from mathrl.grading.syntax import (
     find,
     key,
     kinds,
+    num,
     of_matrices,
     rebuild,
     substitute,
@@ -130,6 +132,8 @@ def _same_operation(a: Node, b: Node) -> bool | None:
     if own is None or other is None:
         return None
     (name, bounds, term), (other_name, other_bounds, other_term) = own, other
+    if bounds != other_bounds and a.args[0] in ("sum", "prod"):
+        other_bounds, other_term = _shifted(bounds, other_bounds, other_name, other_term)
     if bounds != other_bounds:
         return None
     if not bounds and name != other_name:
@@ -140,6 +144,22 @@ def _same_operation(a: Node, b: Node) -> bool | None:
     if common in free or other_name in symbols(term) - {name} or name in symbols(other_term) - {other_name}:
         return None
     return same_expression(_rename_bound(term, name, common), _rename_bound(other_term, other_name, common)) or None
+
+
+_FROM = re.compile(r"=(-?\d{1,6})")
+
+
+def _shifted(own: tuple[str, ...], other: tuple[str, ...], name: str, term: Node) -> tuple[tuple[str, ...], Node]:
+    """The bounds and the term of a sum that begins where another one does, if both begin at an integer."""
+    begins = [match for bounds in (own, other) if len(bounds) == 2 and (match := _FROM.fullmatch(bounds[0]))]
+    if len(begins) < 2:
+        return other, term
+    shift = num(int(begins[1][1]) - int(begins[0][1]))
+    ends = [parse(f"{bounds[1][1:]}{suffix}") for bounds, suffix in ((own, f"+({shift.args[0]})"), (other, ""))]
+    endless = own[1] == other[1] and "infty" in own[1]
+    if not endless and (ends[0] is None or ends[1] is None or not same_expression(ends[0], ends[1])):
+        return other, term
+    return own, substitute(term, {name: Node("add", ((sym(name), shift),))})
 
 
 def _rename_bound(term: Node, name: str, common: str) -> Node:

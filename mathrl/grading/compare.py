@@ -213,6 +213,7 @@ def _compare_trees(truth: str, answer: str) -> Match | None:
 
 
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s+(?=\d)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _LONG_WORD = re.compile(r"[A-Za-z]{3,}")
 
 
@@ -281,7 +282,7 @@ def _as_text(text: str) -> str:
     """The letters and digits, those in \\text{} included; capitals count unless there are words."""
     inner = _BETWEEN_DIGITS.sub("_", unwrap(text).replace("\\", ""))
     inner = "".join(inner.split())
-    return inner.lower() if _LONG_WORD.search(inner) else inner
+    return inner.lower() if _LONG_WORD.search(_COMMAND.sub("", unwrap(text))) else inner
 
 
 def _match_words(truth: str, answer: str) -> Match | None:

@@ -10,8 +10,19 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mathrl.grading.extract import closing_brace
-from mathrl.grading.syntax import Node, ParseError, ellipsis_decimal, literal, num, sym, symbols, with_base
-from mathrl.grading.units import NOISE, SINGLE_LETTER_UNITS, UNIT_WORDS, qualify
+from mathrl.grading.syntax import (
+    INFINITY,
+    Node,
+    ParseError,
+    ellipsis_decimal,
+    literal,
+    neg,
+    num,
+    sym,
+    symbols,
+    with_base,
+)
+from mathrl.grading.units import NOISE, SINGLE_LETTER_UNITS, UNIT_WORDS, meaning, qualify
 from mathrl.grading.words import chinese_number, number_in_words
 
 
@@ -157,6 +168,14 @@ def _han_tokens(run: str, spaced: bool) -> list[Token]:
         value = tokenize(f"\\frac{{{second}}}{{{first}}}")[:-1]
     return [*value, *rest]
 
+
+_UPWARD, _DOWNWARD = (num(0), INFINITY), (neg(INFINITY), num(0))
+_HALVES_OF_REALS = {
+    **dict.fromkeys(("R^+", "R_+", "R_>0", "R^>0"), ("(", *_UPWARD, ")")),
+    **dict.fromkeys(("R_>=0", "R_ge0", "R_geq0", "R^ge0", "R_0^+", "R^+_0"), ("[", *_UPWARD, ")")),
+    **dict.fromkeys(("R^-", "R_-", "R_<0", "R^<0"), ("(", *_DOWNWARD, ")")),
+    **dict.fromkeys(("R_<=0", "R_le0", "R_leq0"), ("(", *_DOWNWARD, "]")),
+}
 
 _SEPARATOR = re.compile(
     r"[,;]?\s*(?:for|where|with|if|when|such that|s\.t\.|provided(?: that)?|and where)(?![\w])"
@@ -398,6 +417,20 @@ class Cursor:
         self.i += 2 if colon else 1
         return Node("text", (token.value.strip(" :").lower(),))
 
+    def noun(self) -> str:
+        r"""The noun before a whole expression, which it takes: \text{area } 4+2\pi; "" where there is none."""
+        token, following = self.tokens[self.i], self.tokens[self.i + 1 : self.i + 2]
+        if token.kind != "text" or not following or following[0].kind == "text" or following[0].value in RELATIONS:
+            return ""
+        said = meaning(token.value)
+        if said.dimension or said.rest or not said.names:
+            return ""
+        self.i += 1
+        if self.starts_factor() or self.at("-"):
+            return token.value.strip()
+        self.i -= 1
+        return ""
+
     def starts_factor(self) -> bool:
         token = self.tokens[self.i]
         if token.kind in ("num", "name", "letter_text"):
@@ -489,4 +522,7 @@ class Cursor:
             name += mark + (self.raw("}") if self.accept("{") else self.take().value)
         if re.fullmatch(r"[A-Z]+(?:\^[\dn]|\^?_?[\dn]\^?[\dn]?)?", name) and "^" in name and not name.startswith("N^"):
             self.i, name = start, name[0]  # a power
+        if name in _HALVES_OF_REALS:
+            opener, *ends, closer = _HALVES_OF_REALS[name]
+            return Node("tuple", (opener, closer, tuple(ends)))
         return Node("reals", ()) if name == "R" and not self.at("^", "(", "[") else sym("set:" + name)

@@ -119,6 +119,10 @@ _ANY_NUMBER = re.compile(
 )
 _NUMBER_SET = re.compile(r"\\in\s*(?:\\(?:mathbf|mathrm|boldsymbol)\s*\{([ZRNQC])\}|([ZRNQ])(?![A-Za-z_({]))")
 _BARE_POINT = re.compile(r"(?<=\d)\.(?=\s*[/)])")
+_TANGENT = re.compile(r"\\(?:(?:operatorname|text|mathrm)\s*\{\s*(arc|)(c?)tg\s*\}|(arc|)(c?)tg(?![a-zA-Z]))\s*")
+_BOLD_CROSS = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm)\s*\{?\s*([a-zA-Z])\s*\}?\s*\\times\s*\\(?:mathbf|boldsymbol|bm)\s*\{?\s*([a-zA-Z])\s*\}?"
+)
 _MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*(?=[A-Za-z])")
 _CENTS = re.compile(r"(\d)\s*¢")
 _OHM = re.compile(r"(\d)(?:\s|\\[ ,;:!]|~)*\\Omega\s*$")
@@ -219,6 +223,10 @@ def canonical(text: str) -> str:
         text = _MICRO.sub(r"\\text{μ", _FOR_ALL.sub("", _INTEGERS.sub(r", \1\\in \\mathbb{Z}", text)))
         text = _OHM.sub(r"\1\\text{ ohm}", text)
         text = _EXTREME.sub(r"\\text{\1}", text)
+        if "tg" in text:
+            text = _TANGENT.sub(lambda m: f"\\{m[1] or m[3] or ''}{'cot' if m[2] or m[4] else 'tan'} ", text)
+        if "\\times" in text:
+            text = _BOLD_CROSS.sub(r"\\vec{\1}\\times\\vec{\2}", text)
         text = _CYCLIC.sub(lambda m: f"\\mathbb{{Z}}_{{{m[1] or m[2]}}}", _HAN_TEXT.sub(r"\1", text))
         text = _VARIANT.sub(lambda m: m[0] if f"\\{m[1]}" in text else f"\\{m[1]}", text)
         text = text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")

@@ -14,6 +14,7 @@ from mathrl.grading.syntax import (
     decorate,
     derivative,
     juxtapose,
+    kinds,
     multiply,
     neg,
     num,
@@ -96,7 +97,10 @@ class Parser(Cursor):
         label = self.label()
         if label is not None:
             return Node("rel", (("=",), (label, self.set_expression())))
+        named = self.noun()
         members = [self.set_expression()]
+        if named:
+            members = [qualify(members[0], named, front=True)]
         while True:
             token = self.tokens[self.i]
             name = RELATIONS.get(token.value) if token.kind in ("op", "cmd") else None
@@ -113,6 +117,8 @@ class Parser(Cursor):
             members.append(self.set_expression())
         if self.at_modulus() or members[-1].kind == "add":
             members[-1] = self.modulo(members[-1])
+        if operators == ["=="] and members[0].kind == "app" and "op:mod" not in kinds(members[1]):
+            operators = ["="]  # f(x) is 0 everywhere
         return members[0] if not operators else Node("rel", (tuple(operators), tuple(members)))
 
     def modulo(self, node: Node) -> Node:
@@ -292,7 +298,7 @@ class Parser(Cursor):
         opened, argument, closed, equals, *rest = self.tokens[self.i :]
         first = self.i == 1 or self.tokens[self.i - 2].value in (",", ";")
         marks = opened.value + closed.value + equals.value == "()="
-        return first and marks and argument.kind == "name" and argument.value in [token.value for token in rest]
+        return first and marks and argument.kind == "name" and argument.value in ["x", *(each.value for each in rest)]
 
     def extension(self, field: Node) -> Node:
         r"""\mathbb{Q}(\sqrt2), \mathbb{Z}[i], \mathbb{E}[X]: a field, ring or mean of what is in the brackets."""

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
+from mathrl.grading.affine import same_affine
 from mathrl.grading.evaluate import Refused, check_clock
 from mathrl.grading.families import same_family
+from mathrl.grading.lists import (
+    assigned_values,
+    both_signs,
+    by_unit,
+    flatten,
+    labels,
+    progression,
+    values_of,
+    without_index,
+    written_out,
+)
 from mathrl.grading.names import align_names
-from mathrl.grading.relations import is_assignment, is_forgiven, same_relation
+from mathrl.grading.relations import is_assignment, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar, spelled_out
 from mathrl.grading.sets import INEQUALITIES, NotASet, is_contradiction, real_set, same_members, same_real_set
 from mathrl.grading.statements import bound_names, push_negation, same_logic, same_quantified
-from mathrl.grading.syntax import Node, choose_sign, explain, find, is_expression, key, kinds, num, sym, symbols
+from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, symbols
 
 MAX_ITEMS = 200
 _SETS = frozenset(["union", "inter", "minus", "reals"])
@@ -39,6 +50,9 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
         return True
     if bound_names(truth) or bound_names(answer):
         return same_quantified(truth, answer, same_answer)
+    verdict = same_affine(truth, answer)
+    if verdict is not None:
+        return verdict
     verdict = same_family(truth, answer, same_answer)
     if verdict is not None:
         return verdict
@@ -50,6 +64,7 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
         return False
     truth, answer = _simplify(truth), _simplify(answer)
     truth, answer = _apart(truth, answer), _apart(answer, truth)
+    truth, answer = _without_point(truth, answer), _without_point(answer, truth)
     if "logic" in (truth.kind, answer.kind):
         return same_logic(truth, answer, _in_any_order)
     verdict = _as_real_sets(truth, answer)
@@ -73,7 +88,7 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
         return same_relation(truth, answer, same_answer)
     truth_items, answer_items = _items(truth), _items(answer)
     for node, items in ((truth, answer_items), (answer, truth_items)):
-        if node.kind == "tuple" and items is not None and len(spread := _signs(node)) == 2:
+        if node.kind == "tuple" and items is not None and len(spread := both_signs(node)) == 2:
             return _in_any_order(spread, items)
     if truth.kind == "tuple" or answer.kind == "tuple":
         return _tuples(truth, answer)
@@ -135,6 +150,19 @@ def _simplify(node: Node) -> Node:
     return node
 
 
+def _without_point(node: Node, other: Node) -> Node:
+    """P(-1, 4) as (-1, 4) beside a tuple."""
+    if other.kind != "tuple" or node.kind not in ("app", "mul"):
+        return node
+    name, *inside = node.args if node.kind == "app" else node.args[0]
+    if node.kind == "mul":
+        name = name.args[0] if name.kind == "sym" else ""
+    elif len(inside) == 1 and inside[0].kind == "list":
+        inside = [Node("tuple", ("(", ")", inside[0].args[0]))]
+    point = len(inside) == 1 and inside[0].kind == "tuple" and not symbols(inside[0])
+    return inside[0] if point and len(name) == 1 and name.isupper() else node
+
+
 def _apart(node: Node, other: Node) -> Node:
     """x = y = 1 as x = 1, y = 1 beside a tuple or several assignments."""
     several = other.kind == "tuple" or (other.kind == "list" and all(map(is_assignment, other.args[0])))
@@ -189,27 +217,10 @@ def _items(node: Node) -> list[Node] | None:
     if node.kind in ("list", "set"):
         elements: list[Node] = []
         for part in node.args[0]:
-            elements.extend(_signs(part))
+            elements.extend(both_signs(part))
         return elements
-    spread = _signs(node)
+    spread = both_signs(node)
     return spread if len(spread) > 1 else None
-
-
-def _signs(node: Node) -> list[Node]:
-    """Both values of an expression with a plus-minus sign in it."""
-    if "pm" not in kinds(node):
-        return [node]
-    if node.kind == "rel" and is_assignment(node):
-        return _signs(node.args[1][1])
-    if node.kind == "tuple" and sum(1 for _ in find(node, "pm")) == 1:
-        return [choose_sign(node, False), choose_sign(node, True)]
-    if node.kind in ("tuple", "matrix", "rel", "list", "set", "union"):
-        return [node]
-    values: list[Node] = []
-    for value in (choose_sign(node, False), choose_sign(node, True)):
-        if value not in values:
-            values.append(value)
-    return values
 
 
 def _curves(node: Node) -> list[Node]:
@@ -223,7 +234,7 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
     if len(truth_items) > MAX_ITEMS or len(answer_items) > MAX_ITEMS:
         raise Refused("a list too long")
     if all(is_assignment(part) for part in (*truth_items, *answer_items)):
-        truth_items, answer_items = _without_index(truth_items, answer_items), _without_index(answer_items, truth_items)
+        truth_items, answer_items = without_index(truth_items, answer_items), without_index(answer_items, truth_items)
         named = [{key(part.args[1][0]): part for part in items} for items in (truth_items, answer_items)]
         if named[0].keys() == named[1].keys() and len(named[0]) == len(truth_items) == len(answer_items):
             return _in_order(list(named[0].values()), [named[1][name] for name in named[0]])
@@ -238,59 +249,28 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
         labelled = [{key(item.args[1][0]): item.args[1][1] for item in items} for items in (truth_items, answer_items)]
         if labelled[0].keys() == labelled[1].keys() and len(labelled[0]) == len(truth_items) == len(answer_items):
             return _in_order(list(labelled[0].values()), [labelled[1][name] for name in labelled[0]])
-    progressions = [_progression(items) for items in (truth_items, answer_items)]
+    progressions = [progression(items) for items in (truth_items, answer_items)]
     if all(progressions):
         return progressions[0] == progressions[1]
+    truth_items, answer_items = written_out(truth_items), written_out(answer_items)
+    own, other = labels(truth_items), labels(answer_items)
+    if own and other and len(own) == len(other) > 1:
+        bare, other_bare = list(map(_labelled_value, truth_items)), list(map(_labelled_value, answer_items))
+        if {*own} == {*other}:
+            return _in_order(bare, [other_bare[other.index(name)] for name in own])
+        return not {*own} & {*other} and _in_order(bare, other_bare)
     both = (truth_items, answer_items)
     bounded = [any("rel" in kinds(item) and not is_assignment(item) for item in items) for items in both]
     if all(bounded) and symbols(truth) != symbols(answer):
         return False
-    truth_items, answer_items = _values(truth_items), _values(answer_items)
+    truth_items, answer_items = values_of(truth_items), values_of(answer_items)
     if "set" in (truth.kind, answer.kind):
         truth_items, answer_items = _drop_repeats(truth_items), _drop_repeats(answer_items)
     return _in_any_order(truth_items, answer_items)
 
 
-def _without_index(items: list[Node], others: list[Node]) -> list[Node]:
-    """x_1 = 2, x_2 = 3 as x = 2, x = 3 beside values of one x."""
-    names = [str(item.args[1][0].args[0]) for item in items]
-    single = {str(item.args[1][0].args[0]) for item in others}
-    if len(single) != 1 or sorted(names) != [f"{min(single)}_{n + 1}" for n in range(len(names))] or len(names) < 2:
-        return items
-    return [Node("rel", (("=",), (sym(min(single)), item.args[1][1]))) for item in items]
-
-
-def _progression(items: Sequence[Node]) -> tuple[Any, ...] | None:
-    r"""First term, step and last term of 1, 3, 5, \ldots, 99, whose last term may be left out."""
-    place = next((i for i, item in enumerate(items) if item.kind == "ellipsis"), 0)
-    if place < 2 or len(items) > place + 2 or any(item.kind != "num" for item in items[:place]):
-        return None
-    terms = [item.args[0] for item in items[:place]]
-    steps = {later - earlier for earlier, later in pairwise(terms)}
-    return (terms[0], steps.pop(), *map(key, items[place + 1 :])) if len(steps) == 1 else None
-
-
-def _values(items: list[Node]) -> list[Node]:
-    """x_1 = 2, x_2 = 3 as 2, 3; groups of assignments as tuples of their values."""
-    values = []
-    for item in items:
-        if is_assignment(item) and is_forgiven(item.args[1][0]):
-            values.append(item.args[1][1])
-        elif item.kind == "list":
-            values.append(Node("tuple", ("(", ")", tuple(_assigned_values(item.args[0]) or item.args[0]))))
-        else:
-            values.append(item)
-    return values
-
-
-def _assigned_values(items: Sequence[Node]) -> list[Node] | None:
-    """The values of assignments to different names, in the order of the names."""
-    if not all(is_assignment(item) for item in items):
-        return None
-    named = sorted((key(item.args[1][0]), i) for i, item in enumerate(items))
-    if len({name for name, _ in named}) < len(items):
-        return None
-    return [items[i].args[1][1] for _, i in named]
+def _labelled_value(item: Node) -> Node:
+    return item.args[1][1] if item.kind == "rel" else item.args[0]  # type: ignore[no-any-return]
 
 
 def _drop_repeats(items: list[Node]) -> list[Node]:
@@ -306,7 +286,7 @@ def _drop_repeats(items: list[Node]) -> list[Node]:
 def _in_any_order(truth_items: list[Node], answer_items: list[Node]) -> bool | None:
     if len(truth_items) != len(answer_items):
         return False
-    truth_counts, answer_counts = _by_unit(truth_items), _by_unit(answer_items)
+    truth_counts, answer_counts = by_unit(truth_items), by_unit(answer_items)
     if len(truth_items) > 1 and truth_counts.keys() == answer_counts.keys() and len(truth_counts) == len(truth_items):
         return _in_order(list(truth_counts.values()), [answer_counts[word] for word in truth_counts])
     unmatched, unknown = list(answer_items), False
@@ -327,11 +307,6 @@ def _in_any_order(truth_items: list[Node], answer_items: list[Node]) -> bool | N
     return True
 
 
-def _by_unit(items: list[Node]) -> dict[str, Node]:
-    """7 goats and 4 helicopters by the words."""
-    return {item.args[1].lower(): item for item in items if item.kind == "unit"}
-
-
 def _in_order(truth_items: Sequence[Node], answer_items: Sequence[Node]) -> bool | None:
     if len(truth_items) != len(answer_items):
         return False
@@ -344,19 +319,14 @@ def _in_order(truth_items: Sequence[Node], answer_items: Sequence[Node]) -> bool
     return result
 
 
-def _flatten(parts: Sequence[Node]) -> list[Node]:
-    """(1,1;2,2) read as (1,1,2,2)."""
-    return [inner for part in parts for inner in (part.args[0] if part.kind == "list" else (part,))]
-
-
 def _tuples(truth: Node, answer: Node) -> bool | None:
     if truth.kind == answer.kind:
-        truth_parts, answer_parts = _flatten(truth.args[2]), _flatten(answer.args[2])
+        truth_parts, answer_parts = flatten(truth.args[2]), flatten(answer.args[2])
         if len(truth_parts) <= 2 and truth.args[:2] != answer.args[:2]:
             return False
         return _in_order(truth_parts, answer_parts)
     tuple_node, counterpart = (truth, answer) if truth.kind == "tuple" else (answer, truth)
-    tuple_parts = _flatten(tuple_node.args[2])
+    tuple_parts = flatten(tuple_node.args[2])
 
     def truth_first(own: Any, other: Any) -> tuple[Any, Any]:
         return (own, other) if tuple_node is truth else (other, own)
@@ -364,7 +334,7 @@ def _tuples(truth: Node, answer: Node) -> bool | None:
     if counterpart.kind == "list":
         if tuple_node.args[:2] != ("(", ")") and len(tuple_parts) < 3:  # an interval
             return False
-        return _in_order(*truth_first(tuple_parts, _assigned_values(counterpart.args[0]) or counterpart.args[0]))
+        return _in_order(*truth_first(tuple_parts, assigned_values(counterpart.args[0]) or counterpart.args[0]))
     if counterpart.kind == "matrix":
         rows = counterpart.args[0]
         if len(rows) == 1 or all(len(row) == 1 for row in rows):

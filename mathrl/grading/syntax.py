@@ -368,7 +368,9 @@ _STRUCTURES = frozenset(
     "list tuple set matrix rel union inter minus ratio base text unit ellipsis reals builder logic".split()
 )
 _OF_ONE_NUMBER = frozenset(
-    "rel list num sym add mul div pow root abs percent const const:pi const:e const:inf tuple union reals set".split()
+    (
+        "rel list num sym add mul div pow root abs pm percent const const:pi const:e const:inf tuple union reals set"
+    ).split()
 )
 
 

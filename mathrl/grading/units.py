@@ -194,7 +194,8 @@ _MEASURED = frozenset(
         "weight mass age price cost income salary amount probability ratio average mean median mode range angle "
         "temperature pressure force energy power rate long wide tall high deep thick old sum difference product "
         "maximum minimum least greatest smallest largest max min first second third red green blue yellow white black "
-        "brown purple pink small large big little new whole full goose mouse die "
+        "brown purple pink small large big little new whole full goose mouse die quotient remainder standard deviation "
+        "variance "
     ).split()
 )
 _IRREGULAR = {"men": "man", "women": "woman", "children": "child", "people": "person", "feet": "foot", "teeth": "tooth"}
@@ -202,7 +203,7 @@ _IRREGULAR |= {"geese": "goose", "mice": "mouse", "dice": "die", "vertices": "ve
 UNIT_WORDS = (
     frozenset([*_LOWER, "per", "pct", "deg", "sq", *_MEASURED]) | _COUNTED | frozenset(word + "s" for word in _COUNTED)
 )
-SINGLE_LETTER_UNITS = frozenset("msghLlNJWVK")
+SINGLE_LETTER_UNITS = frozenset("msghLlNJWVKA")
 PERCENT_WORDS = frozenset(["percent", "percentage", "pct", "per cent", "%"])
 DEGREE_WORDS = frozenset(["degree", "degrees", "deg", "°"])
 # Words behind a number that make another number of it.
@@ -215,6 +216,7 @@ _PIECE = re.compile(r"\^?\{?-?\d+\}?|[^\W\d_]+(?:['’.][^\W\d_]+)*\.?|[$€£¥
 _IGNORED = frozenset(".,;:()[]{}~*\"'`-\\$_")
 _MEASURES = frozenset("个只本张条名位块棵件辆支")
 _ALSO_NOISE = frozenset(["a", "in", "as", "second"])
+_ALIASES = {"max": "maximum"}
 _POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3}
 
 
@@ -277,7 +279,7 @@ def meaning(text: str) -> Meaning:
         elif word != _singular(word) and _singular(word) in _COUNTED and _singular(following.lower()) in _COUNTED:
             rest.append(word)  # "marbles apples" is a choice of two, "chocolate cookies" is one
         elif _singular(word) in _COUNTED or _singular(word) in _MEASURED:
-            names.add(_singular(word))
+            names.add(_ALIASES.get(word, _singular(word)))
         elif piece[0] in _MEASURES and len(piece) > 1:  # 个苹果
             names.add(piece[1:])
         elif word in NOISE or piece in _IGNORED:
@@ -345,6 +347,12 @@ def qualify(node: Node, text: str, letters: bool = False, front: bool = False) -
     if _HEDGE.search(head):
         raise ParseError("a second thought behind the answer")
     first, _, rest = head.partition(" ")
+    if front and head == "min":  # no minutes
+        return Node("unit", (node, "minimum", letters))
+    if head == "diag" and node.kind == "tuple":
+        size = range(len(node.args[2]))
+        rows = tuple(tuple(node.args[2][i] if i == k else num(0) for k in size) for i in size)
+        return Node("matrix", (rows,))
     if head in PERCENT_WORDS:
         return Node("percent", (node,))
     if first in DEGREE_WORDS and rest in ("celsius", "fahrenheit", "c", "f"):

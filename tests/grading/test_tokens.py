@@ -64,6 +64,7 @@ def replaced(text: str, rng: random.Random) -> Iterator[tuple[str, str, str]]:
 SAME_MEANING = re.compile(
     r"[({]*\(?[A-C]\)|\\text\{B\. "  # the content of an option does not count
     r"|^\\angle A|^[a-zA-Z](?:\^\{-1\})?[(_]\w\)? ?=|\\overline\{AB\}"  # names of functions and variables
+    r"|\\(?:text|operatorname)\{(?:span|max|mean)|.*\)\+[ts]\("  # spans of all, words in front, parameters of lines
     r"|.*\\pi"  # names of integers beside pi; periods of a cosine
     r"|.*\\begin\{(?:cases|array)\}"  # where cases meet or overlap with one value; columns
     r"|.*=[^=]+=|.*\\approx"  # working before the last link of a chain
