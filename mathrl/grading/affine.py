@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mathrl.grading.evaluate import Refused, exact_value
-from mathrl.grading.syntax import Node, is_expression, key, num, substitute, symbols
+from mathrl.grading.syntax import Node, is_expression, key, num, substitute, sym, symbols
 
 _Row = tuple[Fraction, ...]
 _COORDINATES = (("x", "y"), ("x", "y", "z"), ("x_1", "x_2"), ("x_1", "x_2", "x_3"), ("x_1", "x_2", "x_3", "x_4"))
@@ -35,6 +35,8 @@ def same_affine(truth: Node, answer: Node) -> bool | None:
     >>> same_affine(parse("(1,0)+t(2,2)"), parse("(x,y)=(0,-1)+s(1,1)")), same_affine(parse("(t,2t)"), parse("(2t,4t)"))
     (True, None)
     """
+    if (steps := _same_steps(truth, answer)) is not None:
+        return steps
     if not (_is_line(truth) or _is_line(answer)):
         return None
     first, second = _affine(truth), _affine(answer)
@@ -43,10 +45,46 @@ def same_affine(truth: Node, answer: Node) -> bool | None:
     return first == second
 
 
+def _same_steps(truth: Node, answer: Node) -> bool | None:
+    r"""Whether (1 + 3t, 2 - 5t) and (1 - 3k, 2 + 5k) for all integers are the same points; None if they are no such."""
+    own, theirs = _steps(truth), _steps(answer)
+    if own is None or theirs is None:
+        return None
+    (point, step), (other, other_step) = own, theirs
+    if len(point) != len(other) or other_step not in (step, tuple(-value for value in step)):
+        return False
+    apart = [(b - a, along) for a, b, along in zip(point, other, step, strict=True)]
+    counts = {gap / along for gap, along in apart if along}
+    return all(along or not gap for gap, along in apart) and len(counts) == 1 and counts.pop().denominator == 1
+
+
+def _steps(node: Node) -> tuple[_Row, _Row] | None:
+    r"""A point and the step between points of (1 + 3t, 2 - 5t), t \in \mathbb{Z}."""
+    clauses = node.args[0] if node.kind == "list" else ()
+    domains = [part for part in clauses if part.kind == "rel" and part.args[0] == ("in",)]
+    if len(domains) != 1 or domains[0].args[1][1] != sym("set:Z"):
+        return None
+    cells = _cells(Node("list", (tuple(part for part in clauses if part not in domains),)))
+    if cells is None or len(names := frozenset[str]().union(*map(symbols, cells))) != 1:
+        return None
+    try:
+        parts = [_coefficients(cell, sorted(names)) for cell in cells]
+    except (Refused, _NotLinear):
+        return None
+    whole = names == symbols(domains[0].args[1][0])
+    return (tuple(constant for _, constant in parts), tuple(slopes[0] for slopes, _ in parts)) if whole else None
+
+
 def _is_line(node: Node) -> bool:
     """Whether a tree can only be a line, a plane or a span: a point with directions, or all points with a condition."""
+    if node.kind == "list":
+        bare = _without_domains(node)
+        return bare.kind != "list" and _is_line(bare)
+    if node.kind == "rel" and node.args[0] == ("=", "="):  # (x - 1)/2 = y = z/3
+        return symbols(node) == {"x", "y", "z"} and len({*node.args[1]}) == 3
     if node.kind == "rel" and node.args[0] == ("=",):
-        return _is_line(node.args[1][1])
+        left, right = node.args[1]
+        return _is_line(right) or (left.kind == "tuple" and bool(symbols(right)) and right.kind == "tuple")
     if node.kind == "unit":
         return _spanning(node) is not None
     if node.kind == "builder":

@@ -143,7 +143,9 @@ def _same_operation(a: Node, b: Node) -> bool | None:
     common = "k" if a.args[0] in ("sum", "prod") else "bound"  # a letter of integers, or none
     if common in free or other_name in symbols(term) - {name} or name in symbols(other_term) - {other_name}:
         return None
-    return same_expression(_rename_bound(term, name, common), _rename_bound(other_term, other_name, common)) or None
+    same = same_expression(_rename_bound(term, name, common), _rename_bound(other_term, other_name, common))
+    series = a.args[0] == "sum" and any("infty" in bound for bound in bounds)  # its terms decide
+    return same if same or series else None
 
 
 _FROM = re.compile(r"=(-?\d{1,6})")

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from mathrl.grading.dates import same_date, same_time
 from mathrl.grading.evaluate import OutOfTime, Refused, start_clock, stop_clock
 from mathrl.grading.extract import after_negation, last_value, prose_words
 from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeeze
@@ -24,8 +25,6 @@ from mathrl.grading.words import (
     plain_words,
     roman_number,
     same_clauses,
-    same_date,
-    same_time,
     same_words,
     unwrap,
 )
@@ -222,13 +221,17 @@ _SYMBOLS |= dict.fromkeys(["infinity", "positive infinity", "plus infinity"], "\
 _SYMBOLS |= dict.fromkeys(["negative infinity", "minus infinity"], "-\\infty")
 _ANY_REAL = re.compile(r"(?:\$?[a-z]\$? (?:is|can be|may be) )?(?:any|all|every) reals?(?: numbers?)?")
 _PARITY = re.compile(
-    r"(?:\$?n\$? (?:is |must be )?)?(?:an )?(?:all |every |any )?(odd|even)(?:(?: integers?| whole numbers?)| \$?n\$?)?"
+    r"(?:\$?n\$? (?:is |must be )?)?(?:an )?(?:all |every |any )?(odd|even)(?: integers?| whole numbers?)?(?: \$?n\$?)?"
 )
-_MULTIPLES = re.compile(r"(?:\$?n\$? (?:is )?)?(?:a )?(?:all |every |any )?multiples? of \$?(\d+)\$?")
+_MULTIPLES = re.compile(
+    r"(?:\$?n\$? (?:is )?)?(?:a )?(?:all |every |any )?(?:the )?(positive )?multiples? of \$?(\d+)\$?"
+)
 _ALL_BUT = re.compile(
     r"(?:all|any|every) real (?:numbers? |values? )?(?:of )?\$?(?:[a-z]\$? )?"
     r"(?:except|excluding|other than)(?: for| when)? \$?(?:[a-z] ?= ?)?([^$]+)\$?"
 )
+_FEET = re.compile(r"(\d+)\s?' ?(\d+)\s?(?:''|\")")
+_DIVISION = re.compile(r"(\d+),?(?: (?:and|with))?(?: a| the)? ?(?:R|r|remainder)\.?(?: of| is)? ?(\d+)")
 _TO = re.compile(r"(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)")
 
 
@@ -257,10 +260,14 @@ def _symbols_of_words(text: str) -> str:
     if left_out := _ALL_BUT.fullmatch(spaced):
         values = left_out[1].replace(" and ", ", ")
         return f"\\mathbb{{R}} \\setminus \\{{{values}\\}}" if not prose_words(values) else text
+    if feet := _FEET.fullmatch(spaced):
+        return f"{feet[1]} \\text{{ ft }} {feet[2]} \\text{{ in }}"
+    if division := _DIVISION.fullmatch(spaced):
+        return f"\\text{{ quotient }} {division[1]}, \\text{{ remainder }} {division[2]}"
     if (parity := _PARITY.fullmatch(spaced)) and ("n" in spaced.replace("$", "").split() or "integer" in spaced):
         return f"n \\equiv {int(parity[1] == 'odd')} \\pmod 2"
     if multiple := _MULTIPLES.fullmatch(spaced):
-        return f"n \\equiv 0 \\pmod {{{multiple[1]}}}"
+        return f"{multiple[2]}k, k \\in \\mathbb{{Z}}^+" if multiple[1] else f"n \\equiv 0 \\pmod {{{multiple[2]}}}"
     if _ANY_REAL.fullmatch(spaced):
         return "\\mathbb{R}"
     if ratio := _TO.fullmatch(spaced):

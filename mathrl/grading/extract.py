@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from mathrl.grading.units import meaning
+
 ExtractionMode = Literal["strict", "lenient"]
 TAIL = 4000
 
@@ -60,6 +62,12 @@ _NUMBER = re.compile(
     r"(?<![A-Za-z\d_^])(?<![\^_]\{)(?<![\d.,]\d)[-−+]?\s?[$€£¥]?(?:\\frac\{-?\d+\}\{\d+\}|"
     r"\d{1,3}(?:(?:,|\{\s*,\s*\}|,\\!)\d{3})+(?:\.\d+)?(?!\d)|(?<!,)\d+,\d{1,2}(?!\d|,\d)|\d+(?:\.\d+)?|\.\d+)"
     r"(?:\s?/\s?\d+(?![\d/]))?(?:[eE][-+]?\d+)?(?:\s?\\?%)?(?![A-Z])"
+)
+_BOLD_END = re.compile(r"(?<!\*)\*\*([^*\n]{1,120})\*\*[.!]?\s*$")
+_HEDGED = re.compile(r"\b(?:possibly|perhaps|maybe|might|could be|not sure|or (?:more|less|fewer))\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=\S)|\n")
+_UNIT_BEHIND = re.compile(
+    r"[ \t]?((?!(?:in|as|at|am|pm|a|an|to)\b)(?:[A-Za-z]{2,}|[gmsLNJW])(?:(?:\s+per\s+|/)[A-Za-z]+)?)(?![\w'])"
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z*]+\}(?:\{[lcr| ]+\})?")
 _HAN = re.compile(r"[\u3400-\u9fff]")
@@ -261,7 +269,7 @@ def _claim(claim: str) -> str:
     end = _SENTENCE_END.search(claim)
     sentence = claim[: end.start()] if end else claim
     line = sentence.split("\n", 1)[0].strip().rstrip("*").strip()
-    if prose_words(line) <= 3 and len(line) <= 200:
+    if (prose_words(line) <= 3 and len(line) <= 200) or _HEDGED.search(line):
         return line
     nested = _unmarked_answer(line)
     return nested.text if nested.text is not None and nested.rule != "whole" else line
@@ -323,6 +331,9 @@ def _unmarked_answer(text: str) -> Extraction:
     text = _SPECIAL.sub("", text[-TAIL:]).strip()
     if not text:
         return NOTHING
+    bold = _BOLD_END.search(text)
+    if bold and prose_words(bold[1]) <= 3 and not _NEGATED.search(_SENTENCE.split(text[-400:])[-1]):
+        return Extraction(bold[1].strip(), "bold at the end")
     if _NEGATED.search(text[-400:]) and prose_words(text[-400:]) > 1:
         claim = _last_claim(text)
         if claim is None:
@@ -338,8 +349,10 @@ def _unmarked_answer(text: str) -> Extraction:
     number = _last_number(text)
     if formula is not None and (number is None or number.start() < formula.end()):
         return Extraction(_last_member(_formula_text(formula)), "last formula")
+    if number is not None and _HEDGED.search(_SENTENCE.split(text[-400:])[-1]):
+        return NOTHING
     if number is not None:
-        return Extraction(number[0].strip(), "last number")
+        return Extraction(_whole_quantity(text, number), "last number")
     return Extraction(text, "whole") if len(text) <= 80 else NOTHING
 
 
@@ -362,6 +375,23 @@ def last_value(text: str) -> str | None:
     """The last number in a text of words and numbers, for a box that holds a sentence."""
     number = _last_number(text)
     return number[0].strip() if number else None
+
+
+def _whole_quantity(text: str, number: re.Match[str]) -> str:
+    """The last number of a sentence with the unit behind it, or the list that it ends: "1, 2 and 5"."""
+    unit = _UNIT_BEHIND.match(text, number.end())
+    said = meaning(unit[1]) if unit else None
+    quantity = number[0].strip()
+    if unit and said and "," not in quantity and said.dimension and not said.rest and not said.names:
+        return f"{quantity} \\text{{ {unit[1]} }}"
+    numbers = list(_NUMBER.finditer(text, max(0, number.start() - 400), number.start()))
+    begin, joined = number.start(), False
+    for before in reversed(numbers):
+        glue = text[before.end() : begin].strip()
+        if glue not in (",", "and", ", and", "or", ", or") or (glue == "," and not joined):
+            break
+        begin, joined = before.start(), True
+    return text[begin : number.end()].strip() if joined else quantity
 
 
 def _last_number(text: str) -> re.Match[str] | None:

@@ -11,29 +11,19 @@ if they have the same members in a window that is longer than every period. Noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import permutations
-from math import gcd, lcm
+from math import lcm
 from typing import NamedTuple
 
+from mathrl.grading.domains import INTEGERS, domain_clause, domain_of
 from mathrl.grading.evaluate import Refused, check_clock, exact_value
+from mathrl.grading.lists import progression
 from mathrl.grading.points import INTEGER_NAMES
+from mathrl.grading.progressions import Pair, progressions_of, same_progressions
 from mathrl.grading.sets import holds
-from mathrl.grading.syntax import (
-    Node,
-    choose_sign,
-    explain,
-    find,
-    is_expression,
-    key,
-    kinds,
-    num,
-    rebuild,
-    substitute,
-    sym,
-    symbols,
-)
+from mathrl.grading.syntax import Node, explain, find, is_expression, key, kinds, num, substitute, sym, symbols
 
 Same = Callable[[Node, Node], bool | None]
 
@@ -50,22 +40,9 @@ class Family(NamedTuple):
     subject: str = ""
 
 
-_DOMAINS = {"N^+": "Z+", "N+": "Z+", "N^*": "Z+", "N*": "Z+", "Z^+": "Z+", "Z_+": "Z+", "Z^{+}": "Z+", "Z_>0": "Z+"}
-_DOMAINS |= {"N_0": "N0", "Z_ge0": "N0", "Z_geq0": "N0", "Z^ge0": "N0", "Z_>=0": "N0", "N_+": "Z+", "N_>0": "Z+"}
-INTEGERS = frozenset(["Z", "N", "Z+", "N0"])
 _WINDOW = 400
 _MODERATE = 40  # literals up to this; larger ones could hide a difference outside of the window
 _BOUND = "t"
-
-
-def domain_of(node: Node) -> str | None:
-    """The name of a number set: "Z" for \\mathbb{Z}, "Z+" for \\mathbb{N}^*; None for other nodes."""
-    if node.kind == "reals":
-        return "R"
-    if node.kind == "sym" and node.args[0].startswith("set:"):
-        name: str = node.args[0][4:]
-        return _DOMAINS.get(name, name)
-    return None
 
 
 def is_family(node: Node) -> bool:
@@ -75,7 +52,7 @@ def is_family(node: Node) -> bool:
     if node.kind == "list":
         if _congruences(node) is not None:
             return True
-        return any(_domain_clause(part) is not None for part in _clauses(node)) or _counter(node.args[0]) is not None
+        return any(domain_clause(part) is not None for part in _clauses(node)) or _counter(node.args[0]) is not None
     if node.kind == "rel":
         return _congruences(node) is not None
     return (domain_of(node) or "") in INTEGERS
@@ -88,7 +65,7 @@ def same_family(truth: Node, answer: Node, same: Same) -> bool | None:
     first, second = read_family(truth), read_family(answer)
     for own, other, counterpart in ((first, second, answer), (second, first, truth)):
         if other is None and own is not None:
-            borrowed = _with_domains_of(own, counterpart)
+            borrowed = _endless(counterpart) or _with_domains_of(own, counterpart)
             if borrowed is None:
                 return _finite_members(own, counterpart, same)
             first, second = (own, borrowed) if own is first else (borrowed, own)
@@ -99,9 +76,9 @@ def same_family(truth: Node, answer: Node, same: Same) -> bool | None:
         return False
     if _same_parts(first, second, same):
         return True
-    progressions, others = _progressions(first), _progressions(second)
+    progressions, others = _all_integers(first), _all_integers(second)
     if progressions is not None and others is not None:
-        return _same_progressions(progressions, others)
+        return same_progressions(progressions, others)
     members, other_members = _members(first), _members(second)
     if members is not None and other_members is not None:
         return members == other_members
@@ -109,28 +86,12 @@ def same_family(truth: Node, answer: Node, same: Same) -> bool | None:
     return False
 
 
-def _domain_clause(clause: Node) -> tuple[str, str] | None:
-    r"""("k", "Z") of k \in \mathbb{Z}, or of "k is an integer"."""
-    if clause.kind == "rel" and clause.args[0] == ("in",) and clause.args[1][0].kind == "sym":
-        domain = domain_of(clause.args[1][1])
-        return (clause.args[1][0].args[0], domain) if domain is not None and domain != "R" else None
-    if clause.kind == "unit" and clause.args[0].kind == "sym":
-        words = clause.args[1].lower().replace("-", "").removeprefix("is ").removeprefix("an ").removeprefix("any ")
-        domain = _IN_WORDS.get(words.removeprefix("a ").removesuffix("s"))
-        return (clause.args[0].args[0], domain) if domain else None
-    return None
-
-
-_IN_WORDS = {"integer": "Z", "positive integer": "Z+", "natural number": "N", "nonnegative integer": "N0"}
-_IN_WORDS |= {"natural": "N", "whole number": "N0"}
-
-
 def _clauses(node: Node) -> list[Node]:
     r"""The clauses of a list, those of x = k\pi or (x = 1, k \in \mathbb{Z}) too, where each part has one value."""
     clauses: list[Node] = []
     for part in node.args[0]:
         inner = list(part.args[0]) if part.kind == "list" else [part]
-        if sum(_domain_clause(clause) is None for clause in inner) > 1:
+        if sum(domain_clause(clause) is None for clause in inner) > 1:
             return list(node.args[0])
         clauses += inner
     return clauses
@@ -175,7 +136,7 @@ def read_family(node: Node) -> Family | None:
     conditions: list[Node] = []
     waiting: list[Node] = []
     for clause in clauses:
-        found = _domain_clause(clause)
+        found = domain_clause(clause)
         if found is not None:
             domains[found[0]] = found[1]
             domains |= {part.args[0]: found[1] for part in waiting}
@@ -249,7 +210,7 @@ def _read_builder(node: Node) -> Family | None:
         clauses = (Node("logic", ("or", clauses)),)
     conditions = []
     for clause in clauses:
-        found = _domain_clause(clause)
+        found = domain_clause(clause)
         real = clause.kind == "rel" and clause.args[0] == ("in",) and domain_of(clause.args[1][1]) == "R"
         if found is not None:
             domains[found[0]] = found[1]
@@ -296,6 +257,15 @@ def _with_domains_of(family: Family, node: Node) -> Family | None:
     return Family(values, dict(zip(bound, family.domains.values(), strict=True)), (), _subject(clauses))
 
 
+def _endless(node: Node) -> Family | None:
+    r"""6, 12, 18, \ldots as 6 + 6t for t = 0, 1, 2, …"""
+    terms = progression(node.args[0]) if node.kind in ("set", "list") else None
+    if terms is None or len(terms) > 2:
+        return None
+    value = Node("add", ((num(terms[0]), Node("mul", ((num(terms[1]), sym(_BOUND)),))),))
+    return Family((value,), {_BOUND: "N0"}, ())
+
+
 def _is_value(node: Node) -> bool:
     return is_expression(node) or node.kind == "tuple"
 
@@ -335,10 +305,6 @@ def _match_all(left: Sequence[Node], right: Sequence[Node], same: Same) -> bool:
     return not unmatched
 
 
-# A real number p + q pi, and b + a Z as (a, b).
-_Pair = tuple[Fraction, Fraction]
-
-
 def _same_periods(truth: Node, answer: Node) -> bool | None:
     r"""True for pi/2 + k pi and -pi/2 + n pi: a lone k that counts half turns needs no domain. Else None.
 
@@ -357,111 +323,14 @@ def _same_periods(truth: Node, answer: Node) -> bool | None:
         if len(names) != 1 or not names <= INTEGER_NAMES or not all(map(is_expression, values)):
             return None
         families.append(Family(values, dict.fromkeys(names, "Z"), ()))
-    progressions, others = map(_progressions, families)
+    progressions, others = map(_all_integers, families)
     if progressions is None or others is None or any(step[0] for step, _ in progressions + others):
         return None
-    return _same_progressions(progressions, others) or None
+    return same_progressions(progressions, others) or None
 
 
-def _progressions(family: Family) -> list[tuple[_Pair, _Pair]] | None:
-    """The arithmetic progressions over all integers of which a family consists; None where it is none of these."""
-    if family.conditions or list(family.domains.values()) != ["Z"]:
-        return None
-    (name,) = family.domains
-    progressions = []
-    for value in family.values:
-        for branch in _branches(value, name):
-            points = [_in_pi(substitute(branch, {name: num(i)})) for i in (0, 1, 2, 7)]
-            if any(point is None for point in points):
-                return None
-            at = [point for point in points if point is not None]
-            step = _minus(at[1], at[0])
-            if _minus(at[2], at[1]) != step or _minus(at[3], at[2]) != _times(step, 5) or not any(step):
-                return None
-            progressions.append((step, at[0]))
-    return progressions
-
-
-def _branches(value: Node, name: str) -> Iterator[Node]:
-    """Both signs of plus-minus; and of (-1)^k, the even and the odd k."""
-    if "pm" in kinds(value):
-        for minus in (False, True):
-            yield from _branches(choose_sign(value, minus), name)
-    elif "pow" in kinds(value) and name in _exponent_names(value):
-        for odd in (0, 1):
-            twice = Node("add", ((Node("mul", ((num(2), sym(name)),)), num(odd)),))
-            yield substitute(value, {name: twice})
-    else:
-        yield value
-
-
-def _exponent_names(node: Node) -> frozenset[str]:
-    return frozenset[str]().union(*(symbols(power.args[1]) for power in find(node, "pow")))
-
-
-def _in_pi(node: Node) -> _Pair | None:
-    """A closed value as p + q pi; None where it is not of this form."""
-    values = []
-    for number in (0, 1, 3):
-        try:
-            value = exact_value(_with_pi(node, number))
-        except Refused:
-            return None
-        if value is None:
-            return None
-        values.append(value)
-    slope = values[1] - values[0]
-    return (values[0], slope) if values[2] == values[0] + 3 * slope else None
-
-
-def _with_pi(node: Node, number: int) -> Node:
-    if node.kind == "const" and node.args[0] == "pi":
-        return num(number)
-    if node.kind == "degree":
-        return Node("mul", ((_with_pi(node.args[0], number), num(Fraction(number, 180))),))
-    return rebuild(node, lambda part: _with_pi(part, number))
-
-
-def _minus(left: _Pair, right: _Pair) -> _Pair:
-    return left[0] - right[0], left[1] - right[1]
-
-
-def _times(pair: _Pair, factor: int) -> _Pair:
-    return pair[0] * factor, pair[1] * factor
-
-
-def _over(pair: _Pair, step: _Pair) -> Fraction | None:
-    """pair / step where it is rational."""
-    if step[0] * pair[1] != step[1] * pair[0]:
-        return None
-    return pair[0] / step[0] if step[0] else pair[1] / step[1]
-
-
-def _same_progressions(first: list[tuple[_Pair, _Pair]], second: list[tuple[_Pair, _Pair]]) -> bool:
-    """Whether two unions of progressions are the same set: their residues modulo a common step are."""
-    unit, origin = first[0]
-    classes = []
-    for progressions in (first, second):
-        members = []
-        for step, start in progressions:
-            ratio, offset = _over(step, unit), _over(_minus(start, origin), unit)
-            if ratio is None:
-                return False
-            members.append((abs(ratio), start if offset is None else None, offset))
-        classes.append(members)
-    ratios = [ratio for members in classes for ratio, _, _ in members]
-    common = Fraction(lcm(*(ratio.numerator for ratio in ratios)), gcd(*(ratio.denominator for ratio in ratios)))
-    if max(common / ratio for ratio in ratios) > 200:
-        return False
-    residues = [
-        {
-            (start, (offset + i * ratio) % common if offset is not None else i * ratio % common)
-            for ratio, start, offset in members
-            for i in range(int(common / ratio))
-        }
-        for members in classes
-    ]
-    return residues[0] == residues[1]
+def _all_integers(family: Family) -> list[tuple[Pair, Pair]] | None:
+    return None if family.conditions else progressions_of(family.values, family.domains)
 
 
 def _members(family: Family) -> frozenset[Fraction] | None:

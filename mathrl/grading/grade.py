@@ -176,6 +176,7 @@ def _match(extracted: str, truth: str, engine: SymbolicEngine | Literal[False] |
         ArithmeticError,
         TypeError,
         LookupError,
+        AttributeError,
     ) as error:  # a gap in the grammar must not end a training run
         result = Match(False, "error", f"not compared: {error!r}"[:200])
     if result.equal is None:

@@ -8,7 +8,20 @@ from itertools import pairwise
 from typing import Any
 
 from mathrl.grading.relations import is_assignment, is_forgiven
-from mathrl.grading.syntax import Node, choose_sign, find, key, kinds, neg, num, rebuild, sym
+from mathrl.grading.syntax import (
+    Node,
+    choose_sign,
+    find,
+    is_expression,
+    key,
+    kinds,
+    neg,
+    num,
+    rebuild,
+    substitute,
+    sym,
+    symbols,
+)
 from mathrl.grading.units import meaning
 
 
@@ -44,7 +57,7 @@ def _independent_signs(node: Node) -> list[Node]:
 _NOUN_OF = {"q": "quotient", "r": "remainder", "\\mu": "mean", "\\sigma": "deviation standard"}
 
 
-def labels(items: Sequence[Node]) -> list[str] | None:
+def _labels(items: Sequence[Node]) -> list[str] | None:
     r"""What each item is said to be: max = 3, \text{mean } 5, q(x) = x + 1; None where an item does not say it."""
     names = []
     for item in items:
@@ -92,6 +105,55 @@ def written_out(items: list[Node]) -> list[Node]:
     if count.denominator != 1 or not place <= count < 200:
         return items
     return [num(first + i * step) for i in range(int(count) + 1)]
+
+
+def by_label(truth_items: list[Node], answer_items: list[Node]) -> tuple[list[Node], list[Node]] | None:
+    """The values in one order where words name them on a side: by the words, or as they stand beside other names."""
+    own, other = _labels(truth_items), _labels(answer_items)
+    if len(truth_items) != len(answer_items) or len(truth_items) < 2:
+        return None
+    if own is None or other is None:
+        bare = answer_items if other is None else truth_items
+        worded = truth_items if other is None else answer_items
+        if (own is None) == (other is None) or not all(map(is_expression, bare)) or not all(map(_by_words, worded)):
+            return None
+        return [_labelled_value(item) for item in truth_items], [_labelled_value(item) for item in answer_items]
+    if not any(map(_by_words, (*truth_items, *answer_items))):
+        return None
+    bare, other_bare = ([_labelled_value(item) for item in items] for items in (truth_items, answer_items))
+    if {*own} == {*other}:
+        return bare, [other_bare[other.index(name)] for name in own]
+    return ([], []) if {*own} & {*other} else (bare, other_bare)
+
+
+def _by_words(item: Node) -> bool:
+    return item.kind == "unit" or (item.kind == "rel" and bool(item.args[1][0].kind == "text"))
+
+
+def _labelled_value(item: Node) -> Node:
+    if item.kind not in ("rel", "unit"):
+        return item
+    return item.args[1][1] if item.kind == "rel" else item.args[0]  # type: ignore[no-any-return]
+
+
+def listed_set(node: Node) -> Node:
+    r"""\{2k : k \in \{1, 2, 3\}\} with its members one by one; any other node as it is."""
+    if node.kind != "builder":
+        return node
+    pattern, clauses, joiner = node.args
+    domains = [part for part in clauses if part.kind == "rel" and part.args[0] == ("in",)]
+    ranges = [part for part in domains if part.args[1][1].kind == "set"]
+    defined = [part for part in clauses if part not in ranges]
+    if len(ranges) != 1 or ranges[0].args[1][0].kind != "sym" or joiner == "or" or len(defined) > 1:
+        return node
+    for part in defined:
+        if part.kind != "rel" or part.args[0] != ("=",) or part.args[1][0] != pattern:
+            return node
+        pattern = part.args[1][1]
+    name, members = ranges[0].args[1][0].args[0], written_out(list(ranges[0].args[1][1].args[0]))
+    if symbols(pattern) != {name} or any(map(symbols, members)) or any(member.kind == "ellipsis" for member in members):
+        return node
+    return Node("set", (tuple(substitute(pattern, {name: member}) for member in members),))
 
 
 def values_of(items: list[Node]) -> list[Node]:

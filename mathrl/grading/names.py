@@ -18,6 +18,8 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
     if "cross" in both or "dot" in both:
         truth, answer = plain_products(truth, answer)
     truth, answer = _plain_segments(truth, answer), _plain_segments(answer, truth)
+    if "rel" in both:
+        truth, answer = _last_index(truth), _last_index(answer)
     truth, answer = _written_out(truth, answer), _written_out(answer, truth)
     if symbols(truth) == symbols(answer):
         return (truth, truth) if _same_antiderivatives(truth, answer) else (truth, answer)
@@ -26,6 +28,23 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
     if "const:pi" in both:
         truth, answer = _same_integer_name(truth, answer)
     return _rename_constants(truth, answer)
+
+
+_INDEXED = re.compile(r"([a-zA-Z])_([a-z])([+-]\d)?")
+
+
+def _last_index(node: Node) -> Node:
+    """A recurrence in the terms up to a_n: a_{n+1} = 2 a_n + n as a_n = 2 a_{n-1} + n - 1."""
+    terms = {name: match for name in symbols(node) if (match := _INDEXED.fullmatch(name))}
+    if len({match[1] + match[2] for match in terms.values()}) != 1 or len(terms) < 2:
+        return node
+    offsets = {name: int(match[3] or 0) for name, match in terms.items()}
+    head, index = next((match[1], match[2]) for match in terms.values())
+    last = max(offsets.values())
+    if not last:
+        return node
+    lower = {name: sym(f"{head}_{index}{offset - last:+d}".removesuffix("+0")) for name, offset in offsets.items()}
+    return substitute(node, {index: Node("add", ((sym(index), num(-last)),)), **lower})
 
 
 def _nodes(node: Node, kind: str) -> list[Node]:
@@ -105,12 +124,20 @@ def _same_antiderivatives(truth: Node, answer: Node) -> bool:
     if len(constants) != 1 or len(symbols(truth)) != 2 or not (is_expression(truth) and is_expression(answer)):
         return False
     (constant,), (name,) = constants, symbols(truth) - set(constants)
-    particular = [substitute(node, {constant: num(0)}) for node in (truth, answer)]
-    added = [difference(node, part) for node, part in zip((truth, answer), particular, strict=True)]
-    if not all(constant_ratio(part, sym(constant), positive=False) for part in added):
+    own, other = (substitute(node, {constant: num(0)}) for node in (truth, answer))
+    if not all(_adds(node, part, constant) for node, part in ((truth, own), (answer, other))):
         return False
-    apart = difference(*particular)
-    return bool(same_expression(apart, substitute(apart, {name: _POINT})))
+    apart = substitute(difference(own, other), {name: _POINT})
+    return bool(same_expression(own, Node("add", ((other, apart),))))
+
+
+def _adds(node: Node, particular: Node, constant: str) -> bool:
+    """Whether an expression is the particular one and a multiple of the constant."""
+    terms = node.args[0] if node.kind == "add" else (node,)
+    marked = [term for term in terms if constant in symbols(term)]
+    if len(marked) == 1 and marked[0] == sym(constant):
+        return True
+    return bool(constant_ratio(difference(node, particular), sym(constant), positive=False))
 
 
 def _rename_constants(truth: Node, answer: Node) -> tuple[Node, Node]:

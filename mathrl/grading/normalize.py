@@ -123,6 +123,14 @@ _TANGENT = re.compile(r"\\(?:(?:operatorname|text|mathrm)\s*\{\s*(arc|)(c?)tg\s*
 _BOLD_CROSS = re.compile(
     r"\\(?:mathbf|boldsymbol|bm)\s*\{?\s*([a-zA-Z])\s*\}?\s*\\times\s*\\(?:mathbf|boldsymbol|bm)\s*\{?\s*([a-zA-Z])\s*\}?"
 )
+_CHOICES = re.compile(r"(?:\{\s*\})?\s*[_^]\s*\{?(\d+|n)\}?\s*(?:\\(?:text|mathrm)\{)?([CP])\}?\s*_\s*\{?(\d+|[rk])\}?")
+_FACTORIAL_IS = re.compile(r"(?<=\d)!=(?=\d)")
+_TEN_THOUSANDS = re.compile(r"(\d+(?:\.\d+)?)\s*([万亿])")
+_PLAIN_BUILDER = re.compile(r"^\{\s*([a-zA-Z])\s*[|:]\s*([^{}]*)\}$")
+_CONDITION = re.compile(
+    r"(?<=\w)(?:\s|\\[ ,;:])*\(\s*([a-zA-Z]\s*(?:[<>]=?|\\(?:[lg]eq?|neq?|[lg]eqslant)(?![a-z]))[^()]*)\)$"
+)
+_QUANTIFIED = re.compile(r"(\\(?:exists|forall)[^:;,]*?):")
 _MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*(?=[A-Za-z])")
 _CENTS = re.compile(r"(\d)\s*¢")
 _OHM = re.compile(r"(\d)(?:\s|\\[ ,;:!]|~)*\\Omega\s*$")
@@ -174,6 +182,12 @@ def _join_rows(match: re.Match[str]) -> str:
     return joined
 
 
+def _counted(match: re.Match[str]) -> str:
+    """{}_5C_2 and {}_5P_2: the subsets and the arrangements of two of five."""
+    n, kind, k = match.groups()
+    return f"\\binom{{{n}}}{{{k}}}" if kind == "C" else f"\\frac{{{n}!}}{{({n}-{k})!}}"
+
+
 def merge_thousands(text: str, commas: bool) -> str:
     r"""Digit groups joined; plain commas only when `commas` is true (they may separate a list).
 
@@ -209,6 +223,16 @@ def canonical(text: str) -> str:
         text = _BARE_POINT.sub("", text)
     if "{:}" in text:
         text = text.replace("{:}", ":")
+    if "!=" in text:
+        text = _FACTORIAL_IS.sub(" ! = ", text)
+    if "万" in text or "亿" in text:
+        text = _TEN_THOUSANDS.sub(lambda m: f"{m[1]}\\times 10^{{{4 if m[2] == '万' else 8}}}", text)
+    if text.startswith("{") and text.endswith("}"):
+        text = _PLAIN_BUILDER.sub(r"\\{\1 : \2\\}", text)
+    if text.endswith(")"):
+        text = _CONDITION.sub(r", \1", text)
+    if text.startswith(("_", "^", "{}_", "{}^")):
+        text = _CHOICES.sub(_counted, text)
     if text.count(".") > 1:
         text = _POINT_GROUPS.sub(lambda m: m[0].replace(".", ""), text)
     if _HAS_SUFFIX.search(text):
@@ -223,6 +247,8 @@ def canonical(text: str) -> str:
         text = _MICRO.sub(r"\\text{μ", _FOR_ALL.sub("", _INTEGERS.sub(r", \1\\in \\mathbb{Z}", text)))
         text = _OHM.sub(r"\1\\text{ ohm}", text)
         text = _EXTREME.sub(r"\\text{\1}", text)
+        if "\\exists" in text or "\\forall" in text:
+            text = _QUANTIFIED.sub(r"\1,", text)
         if "tg" in text:
             text = _TANGENT.sub(lambda m: f"\\{m[1] or m[3] or ''}{'cot' if m[2] or m[4] else 'tan'} ", text)
         if "\\times" in text:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from mathrl.grading.lexer import FUNCTIONS, RELATIONS, SET_OPS, Cursor, tokenize
+from mathrl.grading.cursor import Cursor
+from mathrl.grading.lexer import FUNCTIONS, RELATIONS, SET_OPS, tokenize
 from mathrl.grading.syntax import (
     EMPTY_SET,
     INFINITY,
@@ -293,13 +294,6 @@ class Parser(Cursor):
                 return changed
         return Node("const", (name,)) if name in ("i", "e") else sym(name)
 
-    def defines(self) -> bool:
-        """Whether (x) = … x … follows the first name of a clause: y(x) = 2x is y = 2x."""
-        opened, argument, closed, equals, *rest = self.tokens[self.i :]
-        first = self.i == 1 or self.tokens[self.i - 2].value in (",", ";")
-        marks = opened.value + closed.value + equals.value == "()="
-        return first and marks and argument.kind == "name" and argument.value in ["x", *(each.value for each in rest)]
-
     def extension(self, field: Node) -> Node:
         r"""\mathbb{Q}(\sqrt2), \mathbb{Z}[i], \mathbb{E}[X]: a field, ring or mean of what is in the brackets."""
         if not self.at("(", "[") or field.args[:1] == () or not field.args[0].startswith("set:"):
@@ -379,6 +373,10 @@ class Parser(Cursor):
                     points[::-1] if name in ("overline", "bar", "angle", "measuredangle", "hat", "widehat") else points
                 )
                 return Node("app", (name, sym(min(points, back))))
+            if name in ("overline", "bar") and self.accept("{"):
+                inside = self.set_expression()
+                self.expect("}")
+                return decorate(name, inside)
             return decorate(name, self.argument()) if name in _DECORATIONS else Node("app", (name, self.term()))
         if name in ("color", "textcolor"):
             self.expect("{")
@@ -498,7 +496,9 @@ class Parser(Cursor):
             return EMPTY_SET if opener == "\\{" else Node("tuple", (opener, closer, ()))
         if opener == "\\{":
             self.bars = -1
+        self.french = opener == "[" and self.tokens[-2].value == "["  # [0, 1[
         inside = self.items(closer)
+        self.french = False
         if opener == "\\{" and self.accept("|", "mid", ":"):
             self.bars = 0
             conditions = self.items(closer)
@@ -593,17 +593,6 @@ class Parser(Cursor):
         self.expect(closer)
         self.bars -= 1
         return Node("abs", (inside,))
-
-    def points(self) -> str | None:
-        """The capital letters of \\angle ABC or \\overrightarrow{AB}, in order; None where there are fewer than two."""
-        start, letters = self.i, ""
-        braced = self.accept("{")
-        while self.tokens[self.i].kind == "name" and self.tokens[self.i].value.isupper():
-            letters += self.take().value
-        if len(letters) < 2 or (braced and not self.accept("}")):
-            self.i = start
-            return None
-        return letters
 
 
 def _group(clauses: list[Node], cuts: list[int]) -> Node:

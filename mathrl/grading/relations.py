@@ -24,7 +24,7 @@ from mathrl.grading.syntax import (
     sym,
     symbols,
 )
-from mathrl.grading.units import meaning
+from mathrl.grading.units import compatible, meaning
 
 Same = Callable[[Node, Node], bool | None]
 _NAMES = frozenset(["sym", "app", "text"])
@@ -45,6 +45,13 @@ def same_relation(truth: Node, answer: Node, same: Same) -> bool | None:
     operators = relation.args[0]
     if not all(map(is_forgiven, relation.args[1][:-1])) or ("=>" in operators and "=" not in operators):
         return False
+
+    label = relation.args[1][0]
+    if label.kind == "text" and counterpart.kind == "unit":
+        contradiction = compatible(meaning(label.args[0]), meaning(counterpart.args[1]))
+        if contradiction:
+            explain(contradiction)
+            return False
 
     def same_value(value: Node) -> bool | None:
         return same(value, counterpart) if relation is truth else same(counterpart, value)
@@ -145,8 +152,8 @@ def _is_label(node: Node) -> bool:
         return True
     if node.kind == "op":
         return node.args[0] in _COMPUTED
-    if node.kind == "func" and node.args[0] == "conj":
-        return True
+    if node.kind == "func":  # \\cos A = 1/2
+        return bool(node.args[0] == "conj" or node.args[1].kind == "sym")
     if node.kind == "pow" and node.args[0].kind == "sym" and node.args[1].kind == "num":
         inverse = key(node.args[1]) == "-1" and node.args[0].args[0].isupper()
         return inverse or bool(_COUNT.fullmatch(node.args[0].args[0]))

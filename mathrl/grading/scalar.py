@@ -9,7 +9,8 @@ from typing import Any
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
 from mathrl.grading.evaluate import exact_value, numeric_value
 from mathrl.grading.syntax import Node, children, explain, infinity_sign, key, kinds, num, sym, symbols
-from mathrl.grading.units import SINGLE_LETTER_UNITS, Meaning, compatible, meaning, unit_entry
+from mathrl.grading.unit_sizes import unit_entry
+from mathrl.grading.units import SINGLE_LETTER_UNITS, Meaning, compatible, meaning
 
 # A decimal for an irrational truth, or for 1/3, must show at least this many significant digits.
 LONG_DECIMAL = 12
@@ -146,6 +147,9 @@ def _same_quantity(truth: Node, answer: Node) -> bool | None:
         measured = _letters_as_unit(other) if symbols(other) else None
         if measured is not None:
             return _same_quantity(*((quantity, measured) if quantity is truth else (measured, quantity)))
+        if other.kind == "degree" and quantity.args[1].strip().lower() in ("rad", "radian", "radians"):
+            turned = Node("mul", ((other.args[0], Node("const", ("pi",)), num(Fraction(1, 180))),))
+            return same_scalar(*((quantity.args[0], turned) if quantity is truth else (turned, quantity.args[0])))
         if other.kind in ("percent", "degree") and quantity.args[0].kind != other.kind:
             said = meaning(quantity.args[1])
             if said.dimension or said.names:

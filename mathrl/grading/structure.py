@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from mathrl.grading.affine import same_affine
+from mathrl.grading.domains import as_congruence
 from mathrl.grading.evaluate import Refused, check_clock
 from mathrl.grading.families import same_family
 from mathrl.grading.lists import (
     assigned_values,
     both_signs,
+    by_label,
     by_unit,
     flatten,
-    labels,
+    listed_set,
     progression,
     values_of,
     without_index,
@@ -29,7 +31,7 @@ from mathrl.grading.relations import is_assignment, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar, spelled_out
 from mathrl.grading.sets import INEQUALITIES, NotASet, is_contradiction, real_set, same_members, same_real_set
 from mathrl.grading.statements import bound_names, push_negation, same_logic, same_quantified
-from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, symbols
+from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, sym, symbols
 
 MAX_ITEMS = 200
 _SETS = frozenset(["union", "inter", "minus", "reals"])
@@ -50,6 +52,7 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
         return True
     if bound_names(truth) or bound_names(answer):
         return same_quantified(truth, answer, same_answer)
+    truth, answer = listed_set(as_congruence(truth)), listed_set(as_congruence(answer))
     verdict = same_affine(truth, answer)
     if verdict is not None:
         return verdict
@@ -97,6 +100,9 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     if truth_items is not None or answer_items is not None:
         lists = [[node] if items is None else items for node, items in ((truth, truth_items), (answer, answer_items))]
         return _collections(truth, answer, *lists)
+    if all(node.kind == "mul" and [part.kind for part in node.args[0]] == ["sym", "tuple"] for node in (truth, answer)):
+        (name, inside), (other, other_inside) = truth.args[0], answer.args[0]  # N(0, 4)
+        return name == other and _tuples(inside, other_inside)
     if truth.kind == "base" and answer.kind == "base" and truth.args[1] == answer.args[1]:
         return truth.args[0].lstrip("0") == answer.args[0].lstrip("0")  # type: ignore[no-any-return]
     if truth.kind == "text" or answer.kind == "text":
@@ -122,9 +128,10 @@ def _simplify(node: Node) -> Node:
     if node.kind == "set" and len(node.args[0]) == 1 and node.args[0][0].kind not in ("rel", "set", "builder"):
         return _simplify(node.args[0][0])
     if node.kind == "pow" and node.args[1].kind == "num" and node.args[0].kind == "sym":
-        chosen = re.fullmatch(r"C_(\d{1,3})", node.args[0].args[0])
-        if chosen and 0 <= node.args[1].args[0] <= int(chosen[1]):
-            return Node("binom", (num(int(chosen[1])), node.args[1]))
+        chosen = re.fullmatch(r"([CAP])_(\d{1,3})", node.args[0].args[0])
+        if chosen and 0 <= node.args[1].args[0] <= int(chosen[2]):
+            subsets = Node("binom", (num(int(chosen[2])), node.args[1]))
+            return subsets if chosen[1] == "C" else Node("mul", ((subsets, Node("fact", (node.args[1],))),))
     if node.kind == "mul" and node.args[0][-1].kind == "tuple" and not any(map(symbols, node.args[0][:-1])):
         *scalars, vector = node.args[0]
         cells = tuple(Node("mul", ((*scalars, cell),)) for cell in vector.args[2])
@@ -160,7 +167,7 @@ def _without_point(node: Node, other: Node) -> Node:
     elif len(inside) == 1 and inside[0].kind == "list":
         inside = [Node("tuple", ("(", ")", inside[0].args[0]))]
     point = len(inside) == 1 and inside[0].kind == "tuple" and not symbols(inside[0])
-    return inside[0] if point and len(name) == 1 and name.isupper() else node
+    return inside[0] if point and len(name.rstrip("'")) == 1 and name[0].isupper() else node
 
 
 def _apart(node: Node, other: Node) -> Node:
@@ -233,6 +240,8 @@ def _curves(node: Node) -> list[Node]:
 def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_items: list[Node]) -> bool | None:
     if len(truth_items) > MAX_ITEMS or len(answer_items) > MAX_ITEMS:
         raise Refused("a list too long")
+    if (ordered := by_label(truth_items, answer_items)) is not None:
+        return _in_order(*ordered) if ordered[0] else False
     if all(is_assignment(part) for part in (*truth_items, *answer_items)):
         truth_items, answer_items = without_index(truth_items, answer_items), without_index(answer_items, truth_items)
         named = [{key(part.args[1][0]): part for part in items} for items in (truth_items, answer_items)]
@@ -253,12 +262,6 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
     if all(progressions):
         return progressions[0] == progressions[1]
     truth_items, answer_items = written_out(truth_items), written_out(answer_items)
-    own, other = labels(truth_items), labels(answer_items)
-    if own and other and len(own) == len(other) > 1:
-        bare, other_bare = list(map(_labelled_value, truth_items)), list(map(_labelled_value, answer_items))
-        if {*own} == {*other}:
-            return _in_order(bare, [other_bare[other.index(name)] for name in own])
-        return not {*own} & {*other} and _in_order(bare, other_bare)
     both = (truth_items, answer_items)
     bounded = [any("rel" in kinds(item) and not is_assignment(item) for item in items) for items in both]
     if all(bounded) and symbols(truth) != symbols(answer):
@@ -267,10 +270,6 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
     if "set" in (truth.kind, answer.kind):
         truth_items, answer_items = _drop_repeats(truth_items), _drop_repeats(answer_items)
     return _in_any_order(truth_items, answer_items)
-
-
-def _labelled_value(item: Node) -> Node:
-    return item.args[1][1] if item.kind == "rel" else item.args[0]  # type: ignore[no-any-return]
 
 
 def _drop_repeats(items: list[Node]) -> list[Node]:
@@ -349,9 +348,20 @@ def _tuples(truth: Node, answer: Node) -> bool | None:
     return False
 
 
+def _identity(node: Node, size: int) -> Node | None:
+    """2I_3, the identity matrix with a factor, as a matrix."""
+    *factors, last = node.args[0] if node.kind == "mul" else (node,)
+    if last not in (sym("I"), sym(f"I_{size}")) or not all(map(is_expression, factors)):
+        return None
+    scalar = Node("mul", (tuple(factors),)) if factors else num(1)
+    return Node("matrix", (tuple(tuple(scalar if i == k else num(0) for k in range(size)) for i in range(size)),))
+
+
 def _matrices(truth: Node, answer: Node) -> bool | None:
     if truth.kind != answer.kind:
         counterpart = answer if truth.kind == "matrix" else truth
+        if (scaled := _identity(counterpart, len((truth if truth.kind == "matrix" else answer).args[0]))) is not None:
+            return _matrices(*((truth, scaled) if counterpart is answer else (scaled, answer)))
         if {"matrix", "op"} & kinds(counterpart):
             refuse_restated(truth, answer)
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
+SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 _MATH = re.compile(r"[\d\\^_=<>+*/|{}\[\]]")
 # x y, x(-y), -abc: letters that are factors and terms rather than words.
 _SYMBOLS = re.compile(
@@ -47,6 +47,7 @@ _FILLERS = frozenset("the an it is are this that will be we".split())
 _SUBJECTS = frozenset(
     "series sequence function integral limit equation statement triangle wins vectors matrix system".split()
 )
+_SAID_OF = re.compile(r"^(?:函数)?[a-z]\([a-z]\)是")
 _ALL = re.compile(r"(?:all|every|any) ((?:odd|even|prime|composite|positive|negative|natural|integer|real|rational).*)")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv"}
 _QUADRANT = re.compile(rf"({'|'.join(_QUADRANTS)}) quadrant")
@@ -82,7 +83,7 @@ def plain_words(text: str) -> str | None:
     >>> plain_words("\\text{Forty-Two}")
     'forty two'
     """
-    inner = _SPACING.sub(" ", unwrap(text)).strip(" .,;:\"'$*")
+    inner = SPACING.sub(" ", unwrap(text)).strip(" .,;:\"'$*")
     if text.startswith("\\text"):  # else a factorial
         inner = inner.rstrip("!")
     if _MATH.search(inner) or not inner or _SYMBOLS.fullmatch(text.strip(" .,;:$")):
@@ -95,7 +96,14 @@ def plain_words(text: str) -> str | None:
     inner = inner.removeprefix("on ").removeprefix("the ").removeprefix("answer: ")
     if quadrant := _QUADRANT.fullmatch(inner):
         inner = f"quadrant {_QUADRANTS[quadrant[1]]}"
-    inner = inner.replace("one to one", "injective").replace("onto", "surjective")
+    inner = inner.replace("one to one", "injective").replace("onto", "surjective").replace("right angled", "right")
+    if inner.startswith("infinitely many "):
+        return "infinitely many"
+    inner = _SAID_OF.sub("", inner).replace("而不", "不")
+    if inner.startswith("only "):
+        inner = f"{inner.removeprefix('only ')} only"
+    if inner.endswith((" converges", " convergent")):
+        inner = f"converges {inner.rpartition(' ')[0]}"
     none = _EXISTENCE.sub("", inner)
     return none if none in _NONE else _SAME_WORD.get(inner, inner) or None
 
@@ -153,6 +161,18 @@ def fraction_in_words(words: str) -> Fraction | None:
     return before + Fraction(above, _PARTS[below])
 
 
+_ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
+_PLACE = re.compile(r"(?:the )?(\d+)(?:st|nd|rd|th)?(?: place)?|(?:the )?([a-z]+)(?: place)?")
+
+
+def ordinal(text: str) -> int | None:
+    """The place that an ordinal number states: third, 3rd, the 3rd place; a number alone too; None for other texts."""
+    place = _PLACE.fullmatch(unwrap(text).strip(" .").lower())
+    if place is None or (place[2] and place[2] not in _ORDINALS):
+        return None
+    return int(place[1]) if place[1] else _ORDINALS.index(place[2]) + 1
+
+
 _ROMAN = re.compile(r"X{0,3}(?:IX|IV|V?I{0,3})")
 _ROMAN_VALUES = {"I": 1, "V": 5, "X": 10}
 
@@ -193,51 +213,6 @@ def _decision(text: str) -> str | None:
     decided = match[1].lower()
     contrary = "no|false|not" if decided in ("yes", "true") else "yes|true"
     return None if re.search(rf"{_HEDGES}|{contrary})\b", match[2], re.IGNORECASE) else decided
-
-
-_CLOCK = re.compile(r"(?:at )?(\d{1,2})(?: ?[:.] ?(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
-
-
-def same_time(truth: str, answer: str) -> bool | None:
-    """Whether two times of day agree; None where neither has a.m. or p.m. A time without it may be either.
-
-    >>> same_time("3:30 PM", "15:30"), same_time("3:30 PM", "3:30"), same_time("3 pm", "3 am"), same_time("3:30", "7:2")
-    (True, True, False, None)
-    """
-    times = [_CLOCK.fullmatch(_SPACING.sub(" ", unwrap(text)).strip(" .")) for text in (truth, answer)]
-    if None in times or not any(time[3] for time in times if time):
-        return None
-    minutes, exact = [], True
-    for time in times:
-        assert time is not None
-        hour, half = int(time[1]), (time[3] or "").lower()
-        if hour > 23 or (half and not 0 < hour < 13) or (not half and not time[2]):
-            return None
-        exact = exact and (bool(half) or hour > 12 or hour == 0)
-        minutes.append((hour % 12 + 12 * (half == "p") if half else hour) * 60 + int(time[2] or 0))
-    return (minutes[0] - minutes[1]) % (1440 if exact else 720) == 0
-
-
-_MONTHS = "january february march april may june july august september october november december".split()
-_MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "may" else month for month in _MONTHS)
-_DATE = re.compile(
-    rf"(?:on )?(?:({_MONTH})\.? (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?"
-    rf"|(?:the )?(\d{{1,2}})(?:st|nd|rd|th)? (?:of )?({_MONTH})\.?)(?:,? (\d{{4}}))?",
-    re.IGNORECASE,
-)
-
-
-def same_date(truth: str, answer: str) -> bool | None:
-    """Whether two dates agree; None where one of the texts is none, or only one has a year.
-
-    >>> same_date("October 12, 1492", "12 Oct 1492"), same_date("March 5", "May 3"), same_date("March 5", "5")
-    (True, False, None)
-    """
-    dates = [_DATE.fullmatch(_SPACING.sub(" ", unwrap(text)).strip(" .")) for text in (truth, answer)]
-    said = [((date[1] or date[4]).lower()[:3], int(date[2] or date[3]), date[5]) for date in dates if date]
-    if len(said) < 2 or (said[0][2] is None) != (said[1][2] is None):
-        return None
-    return said[0] == said[1]
 
 
 _HAN_DIGITS = {char: n for n, char in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
@@ -284,7 +259,7 @@ _SEVERAL = re.compile(r"\(?([A-H])\)?(?:\s*(?:,|;|&|and|or|\s)\s*\(?([A-H])\)?)+
 
 def option_set(text: str, contiguous: bool = False) -> str | None:
     """The sorted letters of an answer of several options: A, C or A and C; AC only if `contiguous`."""
-    inner = _SPACING.sub(" ", unwrap(text)).strip(" {}")
+    inner = SPACING.sub(" ", unwrap(text)).strip(" {}")
     if _SEVERAL.fullmatch(inner):
         letters = re.findall(r"[A-H]", inner)
     elif contiguous and re.fullmatch(r"[A-H]{2,8}", inner):
@@ -329,24 +304,28 @@ _CLAUSE = re.compile(
     r"([a-z][a-z' ]*?)(?: (?:has|have|gets?|is|are|was|were|had))?(?:[:=]| )\s*\$?(\d[\d.,]*)((?: [a-z]+)*)",
     re.IGNORECASE,
 )
+_NAMED = re.compile(r"([A-Z][A-Za-z]*) (?:is|was) (an?|the) ([a-z]+)")
 _CLAUSES = re.compile(r"\s*[,;.]\s+(?:and )?|\s+and\s+")
 
 
 def same_clauses(truth: str, answer: str) -> bool | None:
-    r"""Whether two texts say the same number of each name in any order; None where they are no such texts.
+    r"""Whether two texts say the same of each name in any order; None where they are no such texts.
 
     >>> same_clauses("Tom has 5, Ann has 7", "Ann: 7, Tom: 5"), same_clauses("Tom has 5, Ann has 7", "Tom: 7, Ann: 5")
     (True, False)
     """
     said = []
     for text in (truth, answer):
-        clauses = [_CLAUSE.fullmatch(clause) for clause in _CLAUSES.split(_SPACING.sub(" ", unwrap(text)).strip(" ."))]
+        parts = _CLAUSES.split(SPACING.sub(" ", unwrap(text)).strip(" ."))
+        clauses = [_CLAUSE.fullmatch(part) or _NAMED.fullmatch(part) for part in parts]
         if len(clauses) < 2 or None in clauses:
             return None
         said.append(
             {clause[1].lower(): (clause[2].replace(",", ""), clause[3].lower()) for clause in clauses if clause}
         )
-        if len(said[-1]) < len(clauses) or any(len(name) < 2 for name in said[-1]):
+        if len(said[-1]) < len(clauses) or any(
+            clause and clause.re is _CLAUSE and len(clause[1]) < 2 for clause in clauses
+        ):
             return None
     return said[0] == said[1] if said[0].keys() == said[1].keys() else None
 
@@ -366,6 +345,9 @@ def same_words(truth: str, answer: str) -> bool | None:
     decided = _decision(truth)
     if decided is not None and (answered := _decision(answer)) is not None:
         return answered == decided
+    places = [ordinal(text) for text in (truth, answer)]
+    if None not in places:
+        return places[0] == places[1]
     truth_words, answer_words = plain_words(truth), plain_words(answer)
     if truth_words is None:
         return answer_words in _NONE if truth.strip() in _EMPTY_SETS and answer_words is not None else None

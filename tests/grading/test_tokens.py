@@ -64,7 +64,9 @@ def replaced(text: str, rng: random.Random) -> Iterator[tuple[str, str, str]]:
 SAME_MEANING = re.compile(
     r"[({]*\(?[A-C]\)|\\text\{B\. "  # the content of an option does not count
     r"|^\\angle A|^[a-zA-Z](?:\^\{-1\})?[(_]\w\)? ?=|\\overline\{AB\}"  # names of functions and variables
-    r"|\\(?:text|operatorname)\{(?:span|max|mean)|.*\)\+[ts]\("  # spans of all, words in front, parameters of lines
+    r"|\\(?:text|operatorname)\{(?:span|max|mean|radius|Quot|rank|The radius)"  # all of a space; nouns
+    r"|.*\)\+[ts]\("  # parameters
+    r"|.*\(-1\)\^\{k-1\}|f\(x\)是"  # an odd number less, names of functions
     r"|.*\\pi"  # names of integers beside pi; periods of a cosine
     r"|.*\\begin\{(?:cases|array)\}"  # where cases meet or overlap with one value; columns
     r"|.*=[^=]+=|.*\\approx"  # working before the last link of a chain
