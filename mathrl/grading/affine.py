@@ -86,7 +86,7 @@ def _is_line(node: Node) -> bool:
         left, right = node.args[1]
         return _is_line(right) or (left.kind == "tuple" and bool(symbols(right)) and right.kind == "tuple")
     if node.kind == "unit":
-        return _spanning(node) is not None
+        return _span_vectors(node) is not None
     if node.kind == "builder":
         return node.args[0].kind in ("tuple", "mul", "add", "matrix")
     return node.kind == "add" and any(_vector(part) for part in node.args[0]) and bool(symbols(node))
@@ -94,13 +94,13 @@ def _is_line(node: Node) -> bool:
 
 def _affine(node: Node) -> Affine | None:
     try:
-        vectors = _spanning(node)
+        vectors = _span_vectors(node)
         if vectors is not None:
-            return _reduced((Fraction(0),) * len(vectors[0]), vectors)
+            return _in_echelon_form((Fraction(0),) * len(vectors[0]), vectors)
         equations = _equations(node)
         if equations is not None:
-            return _solved(*equations)
-        cells, declared = _cells(node), _declared(node)
+            return _solution_set(*equations)
+        cells, declared = _cells(node), _parameter_names(node)
         if cells is None:
             return None
         names = frozenset[str]().union(*map(symbols, cells))
@@ -113,7 +113,7 @@ class _NotLinear(ValueError):
     """A coordinate is not linear in the parameters, or not rational."""
 
 
-def _spanning(node: Node) -> list[_Row] | None:
+def _span_vectors(node: Node) -> list[_Row] | None:
     """The vectors of span{u, v}."""
     if node.kind != "unit" or node.args[1].strip().lower() not in ("span", "lin") or node.args[0].kind == "unit":
         return None
@@ -147,7 +147,7 @@ def _vector(node: Node) -> tuple[Node, ...] | None:
 
 def _cells(node: Node) -> tuple[Node, ...] | None:
     """The coordinates of all points, in terms of the parameters."""
-    if node.kind == "list" and (assigned := _assigned(node)) is not None:
+    if node.kind == "list" and (assigned := _system_cells(node)) is not None:
         return assigned
     if node.kind == "list":
         node = _without_domains(node)
@@ -172,7 +172,7 @@ def _without_domains(node: Node) -> Node:
     return clauses[0] if len(clauses) == 1 else Node("list", (clauses,))
 
 
-def _declared(node: Node) -> frozenset[str]:
+def _parameter_names(node: Node) -> frozenset[str]:
     r"""The names that t \in \mathbb{R} makes parameters."""
     clauses = node.args[1] if node.kind == "builder" else node.args[0] if node.kind == "list" else ()
     return frozenset[str]().union(
@@ -187,7 +187,7 @@ def _is_domain(clause: Node) -> bool:
     return clause.kind == "rel" and clause.args[0] == ("in",) and clause.args[1][1].kind == "reals"
 
 
-def _assigned(node: Node) -> tuple[Node, ...] | None:
+def _system_cells(node: Node) -> tuple[Node, ...] | None:
     """The coordinates of x = 1 + t, y = t, z = 2 - t."""
     node = _without_domains(node)
     clauses = node.args[0] if node.kind == "list" else (node,)
@@ -260,12 +260,12 @@ def _parametric(cells: Sequence[Node]) -> Affine | None:
     if not names or len(cells) > MOST_COORDINATES or len(names) > len(cells):
         return None
     parts = [_coefficients(cell, names) for cell in cells]
-    return _reduced(
+    return _in_echelon_form(
         tuple(constant for _, constant in parts), [tuple(slopes[i] for slopes, _ in parts) for i in range(len(names))]
     )
 
 
-def _solved(names: tuple[str, ...], pairs: Sequence[tuple[Node, Node]]) -> Affine | None:
+def _solution_set(names: tuple[str, ...], pairs: Sequence[tuple[Node, Node]]) -> Affine | None:
     """The solutions of linear equations; None where there are none, or one point only."""
     rows = []
     for left, right in pairs:
@@ -284,10 +284,10 @@ def _solved(names: tuple[str, ...], pairs: Sequence[tuple[Node, Node]]) -> Affin
         for lead, row in zip(leads, reduced, strict=True):
             direction[lead] = -row[i]
         directions.append(tuple(direction))
-    return _reduced(tuple(point), directions)
+    return _in_echelon_form(tuple(point), directions)
 
 
-def _reduced(point: _Row, directions: Sequence[_Row]) -> Affine | None:
+def _in_echelon_form(point: _Row, directions: Sequence[_Row]) -> Affine | None:
     basis = _echelon(directions)
     if not basis:
         return None

@@ -133,7 +133,7 @@ def _same_operation(a: Node, b: Node) -> bool | None:
         return None
     (name, bounds, term), (other_name, other_bounds, other_term) = own, other
     if bounds != other_bounds and a.args[0] in ("sum", "prod"):
-        other_bounds, other_term = _shifted(bounds, other_bounds, other_name, other_term)
+        other_bounds, other_term = _begin_alike(bounds, other_bounds, other_name, other_term)
     if bounds != other_bounds:
         return None
     if not bounds and name != other_name:
@@ -151,7 +151,7 @@ def _same_operation(a: Node, b: Node) -> bool | None:
 _FROM = re.compile(r"=(-?\d{1,6})")
 
 
-def _shifted(own: tuple[str, ...], other: tuple[str, ...], name: str, term: Node) -> tuple[tuple[str, ...], Node]:
+def _begin_alike(own: tuple[str, ...], other: tuple[str, ...], name: str, term: Node) -> tuple[tuple[str, ...], Node]:
     """The bounds and the term of a sum that begins where another one does, if both begin at an integer."""
     begins = [match for bounds in (own, other) if len(bounds) == 2 and (match := _FROM.fullmatch(bounds[0]))]
     if len(begins) < 2:

@@ -46,11 +46,11 @@ def _independent_signs(node: Node) -> list[Node]:
     if first is None:
         return [node]
 
-    def chosen(part: Node, value: Node) -> Node:
-        return value if part == first else rebuild(part, lambda inner: chosen(inner, value))
+    def with_value(part: Node, value: Node) -> Node:
+        return value if part == first else rebuild(part, lambda inner: with_value(inner, value))
 
     inside = first.args[1]
-    return [each for value in (inside, neg(inside)) for each in _independent_signs(chosen(node, value))]
+    return [each for value in (inside, neg(inside)) for each in _independent_signs(with_value(node, value))]
 
 
 # Names that stand for the nouns of an answer in words.

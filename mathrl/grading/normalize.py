@@ -182,7 +182,7 @@ def _join_rows(match: re.Match[str]) -> str:
     return joined
 
 
-def _counted(match: re.Match[str]) -> str:
+def _choices_value(match: re.Match[str]) -> str:
     """{}_5C_2 and {}_5P_2: the subsets and the arrangements of two of five."""
     n, kind, k = match.groups()
     return f"\\binom{{{n}}}{{{k}}}" if kind == "C" else f"\\frac{{{n}!}}{{({n}-{k})!}}"
@@ -232,7 +232,7 @@ def canonical(text: str) -> str:
     if text.endswith(")"):
         text = _CONDITION.sub(r", \1", text)
     if text.startswith(("_", "^", "{}_", "{}^")):
-        text = _CHOICES.sub(_counted, text)
+        text = _CHOICES.sub(_choices_value, text)
     if text.count(".") > 1:
         text = _POINT_GROUPS.sub(lambda m: m[0].replace(".", ""), text)
     if _HAS_SUFFIX.search(text):

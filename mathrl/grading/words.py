@@ -47,6 +47,7 @@ _FILLERS = frozenset("the an it is are this that will be we".split())
 _SUBJECTS = frozenset(
     "series sequence function integral limit equation statement triangle wins vectors matrix system".split()
 )
+_ENDLESS = re.compile(r"infinitely many (?:solutions|roots|values|ways|answers|points|primes)$")
 _SAID_OF = re.compile(r"^(?:函数)?[a-z]\([a-z]\)是")
 _ALL = re.compile(r"(?:all|every|any) ((?:odd|even|prime|composite|positive|negative|natural|integer|real|rational).*)")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv"}
@@ -97,8 +98,7 @@ def plain_words(text: str) -> str | None:
     if quadrant := _QUADRANT.fullmatch(inner):
         inner = f"quadrant {_QUADRANTS[quadrant[1]]}"
     inner = inner.replace("one to one", "injective").replace("onto", "surjective").replace("right angled", "right")
-    if inner.startswith("infinitely many "):
-        return "infinitely many"
+    inner = _ENDLESS.sub("infinitely many", inner)
     inner = _SAID_OF.sub("", inner).replace("而不", "不")
     if inner.startswith("only "):
         inner = f"{inner.removeprefix('only ')} only"

@@ -3,7 +3,11 @@
 import gzip
 import json
 import os
-from collections.abc import Callable, Sequence
+import random
+import shutil
+import string
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +71,24 @@ def test_exam_of_other_systems_assertions() -> None:
     assert [row for row in wrong if not row["expected"]] == []
 
 
+@pytest.fixture
+def lettered_folder() -> Iterator[Path]:
+    """A folder whose path has no digits: pytest's own /pytest-42/ ends some answers with the right number."""
+    folder = Path(tempfile.gettempdir()) / "".join(random.choices(string.ascii_lowercase, k=12))
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
 @shared
-def test_abuse(tmp_path: Path, processor_seconds: Callable[[], float]) -> None:
+def test_abuse(lettered_folder: Path, processor_seconds: Callable[[], float]) -> None:
     warm_up()
     judged = []
     for row in rows(abuse=True):
         started = processor_seconds()
-        judged.append((row, verdict(row, tmp_path), processor_seconds() - started))
+        judged.append((row, verdict(row, lettered_folder), processor_seconds() - started))
     assert [row["id"] for row, _, seconds in judged if seconds > 1.5] == []
-    assert list(tmp_path.iterdir()) == []
+    assert list(lettered_folder.iterdir()) == []
     firm = [(row, correct) for row, correct, _ in judged if row["expected"] is not None and not row["policy"]]
     wrong = [row["id"] for row, correct in firm if correct != row["expected"]]
     assert len(wrong) <= 0.015 * len(firm), wrong
