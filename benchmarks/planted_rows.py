@@ -28,7 +28,7 @@ from mathrl.curation.missing_figures import missing_figure
 from mathrl.curation.prompt_leaks import leak
 from mathrl.curation.quality import broken_rules
 from mathrl.data.grams import exact_key
-from mathrl.grading.extract import closing_brace
+from mathrl.grading.boxes import closing_brace
 from mathrl.params.data import Quality
 from mathrl.reading.row_files import read_rows
 from mathrl.reading.row_formats import RowShape, to_problem

@@ -17,6 +17,7 @@ from mathrl.grading.structure import same_answer
 from mathrl.grading.syntax import explanation, kinds
 from mathrl.grading.units import meaning
 from mathrl.grading.words import (
+    SPACING,
     fraction_in_words,
     labelled_option,
     leading_option,
@@ -287,7 +288,7 @@ def _symbols_of_words(text: str) -> str:
 
 def _as_text(text: str) -> str:
     """The letters and digits, those in \\text{} included; capitals count unless there are words."""
-    inner = _BETWEEN_DIGITS.sub("_", unwrap(text).replace("\\", ""))
+    inner = _BETWEEN_DIGITS.sub("_", SPACING.sub(" ", unwrap(text)).replace("\\", ""))
     inner = "".join(inner.split())
     return inner.lower() if _LONG_WORD.search(_COMMAND.sub("", unwrap(text))) else inner
 

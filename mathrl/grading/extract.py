@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from mathrl.grading.boxes import last_boxes
 from mathrl.grading.units import meaning
 
 ExtractionMode = Literal["strict", "lenient"]
@@ -32,13 +33,6 @@ class Extraction(NamedTuple):
 
 
 NOTHING = Extraction(None, "none")
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])")
-_AFTER_BOX = re.compile(r"\s*\{")
-_UNBRACED = re.compile(r"\s+(\\frac\{[^{}]*\}\{[^{}]*\}|-?\d[\d,.]*|[A-Za-z](?![A-Za-z]))")
-_GLUE = re.compile(
-    r"(?:\s|\$|,|;|、|，|\\[,;:! ()\[\]]|\\q?quad(?![a-z])|\\(?:text|mbox|textrm)\s*\{|\}|"
-    r"[a-zA-Z](?:_\{?\w\}?)?\s*=|and\b|or\b|possibly\b|maybe\b|perhaps\b|和|或|&|\*|=)*"
-)
 _PHRASE = re.compile(
     r"(?:(?:final|correct|right)\s+)?answer\s*(?:\*\*|\*)?\s*(?:is\s*:?|are\s*:?|=|:|：)|"
     r"(?:最终|正确)?答案\s*(?:是|为|应为|等于)?\s*(?:[:：]|(?<=[是为于]))|(?:故|应)选\s*[:：]?|答\s*[:：]|"
@@ -83,25 +77,6 @@ def prose_words(text: str) -> int:
     return words if text.isascii() else words + len(_HAN.findall(text))
 
 
-def closing_brace(text: str, start: int) -> int:
-    r"""The index of the brace that closes the one at `start`; -1 where none does. Escaped braces do not count.
-
-    >>> closing_brace("{a{b}\\}c}d", 0)
-    8
-    """
-    depth, i = 0, start
-    while i < len(text):
-        char = text[i]
-        if char == "\\":
-            i += 1
-        elif char in "{}":
-            depth += 1 if char == "{" else -1
-            if depth == 0:
-                return i
-        i += 1
-    return -1
-
-
 def without_think(response: str) -> str | None:
     """The response outside its thinking, or None where it never left it.
 
@@ -131,86 +106,19 @@ def extract(response: str, mode: ExtractionMode = "lenient") -> Extraction:
     final = _FINAL.search(rest)
     if final and "\\boxed" not in rest[final.start() :]:
         return _phrase(rest) or NOTHING
-    extraction = _last_box(rest) or _answer_tag(rest, mode) or _hashes(rest) or _phrase(rest)
+    extraction = _box_extraction(rest) or _answer_tag(rest, mode) or _hashes(rest) or _phrase(rest)
     if extraction is not None:
         return extraction
     return NOTHING if mode == "strict" else _unmarked_answer(rest)
 
 
-def _last_box(text: str) -> Extraction | None:
-    if "box" not in text:
+def _box_extraction(text: str) -> Extraction | None:
+    contents = last_boxes(text)
+    if contents is None:
         return None
-    boxes: list[tuple[int, int, str]] = []
-    position = len(text)
-    for _ in range(40):  # from the end: only the last run counts
-        start = max(text.rfind(command, 0, position) for command in ("\\boxed", "\\fbox", "\\framebox"))
-        if start < 0:
-            break
-        position = start
-        match = _BOX.match(text, start)
-        if match is None:
-            continue
-        box = _box_content(text, match.end())
-        if box is None:
-            continue
-        end, content = box
-        if boxes and not (end <= boxes[0][0]):
-            boxes[0] = (start, end, content)  # a box around the box
-            continue
-        if boxes:
-            glue = text[end : boxes[0][0]]
-            if len(glue) > 60 or _GLUE.fullmatch(glue) is None:
-                break
-            if not glue.strip(" \n\t$") and content.strip() != boxes[0][2].strip():
-                break
-        boxes.insert(0, (start, end, content))
-    if not boxes:
-        return None
-    contents = list(dict.fromkeys(_innermost(content.strip()) for _, _, content in boxes))
     if len(contents) == 1:
         return Extraction(contents[0], "boxed")
     return Extraction(", ".join(contents), "boxed run", tuple(contents))
-
-
-def _innermost(content: str) -> str:
-    """The content of a box that holds nothing but another box."""
-    match = _BOX.match(content)
-    box = _box_content(content, match.end()) if match else None
-    return _innermost(box[1].strip()) if box is not None and box[0] == len(content) else content
-
-
-def all_boxes(response: str) -> list[str]:
-    r"""The contents of all boxes outside think, outermost boxes alone; none where there are more than 40.
-
-    >>> all_boxes("(a) $\\boxed{3}$ (b) $\\boxed{5}$")
-    ['3', '5']
-    """
-    text = (without_think(response) or "")[-5 * TAIL :]
-    contents, end = [], 0
-    for i, match in enumerate(_BOX.finditer(text)):
-        if i == 40:
-            return []
-        box = _box_content(text, match.end()) if match.start() >= end else None
-        if box is not None:
-            end = box[0]
-            contents.append(_innermost(box[1].strip()))
-    return contents
-
-
-def _box_content(text: str, start: int) -> tuple[int, str] | None:
-    """The end and content of a box whose command ends at `start`; None where its brace never closes."""
-    opening = _AFTER_BOX.match(text, start)
-    if opening is None:
-        bare = _UNBRACED.match(text, start)
-        return (bare.end(), bare[1]) if bare else None
-    begin = opening.end()
-    end = closing_brace(text, begin - 1)
-    if end >= 0:
-        return end + 1, text[begin:end]
-    end = text.find("\\}", begin)  # \boxed{185\}: the closing brace was escaped
-    if end >= 0 and end - begin < 60 and "{" not in text[begin:end]:
-        return end + 2, text[begin:end]
-    return None
 
 
 def _answer_tag(text: str, mode: ExtractionMode) -> Extraction | None:
@@ -332,7 +240,7 @@ def _unmarked_answer(text: str) -> Extraction:
     if not text:
         return NOTHING
     bold = _BOLD_END.search(text)
-    if bold and prose_words(bold[1]) <= 3 and not _NEGATED.search(_SENTENCE.split(text[-400:])[-1]):
+    if bold and prose_words(bold[1]) <= 3 and not _NEGATED.search(_CLAUSE.split(text[-400:])[-1]):
         return Extraction(bold[1].strip(), "bold at the end")
     if _NEGATED.search(text[-400:]) and prose_words(text[-400:]) > 1:
         claim = _last_claim(text)
@@ -341,19 +249,28 @@ def _unmarked_answer(text: str) -> Extraction:
         text = claim.strip()
     if len(text) <= 80 and "\n" not in text and _is_bare(text) and not _SENTENCE_END.search(text[:-1]):
         return Extraction(text, "whole")
-    formula = None
-    for match in _FORMULA.finditer(text):
-        inside = _formula_text(match)
-        if inside and prose_words(inside) < 2:
-            formula = match
+    formulas = [match for match in _FORMULA.finditer(text) if 0 <= prose_words(_formula_text(match)) < 2]
+    formula = formulas[-1] if formulas else None
     number = _last_number(text)
     if formula is not None and (number is None or number.start() < formula.end()):
-        return Extraction(_last_member(_formula_text(formula)), "last formula")
+        joined = _joined_formulas(text, formulas)
+        return Extraction(joined or _last_member(_formula_text(formula)), "last formula")
     if number is not None and _HEDGED.search(_SENTENCE.split(text[-400:])[-1]):
         return NOTHING
     if number is not None:
         return Extraction(_whole_quantity(text, number), "last number")
     return Extraction(text, "whole") if len(text) <= 80 else NOTHING
+
+
+def _joined_formulas(text: str, formulas: list[re.Match[str]]) -> str:
+    """The list that the last formula ends: "$\\lambda = 5$ and $\\lambda = 2$"; "" where it stands alone."""
+    last = [formulas[-1]]
+    while len(last) < len(formulas):
+        glue = text[formulas[-len(last) - 1].end() : last[0].start()].strip()
+        if glue not in ("and", "or", ", and", ", or") and (glue != "," or len(last) == 1):
+            break
+        last.insert(0, formulas[-len(last) - 1])
+    return ", ".join(map(_formula_text, last)) if len(last) > 1 else ""
 
 
 _SEVERAL = re.compile(r"=[^=]*(?:(?<!\{)[,;](?!\d{3}(?!\d))|\\q?quad|\\text\s*\{\s*(?:and|or)\b)")

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from mathrl.core.errors import UserError
 from mathrl.core.guard import die_with_parent
+from mathrl.grading.boxes import all_boxes
 from mathrl.grading.compare import Match, compare
 from mathrl.grading.countdown import countdown_correct, read_truth
 from mathrl.grading.engine import SymbolicEngine, default_engine, refusal
-from mathrl.grading.extract import Extraction, ExtractionMode, all_boxes, extract, without_think
+from mathrl.grading.extract import TAIL, Extraction, ExtractionMode, extract, without_think
 from mathrl.grading.instructions import instructions_followed, read_instructions
 from mathrl.grading.normalize import canonical
 from mathrl.grading.parser import parse
@@ -146,7 +147,7 @@ def _judge(
         return Match(False, "", "an empty answer"), extraction
     result = _match(extraction.text, truth, engine)
     if not result.equal and extraction.rule in ("boxed", "boxed run"):
-        boxes = all_boxes(response)
+        boxes = all_boxes((without_think(response) or "")[-5 * TAIL :])
         if 1 < len(boxes) == _items(truth):
             parts = _match(", ".join(boxes), truth, engine)
             if parts.equal:

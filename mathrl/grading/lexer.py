@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from mathrl.grading.extract import closing_brace
+from mathrl.grading.boxes import closing_brace
 from mathrl.grading.syntax import ParseError
 from mathrl.grading.units import NOISE, UNIT_WORDS, meaning
 from mathrl.grading.words import chinese_number

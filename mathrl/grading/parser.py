@@ -15,6 +15,7 @@ from mathrl.grading.syntax import (
     decorate,
     derivative,
     juxtapose,
+    key,
     kinds,
     multiply,
     neg,
@@ -78,6 +79,8 @@ class Parser(Cursor):
             raise ParseError("empty")
         if len(clauses) == 1:
             return clauses[0]
+        if len({str(clause.args[1][0]) for clause in clauses if clause.kind == "rel"}) == 1:
+            semicolons = []  # x = 5, x = -2 or x = 3
         if semicolons and semicolons[-1] < len(clauses) and len(semicolons) + 1 < len(clauses):
             return _group(clauses, semicolons)
         logic = {_LOGIC[token.value] for token in self.tokens[start : self.i] if token.value in _LOGIC}
@@ -301,6 +304,8 @@ class Parser(Cursor):
         opener = self.take().value
         inside = self.items(OPENERS[opener])
         self.expect(OPENERS[opener])
+        if inside.kind == "list" and field.args[0] in ("set:Q", "set:R", "set:C"):  # whatever is adjoined first
+            inside = Node("list", (tuple(sorted(inside.args[0], key=key)),))
         return Node("app", (f"{field.args[0]}{opener}", inside))
 
     def inverse_or_derivative(self, name: str) -> Node | None:

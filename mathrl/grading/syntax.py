@@ -240,7 +240,7 @@ def juxtapose(left: Node, right: Node, digits: bool) -> Node:
             return num(integer + part if integer >= 0 else integer - part)
     if digits:
         last = left.args[0][-1] if left.kind == "mul" else left
-        if last.kind not in ("pow", "fact", "root"):
+        if last.kind not in ("pow", "fact", "root") and last.args[0] != "exp":
             raise ParseError("two numbers side by side")
     return product(left, right)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from mathrl.grading.extract import closing_brace
+from mathrl.grading.boxes import closing_brace
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _SENTENCE = re.compile(r"\banswer\s+is\s*:?\s*(\S.*?)\s*[.!]?\s*\Z", re.IGNORECASE)

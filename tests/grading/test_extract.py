@@ -184,6 +184,13 @@ RESPONSES = [
     (True, "6", "The answer is that he needs 6 more socks in all of them."),
     (False, "6", "It might be 6."),
     (True, "6", "Maybe it is 5. No, the number of socks is 6."),
+    (True, "2,5", "Hence the eigenvalues are $\\lambda = 5$ and $\\lambda = 2$."),
+    (False, "2", "Hence the eigenvalues are $\\lambda = 5$ and $\\lambda = 2$."),
+    (False, "5", "The roots are $2$, $3$, and $5$."),
+    (True, "2,3,5", "The roots are $2$, $3$, and $5$."),
+    (True, "5", "With $a = 2$, the result is $5$."),
+    (True, "\\text{diverges}", "The terms do not tend to zero, so the series **diverges**."),
+    (False, "\\text{diverges}", "So the series does not **diverges**."),
 ]
 
 
