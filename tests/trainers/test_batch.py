@@ -258,6 +258,8 @@ def test_rejection_veto_and_normalised_weights_reach_the_batch() -> None:
     assert told["importance/masked_share"] == pytest.approx(3 / 7) and figures["importance/masked_share"] == 0
     rejected, _ = batch(reject={"level": "token", "low": 0.5, "high": 2.0})
     assert rejected.kept_N.tolist() == [True] * 4 + [False, False, True]
+    rejected, _ = batch(reject={"level": "token", "low": 0.5, "high": 5.0})  # the old policy over the sampler's
+    assert rejected.kept_N.tolist() == [True] * 5 + [False, True]
     normalised, told = batch(normalise=True)
     assert normalised.importance_N is not None and float(normalised.importance_N.mean()) == pytest.approx(1)
     assert told["importance/mean"] == figures["importance/mean"], "what is told is the mismatch"

@@ -120,7 +120,7 @@ def test_each_token_of_a_partial_response_has_the_logprob_of_its_own_versions_we
                     assert response.logprobs[places] != pytest.approx(others[places], abs=1e-5)
                 start += count
     assert several > 20
-    assert max(row["rollout/partial_share"] for row in rows) > 0.5
+    assert 0.5 < max(row["rollout/partial_share"] for row in rows) <= 1
     assert max(row["rollout/lag_max"] for row in rows) <= 2 and max(row["rollout/lag"] for row in rows) > 0
 
 
@@ -261,7 +261,7 @@ def test_a_replay_that_is_another_run_is_refused(small: Any, tmp_path: Path) -> 
     log[2]["ranks"][0]["digest"] = "0" * 16
     with pytest.raises(UserError, match="step 2 departs from the log at rank 0: digest differ"):
         replay("digest", log)
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match=r"rl\.asynchronous\.replay: .*none: no such file"):
         missing = Asynchronous(replay=str(tmp_path / "none"))
         run(small, short.model_copy(update={"asynchronous": missing}), tmp_path / "none state")
 
