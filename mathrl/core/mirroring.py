@@ -44,11 +44,13 @@ def chosen_trackers() -> tuple[str, ...]:
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"{where}: {name!r} is no tracker; write any of {', '.join(TRACKERS)}")
+    chosen = tuple(name for name in TRACKERS[1:] if name in names)
+    for name in chosen:
         found = find_spec(name)
         if found is None or found.origin is None:  # W&B's own folder ./wandb is a package without files to Python
             command = install_command("trackers")
             raise UserError(f"{where} names {name}, which is not installed: `{command}` installs it")
-    return tuple(name for name in TRACKERS if name in names and name != "mlflow")
+    return chosen
 
 
 @contextmanager

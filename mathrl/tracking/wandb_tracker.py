@@ -20,6 +20,10 @@ from mathrl.core.records import RunRecord, TrackerState, record_name
 
 ANSWER_SECONDS = 10.0  # for the server to open a run
 UPLOAD_SECONDS = 30.0  # to take the rest of a run
+QUIET = {
+    "WANDB_SILENT": "true",  # its errors are reported
+    "WANDB_ERROR_REPORTING": "false",  # figures of its own use, which it sends to the server and to Sentry
+}
 WIDEST = 100  # columns that W&B shows of a table
 
 
@@ -31,7 +35,7 @@ class WandbTracker:
         self.state, self.last, self.at = state, -1, state.at  # of the last row
 
     def open(self, record: RunRecord) -> int | None:
-        self.wandb = import_optional("wandb", "W&B")
+        self.wandb = _import("wandb", "W&B")
         folder = home()
         folder.mkdir(parents=True, exist_ok=True)
         # Nothing of this process or machine: no console, code, git, arguments or packages.
@@ -53,6 +57,7 @@ class WandbTracker:
             reinit="create_new",
             settings=settings,
         )
+        self.state.links = {}  # sent by each session, since a kill may have lost them
         place = Path(self.run.settings.sync_dir).relative_to(folder)
         self.state.address = str(place) if self.run.offline else self.run.settings.run_url
         self.last = last_step(folder, self.state.run) if self.run.offline else self.run.step - 1
@@ -99,6 +104,11 @@ class WandbTracker:
             raise ConnectionError(f"not everything was uploaded in {UPLOAD_SECONDS:.0f} seconds")
 
 
+def _import(name: str, purpose: str) -> Any:
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    return import_optional(name, purpose)
+
+
 def last_step(folder: Path, run: str) -> int:
     """The last step that the offline files of a run have; -1 without one."""
     files = folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")
@@ -118,7 +128,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
     Raises:
         UserError: the file is damaged, or wandb is not installed.
     """
-    record_type = import_optional("wandb.proto.wandb_internal_pb2", f"{file}: reading it").Record
+    record_type = _import("wandb.proto.wandb_internal_pb2", f"{file}: reading it").Record
     with file.open("rb") as stream:
         if not (header := stream.read(7)).startswith(WANDB_HEADER):
             if len(header) < len(WANDB_HEADER):
