@@ -15,8 +15,9 @@ import pytest
 from mathrl.core import mirroring
 from mathrl.core.errors import UserError
 from mathrl.core.mirroring import chosen_trackers, while_mirroring
-from mathrl.core.records import TrackerState
+from mathrl.core.records import MirrorState, TrackerState, read_record
 from mathrl.imports.foreign_run import read_run
+from mathrl.imports.write_record import gather
 from mathrl.tracking import mirror as module
 from mathrl.tracking.client import connect
 from mathrl.tracking.mirror import Mirror
@@ -92,7 +93,7 @@ def test_a_run_in_both_trackers_has_curves_parameters_examples_report_and_links(
 ) -> None:
     import matplotlib.pyplot
 
-    mirror, params = Mirror(), {"rl": {"steps": 7, "optimizer": {"lr": 2e-6}}}
+    mirror, params = Mirror(), {"rl": {"optimizer": {"lr": 2e-6}, "keep_rollouts": {"which": "all"}}}
     log(record, curve(range(1, 4)))
     say(record, "running", 1.0, params=params)
     mirror.sweep()
@@ -109,8 +110,14 @@ def test_a_run_in_both_trackers_has_curves_parameters_examples_report_and_links(
     assert run.data.tags["mathrl.wandb"] == f"wandb/{folder.name}"
     assert (tmp_path / run.data.tags["mathrl.tensorboard"]).is_dir()
     in_wandb, in_board = read_run(tmp_path / "wandb"), read_run(tmp_path / "tensorboard")
-    assert without_clock(in_wandb.steps) == without_clock(in_board.steps) == curve(range(1, 8)), "mathrl import"
+    assert without_clock(in_wandb.steps) == without_clock(in_board.steps) == curve(range(1, 8))
+    for read in (in_wandb, in_board):
+        assert read.system == "mathrl" and without_clock({r["step"]: r for r in gather(read).rows}) == {
+            step: {"step": step, **row} for step, row in curve(range(1, 8)).items()
+        }, "mathrl import"
     assert in_wandb.config["rl.optimizer.lr"] == 2e-6 and in_wandb.config["links.MLflow run"] == run.info.run_id
+    notes = [item.run.notes for file in folder.glob("*.wandb") for item in wandb_records(file)]
+    assert f"[Rollouts](http://127.0.0.1:5001/{NAME}/)" in notes
     summary = wandb_summary(tmp_path)
     assert summary["final/dev/accuracy"] == 0.4375 and summary["health"] == "yellow"
     assert summary["examples"]["_type"] == "table-file" and summary["report/page"]["_type"] == "html-file"
@@ -209,6 +216,15 @@ def test_runs_from_before_a_tracker_was_chosen_are_sent_by_sync_alone(
     assert Mirror().sweep() == 1 and not (tmp_path / "wandb").exists()
     assert module.sync() == 1
     assert wandb_steps(tmp_path) == [1, 2, 3] and "mathrl.wandb" in mlflow_run().data.tags
+
+
+def test_links_name_the_page_of_the_mlflow_run_without_its_login(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    say(record, "running", 1.0)
+    MirrorState(record, run_id="4f2c", experiment="7").write()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pa55@mlflow:5000")
+    page = "http://mlflow:5000/#/experiments/7/runs/4f2c"
+    run = read_record(record)
+    assert run is not None and module._links(run) == {"MLflow run": "4f2c", "MLflow": page}
 
 
 def test_imported_runs_and_the_records_of_trials_are_not_sent(record: Path, tmp_path: Path) -> None:
