@@ -84,7 +84,4 @@ def while_mirroring(env: MutableMapping[str, str] = os.environ, folder: Path | N
             mirror.wait(timeout=UPLOAD_SECONDS)
         except subprocess.TimeoutExpired:
             mirror.kill()
-            print(
-                "tracking: not everything was uploaded to MLflow in time; `mathrl runs sync` uploads the rest",
-                file=sys.stderr,
-            )
+            print("tracking: not everything was uploaded in time; `mathrl runs sync` uploads the rest", file=sys.stderr)

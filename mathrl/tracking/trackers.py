@@ -103,6 +103,7 @@ class Feed:
         self.state, self.tail, self.report = TrackerState.read(folder, name), MetricsTail(), report
         self.tracker: Tracker | None = None
         self.ending: tuple[float, str] | None = None
+        self.refused: set[str] = set()
         if not self.state.run:
             self.state.run = uuid.uuid4().hex[:12]
             self.state.write()
@@ -173,8 +174,10 @@ class Feed:
         except OSError:
             raise
         except Exception as error:  # a tracker's own errors, of any kind
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self.report(f"refuses {what!r}, all else is sent: {reason}")
+            if what not in self.refused:
+                self.refused.add(what)
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                self.report(f"refuses {what!r}, all else is sent: {reason}")
 
 
 class Trackers:

@@ -40,7 +40,7 @@ class WandbTracker:
         folder.mkdir(parents=True, exist_ok=True)
         # Nothing of this process or machine: no console, code, git, arguments or packages.
         settings = self.wandb.Settings(
-            console="off", silent=True, disable_git=True, disable_code=True, disable_job_creation=True,
+            console="off", silent=True, disable_git=True, disable_code=True, disable_job_creation=True, host="",
             x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False, init_timeout=ANSWER_SECONDS,
             x_disable_stats=record.status != "running", x_stats_pid=record.pid,
         )  # fmt: skip

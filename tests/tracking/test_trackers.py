@@ -117,6 +117,7 @@ def test_a_run_in_both_trackers_has_curves_parameters_examples_report_and_links(
         }, "mathrl import"
     assert in_wandb.config["rl.optimizer.lr"] == 2e-6 and in_wandb.config["links.MLflow run"] == run.info.run_id
     notes = [item.run.notes for file in folder.glob("*.wandb") for item in wandb_records(file)]
+    assert not any(item.run.host for file in folder.glob("*.wandb") for item in wandb_records(file))
     assert f"[Rollouts](http://127.0.0.1:5001/{NAME}/)" in notes
     summary = wandb_summary(tmp_path)
     assert summary["final/dev/accuracy"] == 0.4375 and summary["health"] == "yellow"
@@ -192,7 +193,7 @@ def test_a_step_that_is_done_again_after_a_resume(record: Path, tmp_path: Path) 
 def test_a_metric_that_is_refused_is_reported_once_and_costs_none_of_the_others(
     record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows = {step: {**row, "huge": 10**400, "note": "none"} for step, row in curve(range(1, 4)).items()}
+    rows = {step: {**row, "huge": 10**400, "note": f"none {step}"} for step, row in curve(range(1, 4)).items()}
     log(record, rows)
     say(record, "finished", 1.0)
     Mirror().sweep()
