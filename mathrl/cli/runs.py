@@ -374,7 +374,7 @@ runs.command()(controls)
 
 @runs.command()
 def sync(as_json: AsJson = False) -> None:
-    """Upload to MLflow the metrics and files that could not be uploaded during the runs."""
+    """Upload to MLflow and the other trackers the metrics and files that could not be uploaded during the runs."""
     complete = mirror.sync()
     if as_json:
         print_document({"complete": complete})

@@ -54,6 +54,11 @@ class Variable(StrEnum):
         "address of the page over kept rollouts, for links; default http://127.0.0.1:5001",
         "core.paths",
     )
+    TRACKING = (
+        "MATHRL_TRACKING",
+        "trackers beside MLflow, `wandb` and `tensorboard` with commas, `mlflow` for none; else the project's setting",
+        "core.mirroring",
+    )
     CASES = ("MATHRL_CASES", "folder of labelled grading cases; default shared/cases", "tests")
     # Set by whatever starts the processes of a stage: mathrl or torchrun.
     RANK = ("RANK", "number of this process among those of its stage, from 0", "core.environment")

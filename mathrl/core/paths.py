@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.environment import Variable
+from mathrl.core.environment import Variable, install_command
 from mathrl.core.errors import UserError
 
 HOME = ".mathrl"
@@ -97,15 +97,24 @@ def own_packages(project: Path = Path()) -> tuple[str, ...]:
     Raises:
         UserError: the file is not TOML, or the value is no list of names.
     """
+    return project_setting(project, "code", 'packages, such as code = ["my_project"]')
+
+
+def project_setting(project: Path, name: str, example: str) -> tuple[str, ...]:
+    """The list of texts that the project's pyproject.toml has under [tool.mathrl] `name`; () where it has none.
+
+    Raises:
+        UserError: the file is not TOML, or the value is no list of texts; `example` ends the sentence.
+    """
     file = project / "pyproject.toml"
     if not file.is_file():
         return ()
     try:
-        listed = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("mathrl", {}).get("code", [])
+        listed = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("mathrl", {}).get(name, [])
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{file}: not TOML: {error}") from None
-    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-        raise UserError(f'{file}: tool.mathrl.code: write a list of packages, such as code = ["my_project"]')
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise UserError(f"{file}: tool.mathrl.{name}: write a list of {example}")
     return tuple(listed)
 
 
@@ -120,6 +129,20 @@ def import_own(path: str, where: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{where}: {path!r} cannot be imported ({error}); write package.module.name") from error
+
+
+def import_optional(name: str, purpose: str) -> Any:
+    """A module of W&B or TensorBoard, which not every installation has; `purpose` begins the error.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        package = name.partition(".")[0]
+        command = install_command("trackers")
+        raise UserError(f"{purpose} needs {package}, which is not installed: `{command}` installs it") from None
 
 
 def workspace_preset() -> str:

@@ -8,6 +8,7 @@ A stage leaves one folder per run, from which MLflow is filled and reports and l
                               rollouts/       kept rollouts (rollout.rollout_files)
                               events.jsonl    of an asynchronous RL run (trainers.event_log)
                               mirror.json     the fields of `MirrorState`
+                              wandb.json      the fields of `TrackerState`; also tensorboard.json
 
 How a run is called in a list: after what it runs and what is different about it.
 """
@@ -183,6 +184,34 @@ class MirrorState:
         _write(self, MIRROR)
 
 
+@dataclass
+class TrackerState:
+    """What a tracker beside MLflow has of a run: {"tracker": "wandb", "run": "5b1ce0a1f3d2", "step": 12, …}.
+
+    `run` names the run there, `address` is its page or its folder in home(), `links` what it was told of other pages;
+    `step` and `at` are those of the last row of metrics that was sent,
+    `size` the bytes of its file with all that was sent; `complete` and `status` as those of `MirrorState`.
+    """
+
+    folder: Path
+    tracker: str
+    run: str = ""
+    address: str = ""
+    links: dict[str, str] = field(default_factory=dict)
+    step: int | None = None
+    at: float = 0.0
+    size: int = 0
+    complete: float | None = None
+    status: str = ""
+
+    @classmethod
+    def read(cls, folder: Path, tracker: str) -> Self:
+        return cls(folder, **{"tracker": tracker, **_known_fields(cls, _read(folder / f"{tracker}.json") or {})})
+
+    def write(self) -> None:
+        _write(self, f"{self.tracker}.json")
+
+
 def records_folder() -> Path:
     return home() / "records"
 
@@ -237,7 +266,7 @@ def open_record(label: str, key: str) -> RunRecord:
     raise UserError(f"{records_folder()}: {MOST_RUNS} runs of {label}-{key}; remove old ones")
 
 
-def _write(value: RunRecord | MirrorState, file: str) -> None:
+def _write(value: RunRecord | MirrorState | TrackerState, file: str) -> None:
     row = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "folder"}
     write_json(value.folder / file, {name: entry for name, entry in row.items() if entry is not None})
 
@@ -250,7 +279,7 @@ def _read(file: Path) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _known_fields(kind: type[RunRecord | MirrorState], row: dict[str, Any]) -> dict[str, Any]:
+def _known_fields(kind: type[RunRecord | MirrorState | TrackerState], row: dict[str, Any]) -> dict[str, Any]:
     names = {item.name for item in fields(kind)} - {"folder"}
     return {name: value for name, value in row.items() if name in names and value is not None}
 
@@ -292,6 +321,11 @@ def run_name(title: str, preset: str = "", changed: Mapping[str, Any] | None = N
     words += [f"and {len(settings) - MOST} more"] if len(settings) > MOST else []
     words += [f"seed {changed[SEED]}"] if changed and SEED in changed else []
     return " ".join([title, *(words or [commit[:7]])]).strip()
+
+
+def record_name(record: RunRecord, title: str) -> str:
+    """The name of the record's run: the title with what was chosen and changed."""
+    return run_name(title, chosen_words(record.groups, record.preset), record.changed, record.commit)
 
 
 def chosen_words(groups: Iterable[str], preset: str = "") -> str:

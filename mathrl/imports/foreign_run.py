@@ -18,9 +18,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from mathrl.core.errors import UserError
-from mathrl.imports.metric_files import LOG_SUFFIXES, Steps, flatten, read_metrics, wandb_records
+from mathrl.imports.metric_files import LOG_SUFFIXES, Steps, flatten, read_metrics
 from mathrl.imports.rollout_shapes import first_row, holds_rollouts
-from mathrl.params.other_trainers import TRAINERS, our_metric, parameter_names
+from mathrl.params.other_trainers import OWN, TRAINERS, metric_names, our_metric, parameter_names
+from mathrl.tracking.wandb_tracker import wandb_records
 
 # What a person types, and the trainer's name in the table of names. The last ones are forms of any trainer.
 SYSTEMS = {"verl": "verl", "trl": "TRL", "prime-rl": "prime-rl", "tinker": "tinker", "openrlhf": "OpenRLHF",
@@ -279,11 +280,12 @@ def _split_validation(run: ForeignRun) -> None:
 
 
 def _recognise(run: ForeignRun) -> str:
-    """The trainer whose names the metrics have most; with none, the one whose rollouts look so."""
+    """The trainer whose names the metrics have most, or mathrl itself; with none, the one whose rollouts look so."""
     names = {name for row in run.steps.values() for name in row}
     counts = {trainer: sum(bool(our_metric(trainer, name)[0]) for name in names) for trainer in TRAINERS}
+    counts[OWN] = len(names & {row.ours for row in metric_names()})
     if any(counts.values()):
-        return max(counts, key=lambda trainer: counts[trainer])
+        return max(counts, key=lambda trainer: counts[trainer])  # the first of equals
     row = first_row(run.rollouts[0]) if run.rollouts else {}
     shapes = {"verl": {"input", "output", "score"}, "TRL": {"prompt", "completion", "advantage"},
               "NeMo-RL": {"content", "rewards"}, "prime-rl": {"traces"}}  # fmt: skip

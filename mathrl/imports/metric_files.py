@@ -10,19 +10,17 @@ A last line that is cut short is not read: the trainer is about to finish it.
 """
 
 import csv
-import importlib
 import json
 import math
-import os
 import re
-import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
+from mathrl.core.paths import import_optional
+from mathrl.tracking.wandb_tracker import wandb_records
 
 Steps = dict[int, dict[str, float]]  # step → metrics under the trainer's names
 STEP_NAMES = (
@@ -163,20 +161,15 @@ def _console(file: Path) -> Iterator[dict[str, Any]]:
             yield {"step": int(match[1]), **{pair[1]: float(pair[2]) for pair in pairs if pair}}
 
 
-def _package(name: str, file: Path) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        package = name.partition(".")[0]
-        raise UserError(f"{file}: to read it install {package}: pip install 'mathrl[imports]'") from None
-
-
 def _events(file: Path) -> Steps:
     """TensorBoard's scalars; a record that is not yet whole ends the file."""
-    loader = _package("tensorboard.backend.event_processing.event_file_loader", file).EventFileLoader(str(file))
+    module = import_optional("tensorboard.backend.event_processing.event_file_loader", f"{file}: reading it")
+    loader = module.EventFileLoader(str(file))
     steps: Steps = {}
     try:
         for event in loader.Load():
+            if event.session_log.status == event.session_log.START:  # a run that was resumed does these steps again
+                steps = {step: row for step, row in steps.items() if step < event.step}
             for value in event.summary.value:
                 number = _scalar(value)
                 if number is not None:
@@ -207,43 +200,3 @@ def _wandb(file: Path) -> Steps:
             row[name] = json.loads(item.value_json)
         steps.update(_by_step([{"step": record.history.step.num, **row}]))
     return steps
-
-
-WANDB_HEADER, WANDB_BLOCK, WANDB_RECORD = b":W&B", 32768, struct.Struct("<IHB")  # checksum, length, kind
-WHOLE, FIRST, LAST = 1, 2, 4  # kinds of pieces of a record; 3 is a middle one
-
-
-def wandb_records(file: Path) -> Iterator[Any]:
-    """The records of an offline run of Weights & Biases; a last one that is not yet whole is left out.
-
-    The file is a log in LevelDB's format of records, which wandb has no reader for in Python since it is written in Go.
-
-    Raises:
-        UserError: the file is damaged, or wandb is not installed.
-    """
-    record_type = _package("wandb.proto.wandb_internal_pb2", file).Record
-    with file.open("rb") as stream:
-        if not (header := stream.read(7)).startswith(WANDB_HEADER):
-            if len(header) < len(WANDB_HEADER):
-                return  # about to be written
-            raise UserError(f"{file}: not an offline run of Weights & Biases")
-        whole, position = b"", 7
-        while True:
-            left = WANDB_BLOCK - position % WANDB_BLOCK
-            if left < WANDB_RECORD.size:
-                stream.seek(left, os.SEEK_CUR)
-                position += left
-                continue
-            head = stream.read(WANDB_RECORD.size)
-            if len(head) < WANDB_RECORD.size:
-                return
-            checksum, length, kind = WANDB_RECORD.unpack(head)
-            data = stream.read(length)
-            if len(data) < length:
-                return
-            position += WANDB_RECORD.size + length
-            if zlib.crc32(bytes([kind]) + data) != checksum:
-                raise UserError(f"{file}: damaged at byte {position - length:,}")
-            whole = data if kind in (WHOLE, FIRST) else whole + data
-            if kind in (WHOLE, LAST):
-                yield record_type.FromString(whole)

@@ -17,6 +17,7 @@ from mathrl.params.engines import TRL_METRICS, TRL_RL, VERL_METRICS, VERL_RL
 from mathrl.params.schema import SECTIONS
 
 FILE = Path(__file__).with_name("other_trainers.yaml")
+OWN = "mathrl"  # a run of ours, read from W&B or TensorBoard, has our names
 TRAINERS = ("verl", "TRL", "RLinf", "OpenRLHF", "prime-rl", "tinker", "NeMo-RL")
 OTHERS = "others"  # names of no one trainer, for the lookup alone
 NAME = re.compile(r"`([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)`")
@@ -143,6 +144,8 @@ def our_metric(trainer: str, name: str) -> tuple[str, str]:
     >>> our_metric("TRL", "rewards/format/mean"), our_metric("TRL", "reward"), our_metric("verl", "actor/ppo_kl")
     (('reward/format', 'same'), ('reward/overall', 'same'), ('', ''))
     """
+    if trainer == OWN:
+        return name, "same"
     exact, patterns = _metrics_of(trainer)
     if name not in exact and name.startswith(("train/", "eval/")):  # TRL and OpenRLHF, in TensorBoard and W&B
         found = our_metric(trainer, name.removeprefix("train/").replace("eval/", "eval_", 1))

@@ -1,4 +1,5 @@
-"""One process that follows the stages' records and uploads them: `python -m mathrl.tracking.mirror`.
+"""One process that follows the stages' records and uploads them to MLflow and to the trackers that the project names
+(`tracking.trackers`): `python -m mathrl.tracking.mirror`.
 
 It runs until its standard input is closed, then uploads the rest and ends. Records are the truth; what was
 uploaded is kept in each record's `MirrorState`, so that nothing is sent twice and what a server missed while it
@@ -6,14 +7,14 @@ was down is sent by the next mirror. A record is locked by the mirror that follo
 folder, a running stage is left to the mirrors of its own machine, which alone see whether its process lives.
 """
 
-import json
 import logging
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from filelock import FileLock, Timeout
 
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.guard import at_end_of_input, is_alive
+from mathrl.core.mirroring import mlflow_page
+from mathrl.core.paths import rollouts_page
 from mathrl.core.progress import pause
-from mathrl.core.records import MirrorState, RunRecord, read_record, written_times
+from mathrl.core.records import RunRecord, read_record, written_times
 from mathrl.tracking.client import connect, experiment
-from mathrl.tracking.upload import Upload, question
+from mathrl.tracking.trackers import MetricsTail, Trackers, has_all
+from mathrl.tracking.upload import Upload, question, tracker_addresses
 
 EVERY_SECONDS = 1.0
 FINISH_SECONDS = 30.0  # for another mirror to upload what it has of stages that have ended
@@ -46,8 +50,8 @@ class Followed:
     """What a mirror knows of one record.
 
     `written` is the time of run.json (ns) at the last look, and `due` when the record is looked at although
-    run.json has not changed; `started` and `bytes_read` tell how much of a run's metrics was uploaded; `monitor`
-    logs the machine's load while the stage runs.
+    run.json has not changed; `tail` tells how much of a run's metrics was uploaded, `linked` where MLflow says that
+    other trackers have it; `monitor` logs the machine's load while the stage runs.
     """
 
     folder: Path
@@ -56,8 +60,8 @@ class Followed:
     due: float = 0.0
     complete: bool = False
     failing: bool = False
-    started: float = 0.0
-    bytes_read: int = 0
+    linked: dict[str, str] = field(default_factory=dict)
+    tail: MetricsTail = field(default_factory=MetricsTail)
     monitor: Any = None
 
     def acquire(self) -> bool:
@@ -84,17 +88,12 @@ class Followed:
             self.monitor.finish()
             self.monitor = None
 
-    def new_rows(self, record: RunRecord) -> tuple[list[dict[str, Any]], int]:
-        """The metrics after those that were uploaded, and the byte after them; a resumed run writes its file again."""
-        if self.started != record.started:
-            self.started, self.bytes_read = record.started, 0
-        return new_rows(record.metrics_file, self.bytes_read)
-
 
 class Mirror:
-    """Uploads records; keeps a record's lock for as long as it runs."""
+    """Uploads records; keeps a record's lock for as long as it runs. `earlier`: see `Trackers`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, earlier: bool = False) -> None:
+        self.trackers = Trackers(earlier=earlier)
         self.followed: dict[Path, Followed] = {}
         self.upload: Upload | None = None
         self.reported = False  # an error, since all went well
@@ -104,22 +103,58 @@ class Mirror:
 
         A patient sweep leaves out runs that have gone on for long and were looked at a moment ago.
         """
+        answers = True
         for followed, record in self._open_records(patient):
-            try:
-                self.upload = self.upload or Upload(connect())
-            except Exception as error:  # the tracker must never stop a run, whatever it raises
-                followed.failing = True
-                self._report(error)
-                break
-            try:
-                self._bring_up_to_date(followed, record)
-                followed.failing = False
-            except Exception as error:  # nor must one record keep the others back
-                followed.failing = True
-                self.upload = None
-                self._report(error)
+            if _dead(record):
+                record = read_record(followed.folder) or record  # it may have ended since it was read
+            status = "killed" if _dead(record) else record.status
+            feeds = self.trackers.open_feeds(record)
+            if answers and not has_all(record, record.mirror_state()):
+                answers = self._upload(followed, record, status)
+            self.trackers.follow(feeds, record, status, _links(record))
+            if answers:
+                self._link_trackers(followed, record, status)
+            if status != "running":
+                followed.complete = self._has_all(record)
+                if followed.complete:
+                    self._leave(followed)
         self.reported = any(followed.failing for followed in self.followed.values())
         return sum(followed.complete for followed in self.followed.values())
+
+    def _upload(self, followed: Followed, record: RunRecord, status: str) -> bool:
+        """Bring the record up to date in MLflow; returns whether a server is there."""
+        if self.upload is None and not self._try(followed, self._connect):
+            return False
+        if not self._try(followed, partial(self._bring_up_to_date, followed, record, status)):
+            self.upload = None
+        return True
+
+    def _link_trackers(self, followed: Followed, record: RunRecord, status: str) -> None:
+        addresses, state = tracker_addresses(record), record.mirror_state()
+        if addresses == followed.linked or not state.run_id or not (self.upload or self._try(followed, self._connect)):
+            return
+        assert self.upload is not None
+        if self._try(followed, partial(self.upload.link_trackers, state, record, status)):
+            followed.linked = addresses
+
+    def _connect(self) -> None:
+        self.upload = Upload(connect())
+
+    def _try(self, followed: Followed, upload: Callable[[], None]) -> bool:
+        try:
+            upload()
+            followed.failing = False
+        except Exception as error:  # neither must MLflow stop a run, nor one record keep the others back
+            followed.failing = True
+            self._report(error)
+        return not followed.failing
+
+    def _has_all(self, record: RunRecord) -> bool:
+        return has_all(record, record.mirror_state()) and not self.trackers.incomplete(record)
+
+    def _leave(self, followed: Followed) -> None:
+        self.trackers.leave(followed.folder)
+        followed.leave()
 
     def finish(self) -> None:
         """Upload the rest. What another mirror has of stages that have ended, such as this flow's, is waited for.
@@ -131,6 +166,7 @@ class Mirror:
         while not self.reported and self._is_another_at_work() and time.monotonic() < deadline:
             time.sleep(EVERY_SECONDS)
             self.sweep()
+        self.trackers.leave()
 
     def _is_another_at_work(self) -> bool:
         open_elsewhere = [f.folder for f in self.followed.values() if not f.complete and f.lock is None]
@@ -149,7 +185,7 @@ class Mirror:
         """The records of which MLflow lacks something, as far as they are this mirror's, oldest first."""
         times = written_times()
         for folder in self.followed.keys() - times.keys():  # removed by a person
-            self.followed.pop(folder).leave()
+            self._leave(self.followed.pop(folder))
         for folder, written in times.items():
             followed = self.followed.setdefault(folder, Followed(folder))
             unchanged = followed.written == written
@@ -161,23 +197,20 @@ class Mirror:
             followed.written, followed.complete = written, False
             followed.due = time.time() + pause(time.time() - record.started)
             if _elsewhere(record):
-                followed.leave()
+                self._leave(followed)
                 continue
             # Looked at twice: thousands of records are not locked, and another mirror may have had the lock.
-            followed.complete = _complete(record, record.mirror_state())
+            followed.complete = self._has_all(record)
             if not followed.complete and followed.acquire():
-                followed.complete = _complete(record, record.mirror_state())
+                followed.complete = self._has_all(record)
                 if not followed.complete:
                     yield followed, record
             if followed.complete:
-                followed.leave()
+                self._leave(followed)
 
-    def _bring_up_to_date(self, followed: Followed, record: RunRecord) -> None:
+    def _bring_up_to_date(self, followed: Followed, record: RunRecord, status: str) -> None:
         assert self.upload is not None
         state = record.mirror_state()
-        if _dead(record):
-            record = read_record(followed.folder) or record  # it may have ended since it was read
-        status = "killed" if _dead(record) else record.status
         if not state.run_id:
             state.run_id, state.parent = self.upload.start(record)
             state.experiment = experiment(self.upload.client, question(record))
@@ -186,13 +219,13 @@ class Mirror:
             self.upload.reopen(state.run_id)
             state.complete = None
             state.write()
-        rows, end = followed.new_rows(record)
+        rows, end = followed.tail.rows(record)
         new = [row for row in rows if state.step is None or int(row["step"]) > state.step]
         last_step = self.upload.metrics(state.run_id, rows, after=state.step)
         sent_before = [row for row in rows if state.step is not None and int(row["step"]) <= state.step]
         self.upload.metrics_again(state.run_id, [row for row in sent_before if row["at"] >= record.started])
         self.upload.forecast(state.run_id, record, new)
-        followed.bytes_read = end  # not before: rows that the server did not take are read again
+        followed.tail.bytes_read = end  # not before: rows that the server did not take are read again
         # A resumed run has not reported its health yet; MLflow keeps what it reported before.
         health = state.health if record.health is None else record.health
         if health is not None and health != state.health:
@@ -207,8 +240,6 @@ class Mirror:
         self.upload.finish(state.run_id, state.parent, record, status)
         state.complete, state.status = record.started, status
         state.write()
-        followed.complete = True
-        followed.leave()
 
     def _monitor(self, followed: Followed, record: RunRecord, run_id: str) -> None:
         if record.stage != "trial" and followed.monitor is None:
@@ -235,37 +266,26 @@ def sync() -> int:
         UserError: the server does not answer.
     """
     connect()
-    mirror = Mirror()
+    mirror = Mirror(earlier=True)
     complete = mirror.sweep()
-    if mirror.reported:
+    mirror.trackers.leave()
+    if mirror.reported or mirror.trackers.failing:
         raise UserError("not everything could be uploaded; see the message above")
     return complete
 
 
-def new_rows(file: Path, start: int) -> tuple[list[dict[str, Any]], int]:
-    """The complete rows of a metrics file from byte `start` on, and the byte after them.
-
-    A file that is shorter was written again from its start. The last line may be incomplete yet.
-    """
-    if not file.exists():
-        return [], 0
-    with file.open("rb") as stream:
-        stream.seek(start if start <= file.stat().st_size else 0)
-        start = stream.tell()
-        lines, newline, _ = stream.read().rpartition(b"\n")
-    return [json.loads(line) for line in lines.splitlines()], start + len(lines) + len(newline)
+def _links(record: RunRecord) -> dict[str, str]:
+    """Where else the run is shown, for the trackers beside MLflow."""
+    state = record.mirror_state()
+    rollouts = rollouts_page(record.folder.name) if record.keeps_rollouts else ""
+    links = {"MLflow run": state.run_id, "MLflow": mlflow_page(state, state.run_id), "Rollouts": rollouts}
+    return {name: address for name, address in links.items() if address}
 
 
 def _elsewhere(record: RunRecord) -> bool:
     """Whether the stage runs on another machine, as far as its record tells."""
     running = record.status == "running" and not _here(record)
     return running and time.time() - record.last_change() < AWAY_SECONDS
-
-
-def _complete(record: RunRecord, state: MirrorState) -> bool:
-    """Whether MLflow has all of it; not where a run that was taken for killed has ended after all."""
-    mistaken = state.status == "killed" and record.status != "running"
-    return state.complete == record.started and not mistaken
 
 
 def _dead(record: RunRecord) -> bool:

@@ -24,7 +24,7 @@ from mathrl.core.files import encodable
 from mathrl.core.metrics import TIMING_PREFIXES, complete_rows
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, rollouts_page
-from mathrl.core.records import RunRecord, chosen_words, read_record, records_folder, run_name
+from mathrl.core.records import MirrorState, RunRecord, TrackerState, read_record, record_name, records_folder
 from mathrl.core.results import training_sentence, training_table
 from mathrl.evaluation.forecast import forecast_of
 from mathrl.tracking.batches import MlflowBatches, Point, mlflow_tags
@@ -36,6 +36,7 @@ from mathrl.tracking.views import NOTE, keep_views
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 DEV = "dev/accuracy"
+TITLES = {"wandb": "W&B", "tensorboard": "TensorBoard"}  # the trackers beside MLflow
 
 
 class Upload:
@@ -144,6 +145,11 @@ class Upload:
         if points:
             self.batches.metrics(run_id, points)
             self.batches.tags(run_id, {"forecast": sentence})
+
+    def link_trackers(self, state: MirrorState, record: RunRecord, status: str) -> None:
+        """Tags `mathrl.wandb` and `mathrl.tensorboard`: where these trackers have the run."""
+        tags = {f"mathrl.{name}": address for name, address in tracker_addresses(record).items()}
+        self.batches.tags(state.run_id, tags | {NOTE: run_note(record, state.experiment, state.parent, status)})
 
     def finish(self, run_id: str, parent: str, record: RunRecord, status: str) -> None:
         """Final figures, files, output digests, status."""
@@ -287,9 +293,17 @@ def run_note(record: RunRecord, experiment_id: str, parent: str, status: str = "
     server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     if server and record.prefect_flow_run and not Variable.OWN_SERVER.get():
         links |= {"Run in Prefect": f"{server}/runs/flow-run/{record.prefect_flow_run}"}
+    addresses = tracker_addresses(record).items()
+    links |= {f"Run in {TITLES[name]}": address for name, address in addresses if "://" in address}
     if record.keeps_rollouts:
         links |= {"Rollouts (served by `mathrl ui`)": rollouts_page(record.folder.name)}
     return f"{sentence}\n\n" + " · ".join(f"[{text}]({address})" for text, address in links.items())
+
+
+def tracker_addresses(record: RunRecord) -> dict[str, str]:
+    """Where the trackers beside MLflow have the run: {"wandb": "https://wandb.ai/me/mathrl/runs/5b1ce0a1f3d2"}."""
+    states = [TrackerState.read(record.folder, name) for name in TITLES]
+    return {state.tracker: state.address for state in states if state.address}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -301,11 +315,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             out[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return out
-
-
-def record_name(record: RunRecord, title: str) -> str:
-    """The name of the record's run: the title with what was chosen and changed."""
-    return run_name(title, chosen_words(record.groups, record.preset), record.changed, record.commit)
 
 
 def question(record: RunRecord) -> str:

@@ -74,7 +74,7 @@ def test_the_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytes
     for name in ("wandb", "wandb.proto.wandb_internal_pb2"):
         monkeypatch.setitem(sys.modules, name, None)
     (tmp_path / "run-1.wandb").write_bytes(b":W&B")
-    with pytest.raises(UserError, match=r"mathrl\[imports\]"):
+    with pytest.raises(UserError, match=r"mathrl\[trackers\]"):
         read_run(tmp_path)
 
 

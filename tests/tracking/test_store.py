@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mathrl.tracking.mirror import new_rows
+from mathrl.tracking.trackers import new_rows
 
 OPEN = "from mathrl.tracking.client import connect, experiment; print(experiment(connect()))"
 

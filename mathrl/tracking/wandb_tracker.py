@@ -1,0 +1,156 @@
+"""Weights & Biases: one run per record, online or offline as WANDB_MODE says; and the reader of its offline files.
+
+    .mathrl/wandb/offline-run-20261127_063057-5b1ce0a1f3d2/run-5b1ce0a1f3d2.wandb
+
+WANDB_PROJECT (default mathrl), WANDB_ENTITY and the login are W&B's own settings. A session that goes on with a run
+asks what of it was kept, the server or the files of earlier sessions, since a kill loses what waits in memory.
+"""
+
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mathrl.core.errors import UserError
+from mathrl.core.paths import home, import_optional
+from mathrl.core.records import RunRecord, TrackerState, record_name
+
+ANSWER_SECONDS = 10.0  # for the server to open a run
+UPLOAD_SECONDS = 30.0  # to take the rest of a run
+QUIET = {
+    "WANDB_SILENT": "true",  # its errors are reported
+    "WANDB_ERROR_REPORTING": "false",  # figures of its own use, which it sends to the server and to Sentry
+}
+WIDEST = 100  # columns that W&B shows of a table
+
+
+class WandbTracker:
+    """A session of a run; it goes on where it has to be ended before the run."""
+
+    def __init__(self, state: TrackerState) -> None:
+        self.end: threading.Thread | None = None
+        self.state, self.last, self.at = state, -1, state.at  # of the last row
+
+    def open(self, record: RunRecord) -> int | None:
+        self.wandb = _import("wandb", "W&B")
+        folder = home()
+        folder.mkdir(parents=True, exist_ok=True)
+        # Nothing of this process or machine: no console, code, git, arguments or packages.
+        settings = self.wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, disable_job_creation=True, host="",
+            x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False, init_timeout=ANSWER_SECONDS,
+            x_disable_stats=record.status != "running", x_stats_pid=record.pid,
+        )  # fmt: skip
+        config = record.params | {"git": {"commit": record.commit, "dirty": record.dirty}, "record": record.folder.name}
+        self.run = self.wandb.init(
+            id=self.state.run,
+            project=os.environ.get("WANDB_PROJECT") or "mathrl",
+            name=record_name(record, record.name),
+            group=record.sweep or record.pipeline or None,
+            job_type=record.stage,
+            config=config,
+            dir=folder,
+            resume="allow",
+            reinit="create_new",
+            settings=settings,
+        )
+        self.state.links = {}  # sent by each session, since a kill may have lost them
+        place = Path(self.run.settings.sync_dir).relative_to(folder)
+        self.state.address = str(place) if self.run.offline else self.run.settings.run_url
+        self.last = last_step(folder, self.state.run) if self.run.offline else self.run.step - 1
+        return None if self.last < 0 else self.last
+
+    def metrics(self, step: int, at: float, values: Mapping[str, Any]) -> None:
+        if step <= self.last and at != self.at:
+            return  # its steps only grow: a step that is done again after a resume keeps its first values
+        self.run.log(dict(values), step=step, commit=False)
+        self.last, self.at = step, at
+
+    def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        columns = [*rows[0]][:WIDEST]
+        data = [[str(row.get(column, "")) for column in columns] for row in rows]
+        self.run.summary[name] = self.wandb.Table(columns=columns, data=data)
+
+    def report(self, file: Path) -> None:
+        if file.suffix == ".png":
+            shown = self.wandb.Image(str(file))
+        elif file.suffix == ".md":
+            shown = self.wandb.Table(columns=["report"], data=[[file.read_text(encoding="utf-8")]])
+        else:
+            shown = self.wandb.Html(str(file), inject=False)
+        self.run.summary[f"report/{file.stem}"] = shown
+
+    def links(self, links: Mapping[str, str]) -> None:
+        self.run.config.update({"links": dict(links)}, allow_val_change=True)
+        pages = [f"[{name}]({text})" for name, text in links.items() if "://" in text]
+        if pages:
+            self.run.notes = " · ".join(pages)
+
+    def flush(self) -> None:
+        if self.last >= self.run.step:
+            self.run.log({}, step=self.last, commit=True)
+
+    def close(self, status: str, summary: Mapping[str, Any]) -> None:
+        if self.end is None:
+            self.run.summary.update(dict(summary))
+            exit_code = 0 if status in ("finished", "running") else 1
+            self.end = threading.Thread(target=self.run.finish, args=(exit_code,), daemon=True)
+            self.end.start()
+        self.end.join(UPLOAD_SECONDS)
+        if self.end.is_alive():
+            raise ConnectionError(f"not everything was uploaded in {UPLOAD_SECONDS:.0f} seconds")
+
+
+def _import(name: str, purpose: str) -> Any:
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    return import_optional(name, purpose)
+
+
+def last_step(folder: Path, run: str) -> int:
+    """The last step that the offline files of a run have; -1 without one."""
+    files = folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")
+    steps = (item.history.step.num for file in files for item in wandb_records(file) if item.HasField("history"))
+    return max(steps, default=-1)
+
+
+WANDB_HEADER, WANDB_BLOCK, WANDB_RECORD = b":W&B", 32768, struct.Struct("<IHB")  # checksum, length, kind
+WHOLE, FIRST, LAST = 1, 2, 4  # kinds of pieces of a record; 3 is a middle one
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """The records of an offline run of Weights & Biases; a last one that is not yet whole is left out.
+
+    The file is a log in LevelDB's format of records, which wandb has no reader for in Python since it is written in Go.
+
+    Raises:
+        UserError: the file is damaged, or wandb is not installed.
+    """
+    record_type = _import("wandb.proto.wandb_internal_pb2", f"{file}: reading it").Record
+    with file.open("rb") as stream:
+        if not (header := stream.read(7)).startswith(WANDB_HEADER):
+            if len(header) < len(WANDB_HEADER):
+                return  # about to be written
+            raise UserError(f"{file}: not an offline run of Weights & Biases")
+        whole, position = b"", 7
+        while True:
+            left = WANDB_BLOCK - position % WANDB_BLOCK
+            if left < WANDB_RECORD.size:
+                stream.seek(left, os.SEEK_CUR)
+                position += left
+                continue
+            head = stream.read(WANDB_RECORD.size)
+            if len(head) < WANDB_RECORD.size:
+                return
+            checksum, length, kind = WANDB_RECORD.unpack(head)
+            data = stream.read(length)
+            if len(data) < length:
+                return
+            position += WANDB_RECORD.size + length
+            if zlib.crc32(bytes([kind]) + data) != checksum:
+                raise UserError(f"{file}: damaged at byte {position - length:,}")
+            whole = data if kind in (WHOLE, FIRST) else whole + data
+            if kind in (WHOLE, LAST):
+                yield record_type.FromString(whole)
