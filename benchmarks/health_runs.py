@@ -45,13 +45,23 @@ from mathrl.trainers.supervised import tokenize_demonstrations
 from mathrl.trainers.training_run import TrainingRun
 
 MODEL = Model(base=FreshModel(hidden_size=64, intermediate_size=176, layers=2, heads=2), precision="float32")
-SFT = Sft(steps=400, tokens_per_step=2048, terse_share=0.7, eval_every=0, checkpoint_every=400)
+SFT = Sft(
+    steps=400,
+    tokens_per_step=2048,
+    terse_share=0.7,
+    optimizer=Muon(lr=0.02, adamw_scale=0.15, schedule="flat_linear"),
+    gradient_checkpointing=False,
+    eval_every=0,
+    checkpoint_every=400,
+)
 RL: dict[str, Any] = {
     "steps": 32,
     "prompts_per_step": 16,
     "group_size": 8,
     "max_tokens": 32,
     "optimizer": {"type": "muon", "lr": 0.004, "adamw_scale": 0.05, "warmup_steps": 4, "schedule": "constant"},
+    "ema": 0.9,
+    "gradient_checkpointing": False,
     "kl": {"type": "probe", "groups": 2},
     "dev": {"every": 5, "samples": 1},
     "checkpoint_every": 1000,
