@@ -22,14 +22,14 @@ def recent_median(rows: Sequence[Row], health: Health, figure: Callable[[Row], f
 
 def rollout_share(row: Row) -> float | None:
     """The share of a step that its rollouts take; None without both times."""
-    return row["time/rollout"] / row["time/step"] if "time/rollout" in row and row.get("time/step") else None
+    return row["time/rollout"] / row["time/step"] if {"time/rollout", "time/step"} <= row.keys() else None
 
 
 def waiting_share(row: Row, *names: str) -> float | None:
     """The share of the time between two updates that these waits take; None if one was not measured."""
-    if not all(name in row for name in names):
+    if not {*names, "time/step"} <= row.keys():
         return None
-    return sum(row[name] for name in names) / (sum(row.get(name, 0.0) for name in BETWEEN_UPDATES) or 1.0)
+    return sum(row[name] for name in names) / sum(row.get(name, 0.0) for name in BETWEEN_UPDATES)
 
 
 def sampling_share(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
