@@ -29,7 +29,14 @@ from mathrl.core.files import read_jsonl
 from mathrl.core.types import Problem
 from mathrl.data.templates import prompt_text
 from mathrl.evaluation.benchmark import benchmark_problems, prompt_of
+from mathrl.evaluation.evaluate_model import NEXT_QUESTION
 from mathrl.grading import grade
+from mathrl.models.base import make_base
+from mathrl.models.load import load_model, load_tokenizer
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import FreshModel, Model
+from mathrl.rollout.engine import Sampling
+from mathrl.rollout.torch_engine import TorchEngine
 
 Row = dict[str, Any]
 REASONING = "We work it out step by step."
@@ -188,8 +195,7 @@ def lm_eval_scores(of: Set, texts: Sequence[str]) -> tuple[dict[str, list[float]
     scores: dict[str, list[float]] = {}
     prompts: dict[int, str] = {}
     for sample in sorted(samples, key=lambda sample: sample["doc_id"]):
-        prompts[sample["doc_id"]] = next(iter(sample["arguments"].values()))["arg_0"] if isinstance(
-            sample["arguments"], dict) else sample["arguments"][0][0]  # fmt: skip
+        prompts[sample["doc_id"]] = sample["arguments"][0][0]
         for metric in sample["metrics"]:
             kind = "" if sample["filter"] in ("none", "get_response") else f" {sample['filter']}"
             scores.setdefault(f"lm-eval {metric}{kind}", []).append(float(sample[metric]))
@@ -238,14 +244,35 @@ def lighteval_scores(of: Set, folder: Path, texts: Sequence[str]) -> tuple[dict[
     )
 
 
-def our_scores(problems: Sequence[Problem], texts: Sequence[str]) -> dict[str, list[float]]:
+def our_scores(problems: Sequence[Problem], texts: Sequence[str], template: str) -> dict[str, list[float]]:
     """mathrl's scores of the responses by both ways to read an answer."""
+    stops = NEXT_QUESTION if template == "question_answer" else ()  # as `evaluate_model` does
+    read = [cut(text, stops) for text in texts]
     return {
-        f"mathrl {mode}": [
-            float(grade(text, problem.answers, mode).correct) for problem, text in zip(problems, texts, strict=True)
-        ]
-        for mode in ("strict", "lenient")
+        "mathrl strict": [float(grade(text, of.answers, "strict").correct) for text, of in zip(read, problems)],
+        "mathrl lenient": [float(grade(text, of.answers, "lenient").correct) for text, of in zip(read, problems)],
     }
+
+
+def greedy_texts(folder: Path, count: int = 8, length: int = 24) -> tuple[list[str], list[str]]:
+    """What a small model of random weights answers to GSM8K's first questions: by lm-eval's `HFLM`, and by mathrl."""
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM
+
+    model = Model(base=FreshModel(hidden_size=64, intermediate_size=176, layers=2, heads=2), precision="float32")
+    make_base(model, folder / "model", 0)
+    tokenizer = load_tokenizer(folder / "model", model)
+    done = simple_evaluate(
+        model=HFLM(AutoModelForCausalLM.from_pretrained(folder / "model"), tokenizer=tokenizer, batch_size=4),
+        tasks=["gsm8k"], task_manager=_tasks(), num_fewshot=0, limit=count, bootstrap_iters=0,
+        gen_kwargs={"max_gen_toks": length, "until": ["Question:"]},
+    )  # fmt: skip
+    samples = {sample["doc_id"]: sample for sample in done["samples"]["gsm8k"]}
+    prompts = [samples[number]["arguments"][0][0] for number in sorted(samples)]
+    engine = TorchEngine(load_model(folder / "model", model, "cpu"), tokenizer, Rollout())
+    groups = engine.generate([tokenizer.encode(text) for text in prompts], Sampling(1, 0.0, length), 0)
+    return [samples[number]["resps"][0][0] for number in sorted(samples)], [group[0].text for group in groups]
 
 
 @dataclass(frozen=True)
@@ -268,7 +295,7 @@ def compare_form(of: Set, form: str, folder: Path) -> Compared:
         theirs, lm_prompts = lm_eval_scores(of, texts)
         lighteval, light_prompts = lighteval_scores(of, folder, texts)
         prompts |= {"lm-eval": lm_prompts[0], "lighteval": light_prompts[0]}
-        for judge, values in (our_scores(problems, texts) | theirs | lighteval).items():
+        for judge, values in (our_scores(problems, texts, asked.prompt.template) | theirs | lighteval).items():
             scores.setdefault(judge, {})[right] = values
     return Compared(scores, prompts)
 
@@ -295,6 +322,9 @@ def main() -> None:
                     print(f"| response | {' | '.join(found.scores)} |\n|---|{'---|' * len(found.scores)}")
                 cells = [f"{sum(pair[True]):.0f} / {sum(pair[False]):.0f}" for pair in found.scores.values()]
                 print(f"| {form} | {' | '.join(cells)} |", flush=True)
+        theirs, ours = greedy_texts(Path(name))
+        equal = sum(map(str.__eq__, theirs, ours))
+        print(f"\nA small model's greedy responses by lm-eval's HFLM and by mathrl: {equal} of {len(ours)} are equal")
 
 
 if __name__ == "__main__":
