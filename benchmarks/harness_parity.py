@@ -136,11 +136,9 @@ def local_hub(folder: Path) -> Iterator[None]:
     import datasets
 
     def load(path: str, *_: Any, **__: Any) -> Any:
-        splits = {
-            "gsm8k": ("train", "test"),
-            "mmlu": ("test", "dev"),
-            "MATH-500": ("test",),
-        }.get(path.rpartition("/")[2], ("train", "test"))
+        splits = {"gsm8k": ("train", "test"), "mmlu": ("test", "dev"), "MATH-500": ("test",)}.get(
+            path.rpartition("/")[2], ("train", "test")
+        )
         return datasets.DatasetDict(
             {split: datasets.Dataset.from_list(hub_rows(folder, path, split)) for split in splits}
         )
@@ -227,9 +225,7 @@ def lighteval_scores(of: Set, folder: Path, texts: Sequence[str]) -> tuple[dict[
     config = getattr(importlib.import_module(f"lighteval.tasks.tasks.{module}"), name)
     task = LightevalTask(config)
     split = config.evaluation_splits[0]
-    docs = [
-        config.prompt_function(row, of.name) for row in hub_rows(folder, config.hf_repo, split)
-    ]
+    docs = [config.prompt_function(row, of.name) for row in hub_rows(folder, config.hf_repo, split)]
     shots = 5 if of.name in ("gsm8k", "mmlu") else 0
     if shots:
         pool = [config.prompt_function(row, of.name) for row in hub_rows(folder, config.hf_repo, task.fewshot_split)]
@@ -247,10 +243,10 @@ def lighteval_scores(of: Set, folder: Path, texts: Sequence[str]) -> tuple[dict[
 def our_scores(problems: Sequence[Problem], texts: Sequence[str], template: str) -> dict[str, list[float]]:
     """mathrl's scores of the responses by both ways to read an answer."""
     stops = NEXT_QUESTION if template == "question_answer" else ()  # as `evaluate_model` does
-    read = [cut(text, stops) for text in texts]
+    pairs = [(cut(text, stops), problem.answers) for text, problem in zip(texts, problems, strict=True)]
     return {
-        "mathrl strict": [float(grade(text, of.answers, "strict").correct) for text, of in zip(read, problems)],
-        "mathrl lenient": [float(grade(text, of.answers, "lenient").correct) for text, of in zip(read, problems)],
+        "mathrl strict": [float(grade(text, answers, "strict").correct) for text, answers in pairs],
+        "mathrl lenient": [float(grade(text, answers, "lenient").correct) for text, answers in pairs],
     }
 
 
@@ -258,13 +254,20 @@ def greedy_texts(folder: Path, count: int = 8, length: int = 24) -> tuple[list[s
     """What a small model of random weights answers to GSM8K's first questions: by lm-eval's `HFLM`, and by mathrl."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+    from torch import manual_seed, no_grad
     from transformers import AutoModelForCausalLM
 
     model = Model(base=FreshModel(hidden_size=64, intermediate_size=176, layers=2, heads=2), precision="float32")
     make_base(model, folder / "model", 0)
     tokenizer = load_tokenizer(folder / "model", model)
+    network = AutoModelForCausalLM.from_pretrained(folder / "model")
+    manual_seed(0)
+    with no_grad():
+        for weight in network.parameters():
+            weight.normal_(0, 0.4)  # at the usual 0.02 it repeats one token
+    network.save_pretrained(folder / "model")
     done = simple_evaluate(
-        model=HFLM(AutoModelForCausalLM.from_pretrained(folder / "model"), tokenizer=tokenizer, batch_size=4),
+        model=HFLM(network, tokenizer=tokenizer, batch_size=4),
         tasks=["gsm8k"], task_manager=_tasks(), num_fewshot=0, limit=count, bootstrap_iters=0,
         gen_kwargs={"max_gen_toks": length, "until": ["Question:"]},
     )  # fmt: skip

@@ -259,5 +259,7 @@ class Health(Section):
         0.5, ge=0, le=1, description="Maximum share of its time that trainer or sampler waits in asynchronous RL."
     )
     slow_rank: float = Field(
-        1.5, gt=1, description="Maximum sampling time of the slowest rank, in medians of the others, if always the same."
+        1.5,
+        gt=1,
+        description="Maximum sampling time of the slowest rank, in medians of the others, if always the same.",
     )

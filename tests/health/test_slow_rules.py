@@ -33,7 +33,12 @@ def findings(rl: Rl | None = None, steps: int = 4, **figures: Any) -> set[str]:
 
 @pytest.mark.parametrize(
     ("rollout", "raised"),
-    [(9.5, {"sampling_share"}), (8.5, set()), ([9.9, 1.0, 9.9, 1.0], set()), ([9.9, 9.9, 9.9, 1.0], {"sampling_share"})],
+    [
+        (9.5, {"sampling_share"}),
+        (8.5, set()),
+        ([9.9, 1.0, 9.9, 1.0], set()),
+        ([9.9, 9.9, 9.9, 1.0], {"sampling_share"}),
+    ],
 )
 def test_sampling_that_takes_most_of_the_time_is_found(rollout: Any, raised: set[str]) -> None:
     assert findings(time__rollout=rollout, time__step=10.0) == raised
