@@ -51,7 +51,8 @@ MATH_FORMS = {
     "A alone": " {answer}",
     "in running text": "{reasoning} That makes ${answer}$ as asked.",
     "<answer>A</answer>": "<think>{reasoning}</think><answer>{answer}</answer>",
-    "box, then a question": "{reasoning} So \\boxed{{{answer}}}.\n\nQuestion: What is 3 + 4?\nAnswer: It is \\boxed{{7}}.",
+    "box, then a question": "{reasoning} So \\boxed{{{answer}}}.\n\nQuestion: What is 3 + 4?\nAnswer: It is "
+    "\\boxed{{7}}.",
     "sentence, then a question": "{reasoning}\nThe answer is {answer}.\n\nQuestion: What is 3 + 4?\nAnswer: "
     "{reasoning}\nThe answer is 7.",
     "####, then a question": "{reasoning}\n#### {answer}\n\nQuestion: What is 3 + 4?\nAnswer: {reasoning}\n#### 7",
@@ -290,8 +291,7 @@ def compare_form(of: Set, form: str, folder: Path) -> Compared:
     params = load_params(overrides=["evaluate.prompts=published", f"evaluate.data_folder={folder}"])
     problems = benchmark_problems(of.name, params)
     asked, shots = prompt_of(of.name, params, problems)
-    rows = hub_rows(folder, {"mmlu": "cais/mmlu"}.get(of.name, "gsm8k" if of.name == "gsm8k" else "aime24"), "test")
-    rows = rows if of.name == "mmlu" else [{}] * len(problems)
+    rows = mmlu_rows("test") if of.name == "mmlu" else [{}] * len(problems)
     scores: dict[str, dict[bool, list[float]]] = {}
     prompts = {"mathrl": prompt_text(problems[0], asked.prompt, None, shots)}
     for right, texts in responses(of, form, problems, rows).items():
