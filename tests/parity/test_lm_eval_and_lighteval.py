@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif("MATHRL_DATA" not in os.environ, reason="MATHRL_
 needs_lighteval = pytest.mark.skipif(find_spec("lighteval") is None, reason="lighteval is not installed")
 ROWS = 4
 LM_EVAL_FORM = {"gsm8k": "#### A", "math500": "Final Answer: ... $A$. I hope", "aime24": r"\boxed{A}", "mmlu": " B"}
-LIGHTEVAL_FORM = LM_EVAL_FORM | {"math500": "ANSWER: A", "aime24": r"Therefore, ... $\boxed{A}$. I hope"}
+# The line `ANSWER: A`, which lighteval asks for on MATH-500, it reads only where A is no LaTeX.
+LIGHTEVAL_FORM = LM_EVAL_FORM | {"math500": r"\boxed{A}", "aime24": r"Therefore, ... $\boxed{A}$. I hope"}
 
 
 @pytest.fixture(scope="module")
