@@ -8,6 +8,9 @@ import copy
 import os
 import random
 import shutil
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +21,7 @@ import torch
 
 import mathrl.rewards.compose
 import mathrl.trainers.batch
+import mathrl.trainers.rl
 from mathrl.core.files import write_json
 from mathrl.core.hashing import derive_seed
 from mathrl.core.metrics import JsonlSink
@@ -37,6 +41,7 @@ from mathrl.params.run import FreshModel, Model, Prompt, PromptRoute, Reward
 from mathrl.params.train import Rl, Sft
 from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult, build_reward
 from mathrl.rollout.engine import Sampling
+from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.trainers.rl import train_rl
@@ -45,13 +50,23 @@ from mathrl.trainers.supervised import tokenize_demonstrations
 from mathrl.trainers.training_run import TrainingRun
 
 MODEL = Model(base=FreshModel(hidden_size=64, intermediate_size=176, layers=2, heads=2), precision="float32")
-SFT = Sft(steps=400, tokens_per_step=2048, terse_share=0.7, eval_every=0, checkpoint_every=400)
+SFT = Sft(
+    steps=400,
+    tokens_per_step=2048,
+    terse_share=0.7,
+    optimizer=Muon(lr=0.02, adamw_scale=0.15, schedule="flat_linear"),
+    gradient_checkpointing=False,
+    eval_every=0,
+    checkpoint_every=400,
+)
 RL: dict[str, Any] = {
     "steps": 32,
     "prompts_per_step": 16,
     "group_size": 8,
     "max_tokens": 32,
     "optimizer": {"type": "muon", "lr": 0.004, "adamw_scale": 0.05, "warmup_steps": 4, "schedule": "constant"},
+    "ema": 0.9,
+    "gradient_checkpointing": False,
     "kl": {"type": "probe", "groups": 2},
     "dev": {"every": 5, "samples": 1},
     "checkpoint_every": 1000,
@@ -79,6 +94,7 @@ class Kind:
     rl: Mapping[str, Any] = field(default_factory=dict)
     reward: Mapping[str, Any] = field(default_factory=dict)
     plant: Callable[[Parts], None] | None = None
+    ranks: int = 1
 
     @property
     def sabotaged(self) -> bool:
@@ -149,12 +165,67 @@ def dead_rank(parts: Parts) -> None:
     parts.sampler.engine = HalfDead(parts.network, parts.sampler.tokenizer, engine.rollout)
 
 
+class OneEndless(TorchEngine):
+    """One response of a step does not end before max_tokens."""
+
+    def generate(self, prompts: Any, sampling: Any, *rest: Any, **more: Any) -> Any:
+        groups, ends = super().generate(prompts, sampling, *rest, **more), self.ends
+        if sampling.temperature:  # not on dev
+            self.ends = [-1]
+            groups[0][:1] = super().generate(prompts[:1], replace(sampling, samples=1), *rest, **more)[0]
+            self.ends = ends
+        return groups
+
+
+def endless_response(parts: Parts) -> None:
+    engine = parts.sampler.engine
+    parts.sampler.engine = OneEndless(parts.network, parts.sampler.tokenizer, engine.rollout)
+
+
+def prolong(function: Callable[..., Any], times: float) -> Callable[..., Any]:
+    """The function, which takes so many times as long."""
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*arguments, **more)
+        time.sleep((times - 1) * (time.perf_counter() - start))
+        return result
+
+    return slow
+
+
+def slow_sampler(parts: Parts) -> None:
+    parts.sampler.engine.generate = prolong(parts.sampler.engine.generate, 20)
+
+
+def slow_second_rank(parts: Parts) -> None:
+    if os.environ["RANK"] == "1":
+        parts.sampler.engine.generate = prolong(parts.sampler.engine.generate, 2.5)
+
+
+def ahead(parts: Parts) -> None:
+    """The sampler has weights of its own, as asynchronous RL needs."""
+    tokenizer = parts.sampler.tokenizer
+    parts.sampler.engine = training_engine(parts.network, "", tokenizer, MODEL, Rollout(), True)
+
+
+def slow_sampler_ahead(parts: Parts) -> None:
+    ahead(parts)
+    parts.sampler.engine.generate = prolong(parts.sampler.engine.generate, 5)
+
+
+def slow_trainer(parts: Parts) -> None:
+    ahead(parts)
+    mathrl.trainers.rl.update = prolong(mathrl.trainers.rl.update, 15)
+
+
 def noisy_dev(parts: Parts) -> None:
     parts.dev = parts.dev[:8]
 
 
 PPO = {"advantage": Gae(critic=Critic(optimizer=Muon(lr=0.02, adamw_scale=0.5)))}
 FORMAT = {"parts": [{"type": "accuracy"}, {"type": "r1_tags", "weight": 0.2, "name": "format"}]}
+AHEAD = {"asynchronous": {"staleness": 1, "segment_tokens": 8}}
 KINDS = {
     "stale sampler": Kind(("stale_sampler", "mismatch"), plant=stale_sampler),
     "learning rate x 10": Kind(("kl", "collapse", "loss", "entropy", "spikes"), {"optimizer": {"lr": 0.04}}),
@@ -168,6 +239,11 @@ KINDS = {
     "critic does not learn": Kind(("critic",), {"advantage": {"type": "gae", "critic": Critic(optimizer={"lr": 0.0})}}),
     "dead rank's share": Kind(("empty",), plant=dead_rank),
     "entropy bonus too large": Kind(("entropy_rise", "collapse", "truncated"), {"loss": {"entropy_coef": 3.0}}),
+    "slow sampler": Kind(("sampling_share",), {"steps": 16}, plant=slow_sampler),
+    "one endless response": Kind(("long_tail",), {"max_tokens": 200}, plant=endless_response),
+    "slow second rank": Kind(("slow_rank",), plant=slow_second_rank, ranks=2),
+    "slow sampler, asynchronous": Kind(("idle_trainer",), {"steps": 16} | AHEAD, plant=slow_sampler_ahead),
+    "slow trainer, asynchronous": Kind(("idle_sampler",), {"steps": 16} | AHEAD, plant=slow_trainer),
     "plain": Kind(),
     "short": Kind(rl={"steps": 12}),
     "long": Kind(rl={"steps": 64}),
@@ -180,6 +256,8 @@ KINDS = {
     "four minibatches": Kind(rl={"minibatches": 4, "optimizer": {"lr": 0.002}}),
     "offset rewards": Kind(reward={"correct": 2.0, "incorrect": 1.0}),
     "format reward": Kind(reward=FORMAT),
+    "asynchronous": Kind(rl=AHEAD, plant=ahead),
+    "two ranks": Kind(ranks=2),
 }
 
 
@@ -237,13 +315,32 @@ class WatchedSink(JsonlSink):
             self.true.append((step, self.accuracy()))
 
 
+def start_ranks(ranks: int, *arguments: str) -> None:
+    """`train` at every rank, each in a process of its own."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, *arguments],
+            env=os.environ | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    assert [process.wait() for process in processes] == [0] * ranks
+
+
 def train(kind_name: str, seed: int, folder: Path) -> Path:
     """One run; its rows, its true accuracies and its processor time go to a file, which is kept."""
     torch.set_num_threads(1)
     kind, file = KINDS[kind_name], folder / f"{kind_name}-{seed}.json"
     if file.exists():  # made meanwhile by another call of the command
         return file
-    state = folder / "states" / f"{file.stem}-{os.getpid()}"
+    if kind.ranks > 1 and "RANK" not in os.environ:
+        start_ranks(kind.ranks, kind_name, str(seed), str(folder))
+        return file
+    state = folder / "states" / f"{file.stem}-{os.environ.get('RANK', os.getpid())}"
     shutil.rmtree(state, ignore_errors=True)
     used = time.process_time()
     tokenizer, network = load_tokenizer(folder / "sft", MODEL), load_model(folder / "sft", MODEL, "cpu")
@@ -257,8 +354,14 @@ def train(kind_name: str, seed: int, folder: Path) -> Path:
     watched = WatchedSink(state / "metrics.jsonl", accuracy)
     run = TrainingRun(Ranks(torch.device("cpu")), state, derive_seed(seed, kind_name), lambda resume_after: watched)
     train_rl(network, parts.sampler, parts.problems, parts.dev, parts.reward, parts.rl, run)
+    if os.environ.get("RANK", "0") != "0":
+        return file
     rows = [{name: value for name, value in row.items() if name != "at"} for row in watched.rows()]
     seconds = time.process_time() - used
     write_json(file, {"kind": kind_name, "seed": seed, "rows": rows, "true": watched.true, "seconds": seconds})
     shutil.rmtree(state, ignore_errors=True)
     return file
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

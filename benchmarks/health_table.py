@@ -15,7 +15,7 @@ from mathrl.health.watch import ALL_RULES, Finding, examine
 from mathrl.params.train import Rl
 from mathrl.params.training import Health
 
-HEALTH = Health(patience=28)  # of runs of 32 steps; chosen on the even seeds
+HEALTH = Health(patience=28, lr=0.1, kl=1.0)  # of runs of 32 steps from random weights; chosen on the even seeds
 BEHIND = 0.1  # true accuracy below that of plain runs at the same step
 SHUFFLES, DRAWS = 500, 4000
 # The values that a rule's own threshold may take; rules without one are kept as they are, or left out.
@@ -38,6 +38,11 @@ GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {
     "dev_gap": ("dev_gap", (0.1, 0.15, 0.2, 0.3, 0.4)),
     "entropy_rise": ("entropy_rise", (1.5, 2.0, 3.0, 5.0)),
     "empty": ("empty", (0.02, 0.05, 0.1, 0.2)),
+    "sampling_share": ("sampling_share", (0.8, 0.85, 0.9, 0.95)),
+    "long_tail": ("long_tail", (4.0, 8.0, 16.0)),
+    "idle_trainer": ("idle", (0.3, 0.4, 0.5, 0.6)),
+    "idle_sampler": ("idle", (0.3, 0.4, 0.5, 0.6)),
+    "slow_rank": ("slow_rank", (1.2, 1.5, 2.0)),
 }
 Setting = tuple[str, float | None]  # a rule and the value of its threshold
 

@@ -187,12 +187,14 @@ def health(
         )
     report = examine(training.rows, *settings, training.blind).report()
     if as_json:
-        print_document({"run": training.name, **report})
+        print_document({"run": training.name, **report, "not_judged": sorted({*applying} - {*judging})})
     else:
         rules = f"{len(judging)} of {len(applying)} rules had their metrics"
         print(f"{training.name}: {report['colour']} after {report['steps']} steps; {rules}")
         for finding in report["findings"]:
             print(f"- to step {finding['last']}, {sentence(finding)}")
+        if missing := [name for name in applying if name not in judging]:
+            print(f"not judged, since their metrics are missing: {', '.join(missing)}")
         for line in forecast_sentences(training.record, training.rows) if training.record else ():
             print(f"forecast {line}")
     if report["colour"] == "red":

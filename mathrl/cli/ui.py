@@ -26,6 +26,7 @@ from mathrl.core.errors import EXIT_TERMINATED, UserError
 from mathrl.core.files import write_json
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
+from mathrl.params.load import read_yaml
 from mathrl.tasks.concurrency import SLOTS
 from mathrl.tasks.prefect_server import ORIGINS
 from mathrl.tracking.client import EXPERIMENT, KIND, follow_move
@@ -33,6 +34,7 @@ from mathrl.tracking.views import keep_views
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")
 POOL = "mathrl"
+DEPLOYMENTS = "prefect.yaml"
 START_SECONDS = 120.0
 SERVERS = "servers.json"
 DEFAULT_SLOTS = 2
@@ -98,6 +100,7 @@ def ui(
         _make_pool(env)
         _make_slots(env, slots)
         _prefect(env, "--no-prompt", "deploy", "--all")
+        _make_automations(env)
         results = _results_page(env["MLFLOW_TRACKING_URI"], env["MLFLOW_BACKEND_STORE_URI"], host)
         report("the flows are deployed; starting their worker ...")
         start("rollouts", "mathrl.reports.rollout_server", "--port", str(rollouts_port))
@@ -301,6 +304,14 @@ def _make_slots(env: dict[str, str], limit: int | None) -> None:
         _prefect(env, "gcl", "create", SLOTS, "--limit", str(limit or DEFAULT_SLOTS))
     elif limit:
         _prefect(env, "gcl", "update", SLOTS, "--limit", str(limit))
+
+
+def _make_automations(env: dict[str, str]) -> None:
+    """Create the automations of prefect.yaml, unless they are there; switched off ones stay off."""
+    names = [automation["name"] for automation in read_yaml(Path(DEPLOYMENTS)).get("automations", ())]
+    inspect = [sys.executable, "-m", "prefect", "automation", "inspect"]
+    if any(subprocess.run([*inspect, name], env=env, capture_output=True, check=False).returncode for name in names):
+        _prefect(env, "automation", "create", "--from-file", DEPLOYMENTS)
 
 
 def _answers(url: str) -> bool:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from mathrl.core.errors import UserError
 from mathrl.health.rules import ACCURACY, DEV, RULES, Diagnosis, Row, Rule, accuracy, gain, mean, now, then
+from mathrl.health.slow_steps import SLOW_RULES
 from mathrl.params.advantage import DrGrpo, Gdpo, Grpo, Rloo
 from mathrl.params.curriculum import Shuffled
 from mathrl.params.train import Rl
@@ -211,7 +212,7 @@ TOOL_RULES = (
 )
 
 
-ALL_RULES = (*RULES, *COMPARISON_RULES, *TOOL_RULES)
+ALL_RULES = (*RULES, *COMPARISON_RULES, *TOOL_RULES, *SLOW_RULES)
 
 
 @dataclass(frozen=True)

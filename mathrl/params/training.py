@@ -177,6 +177,7 @@ RuleName = Literal[
     "no_success", "flat", "spikes", "zero_variance", "truncated", "critic", "reward_parts", "timeouts",
     "reward_hacking", "reward_alone", "centring", "agreement", "dev_gap", "entropy_rise", "empty",
     "tool_down", "tool_calls", "told_answers", "dropped_groups",
+    "sampling_share", "long_tail", "idle_trainer", "idle_sampler", "slow_rank",
 ]  # fmt: skip
 
 
@@ -251,4 +252,14 @@ class Health(Section):
     )
     tool_echo: float = Field(
         0.5, ge=0, le=1, description="Maximum share of tool calls whose code has their output in it."
+    )
+    sampling_share: float = Field(0.9, ge=0, le=1, description="Maximum share of a step's time that sampling takes.")
+    long_tail: float = Field(8.0, gt=1, description="Maximum length of a step's longest response, in median lengths.")
+    idle: float = Field(
+        0.5, ge=0, le=1, description="Maximum share of its time that trainer or sampler waits in asynchronous RL."
+    )
+    slow_rank: float = Field(
+        1.5,
+        gt=1,
+        description="Maximum sampling time of the slowest rank, in medians of the others, if always the same.",
     )

@@ -4,6 +4,7 @@ Shapes: P groups (prompts) of G responses.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -40,7 +41,8 @@ class RolloutShare:
 class StepRollouts:
     """`groups` are trained on; `sampled` are all that were sampled for them, in `rounds` rounds.
 
-    `counters` are the verifier's, of every rank and round; `seconds` are this rank's, as `Sampler.seconds`.
+    `counters` are the verifier's, of every rank and round; `seconds` are this rank's, as `Sampler.seconds`, and
+    `rank_seconds` those of each rank's generation.
     """
 
     groups: list[RolloutGroup]
@@ -48,14 +50,22 @@ class StepRollouts:
     rounds: int
     counters: list[Mapping[str, float]]
     seconds: dict[str, float]
+    rank_seconds: list[float]
 
     @cached_property
     def tokens(self) -> int:
         return sum(group.sampled_tokens for group in self.sampled)
 
     def times(self, *, tools: bool) -> dict[str, float]:
-        """The metrics `time/rollout`, `time/reward` and, with a tool, `time/tools`, a part of `time/rollout`."""
+        """The metrics `time/rollout`, `time/reward` and, with a tool, `time/tools`, a part of `time/rollout`.
+
+        With several ranks also the number of the one that sampled longest, and its time over the others' median.
+        """
         times = {"time/rollout": self.seconds["generation"], "time/reward": self.seconds["reward"]}
+        if len(self.rank_seconds) > 1:
+            *others, slowest = sorted(self.rank_seconds)
+            times["time/slowest_rank"] = float(self.rank_seconds.index(slowest))
+            times["time/slowest_rank_ratio"] = slowest / max(statistics.median(others), 1e-9)
         return {**times, "time/tools": self.seconds["tools"]} if tools else times
 
 
@@ -119,7 +129,8 @@ class Collector:
             judged = rollout_groups(sampled.problems, prompts, sampled.graded, params.keep_rollouts.which != "none")
             judged = self._judge(judged, seconds, sampler_idle)
             read = [self.reward.counters()] if share is None else []
-            for rank_groups, rank_counters in self.ranks.gather((judged, read)):
+            gathered = self.ranks.gather((judged, read, seconds["generation"]))
+            for rank_groups, rank_counters, _ in gathered:
                 groups += rank_groups
                 counters += rank_counters
             rounds += 1
@@ -133,7 +144,7 @@ class Collector:
             differing_ids = {id(group) for group in differing}
             uniform = [group for group in groups if id(group) not in differing_ids]
             trained = (differing + uniform)[: params.prompts_per_step]
-        return StepRollouts(trained, groups, rounds, counters, seconds)
+        return StepRollouts(trained, groups, rounds, counters, seconds, [share[2] for share in gathered])
 
     def _judge(
         self, groups: list[RolloutGroup], seconds: dict[str, float], sampler_idle: SamplerIdle

@@ -4,6 +4,7 @@ Shapes: P groups (prompts) of G responses.
 """
 
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -153,6 +154,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGro
         "reward/accuracy": sum(correct) / count,
         "response_length": sum(lengths) / count,
         "response_length_max": float(max(lengths)),
+        "rollout/longest_to_median": max(lengths) / max(1.0, statistics.median(lengths)),
         "rollout/length_reward_correlation": correlation(lengths, rewards.tolist()),
         "rollout/length_accuracy_correlation": correlation(lengths, correct),
         "rollout/repetition": sum_in_order(share for group in groups for share in group.repeated) / count,

@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not str(item.path).startswith(HERE):
             continue
         name = item.path.name
-        package = next(package for package in ("verl", "reasoning_gym", "trl") if package in name)
+        package = next(package for package in ("verl", "reasoning_gym", "lm_eval", "trl") if package in name)
         if find_spec(package) is None:
             item.add_marker(pytest.mark.skip(reason=f"{package} is not installed; `make parity` installs and runs"))
 

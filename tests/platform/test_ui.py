@@ -314,6 +314,8 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
         each for each in servers.post("/automations/filter", {}) if each["name"] == "evaluate each new model of rl"
     ]
     assert not new_model["enabled"], "an example is off until somebody wants it"
+    (crashed,) = [each for each in servers.post("/automations/filter", {}) if "heartbeats" in each["name"]]
+    assert crashed["enabled"] and crashed["actions"][0]["state"] == "CRASHED"
     servers.post(f"/automations/{new_model['id']}", {"enabled": True}, "PATCH")
     wrong = servers.start("rl", overrides=["rl.nothing=1"])
     runs = {lr: servers.start("rl", seed=3, overrides=[f"rl.optimizer.lr={lr}"]) for lr in ("1e-4", "2e-4")}
