@@ -16,7 +16,10 @@ import pytest
 from tests.platform.conftest import QUIET, ROOT
 from tests.platform.ui_servers import free_port
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif("FAULTS" not in os.environ, reason="waits a minute for a heartbeat; make faults"),
+]
 SERVE = """
 import time
 from prefect import flow
