@@ -5,7 +5,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.advantage import Grpo
-from mathrl.params.loss import Cispo, Gspo, Loss, PpoClip, Sapo
+from mathrl.params.loss import Cispo, Gspo, Loss, LossKl, PpoClip, Sapo
 from mathrl.params.optimizer import Optimizer
 from mathrl.params.train import Rl
 
@@ -48,6 +48,8 @@ def grpo_arguments(params: Params, *, world: int, on_cpu: bool, longest: int) ->
         "scale_rewards": "group" if isinstance(rl.advantage, Grpo) else "none",
         **_loss(rl.loss),
         "beta": rl.kl_coef,
+        "use_bias_correction_kl": isinstance(rl.kl, LossKl) and rl.kl.estimator == "unbiased",
+        "off_policy_mask_threshold": rl.loss.off_policy_limit,
         "entropy_coef": rl.loss.entropy_coef,
         "mask_truncated_completions": rl.truncated == "mask",
         "gradient_checkpointing": rl.gradient_checkpointing,

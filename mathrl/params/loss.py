@@ -21,6 +21,12 @@ class _Loss(Section):
     log_ratio_penalty: float = Field(
         0.0, ge=0, description="Coefficient of the squared log-ratio per token, a term of the loss (prime-rl: 0.001)."
     )
+    off_policy_limit: float | None = Field(
+        None,
+        gt=0,
+        description="No policy loss for tokens of negative advantage in responses whose mean sampler-trainer log-ratio "
+        "is above this (DeepSeek-V3.2); null: all have one.",
+    )
     drop_ratio: float | None = Field(
         None, gt=1, description="Skip updates whose mean ratio is above this (RLinf: 5); null: skip none."
     )
@@ -137,8 +143,10 @@ class LossKl(_Kl):
     """The KL to the reference as a term of the loss."""
 
     type: Literal["loss"] = "loss"
-    estimator: Literal["k2", "k3", "k3+"] = Field(
-        "k3", description="Estimator of Schulman; k3+: value of k3, gradient of k2. The expected gradient of k1 is 0."
+    estimator: Literal["k2", "k3", "k3+", "unbiased"] = Field(
+        "k3",
+        description="Estimator of Schulman; k3+: value of k3, gradient of k2; unbiased: k3 times the ratio "
+        "(DeepSeek-V3.2). The expected gradient of k1 is 0.",
     )
 
 

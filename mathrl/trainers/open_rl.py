@@ -24,13 +24,14 @@ from mathrl.params.loss import FunctionLoss, LossKl, RewardKl
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.batch import Batch, group_logprobs, own_advantage
+from mathrl.trainers.batch import Batch, own_advantage
 from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import make_critic
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
 from mathrl.trainers.policy_update import own_loss
 from mathrl.trainers.rollouts import GroupJudge
+from mathrl.trainers.scores import group_logprobs
 from mathrl.trainers.training_run import RlResult, TrainingLog, TrainingRun
 from mathrl.trainers.weight_sync import WeightSync
 

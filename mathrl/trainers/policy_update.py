@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
-from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.kl import kl_estimate, unbiased_kl
 from mathrl.algorithms.own_functions import LossInput, OwnFunction
 from mathrl.algorithms.policy_loss import Clip, policy_loss
-from mathrl.algorithms.trust_regions import log_ratio, squared_log_ratio
+from mathrl.algorithms.trust_regions import log_ratio, near_policy, squared_log_ratio
 from mathrl.core.hashing import derive_seed
 from mathrl.core.statistics import sum_in_order
 from mathrl.learners.learner import Learner
@@ -37,6 +37,7 @@ class UpdateFigures:
     kl: float = 0.0
     entropy: float = 0.0
     clipped: float = 0.0
+    off_policy: float = 0.0
     ratio: float = 0.0
     alignment: float = 0.0
     responses: float = 0.0
@@ -88,6 +89,8 @@ class StepFigures:
             }
             if isinstance(params.kl, LossKl) and params.kl.coef:
                 metrics["kl"] = sum_in_order(update.kl for update in self.updates) / tokens
+            if params.loss.off_policy_limit is not None:
+                metrics["off_policy_share"] = sum_in_order(update.off_policy for update in self.updates) / tokens
         if params.loss.drop_ratio is not None:
             metrics["dropped_minibatches"] = float(self.dropped)
         if count > 1:
@@ -159,6 +162,13 @@ def ratio_bounds(loss: Loss) -> Clip:
     return Clip(0.0, 0.0)
 
 
+def kl_of(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, params: LossKl) -> Tensor:
+    """The estimate of the KL by rl.kl.estimator, [N]."""
+    if params.estimator == "unbiased":
+        return unbiased_kl(logprobs_N, reference_N, old_N)
+    return kl_estimate(logprobs_N, reference_N, params.estimator)
+
+
 def own_loss(params: FunctionLoss) -> OwnFunction:
     return OwnFunction("rl.loss", params.path, params.options.values())
 
@@ -181,12 +191,17 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
     else:
         bounds = ratio_bounds(terms)
         loss_N, clipped_N = policy_loss(terms.type, logprobs_N, old_N, advantages_N, lengths_S, bounds, kept_N)
+    off_policy_N = torch.zeros_like(clipped_N)
+    if part.sampler_N is not None and terms.off_policy_limit is not None:
+        sampler_N = to_device(part.sampler_N, loss_N.device)
+        off_policy_N = ~near_policy(logprobs_N, sampler_N, advantages_N, lengths_S, terms.off_policy_limit)
+        loss_N = loss_N.masked_fill(off_policy_N, 0.0)
     if part.importance_N is not None:
         loss_N = loss_N * to_device(part.importance_N, loss_N.device)
     kl_N = torch.zeros_like(old_N)
     if part.reference_N is not None:
         assert isinstance(params.kl, LossKl)
-        kl_N = kl_estimate(logprobs_N, to_device(part.reference_N, loss_N.device), params.kl.estimator)
+        kl_N = kl_of(logprobs_N, to_device(part.reference_N, loss_N.device), old_N, params.kl)
         loss_N = loss_N + kl_coef * kl_N
     if terms.log_ratio_penalty:
         loss_N = loss_N + terms.log_ratio_penalty * squared_log_ratio(logprobs_N, old_N)
@@ -200,6 +215,7 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         "kl": kl_N.detach()[kept].sum(),
         "entropy": entropies_N.detach()[kept].sum(),
         "clipped": clipped_N[kept].sum().float(),
+        "off_policy": off_policy_N[kept].sum().float(),
         "ratio": ratio_N.sum(),
         "alignment": logprob_alignment(now_N, old_N, lengths_S).sum(),
         "responses": torch.tensor(float(len(lengths_S))),

@@ -33,7 +33,7 @@ from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.resolve import resolve_importance, resolve_rollout
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.batch import Batch, Scores, make_batch, score
+from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.collect import StepRollouts, dev_figures
 from mathrl.trainers.critic import CriticFigures, critic_gradient
 from mathrl.trainers.judges import open_judge
@@ -41,6 +41,7 @@ from mathrl.trainers.open_rl import Helpers, RlSetup, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
 from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
+from mathrl.trainers.scores import Scores, score
 from mathrl.trainers.training_run import RlInputs, RlResult, TrainedModel, TrainingRun
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from mathrl.algorithms.advantages import group_advantages
 from mathrl.algorithms.aggregation import spread, token_weights
-from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.kl import kl_estimate, unbiased_kl
 from mathrl.algorithms.policy_loss import Clip, policy_loss
+from mathrl.algorithms.trust_regions import near_policy
 from mathrl.grading.reward_functions import accuracy_reward
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.run import FreshModel
@@ -55,7 +56,10 @@ def trl_loss(
         "beta": 0.0, "loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.28, "use_vllm": False,
         "current_gradient_accumulation_steps": 1, "max_completion_length": LONGEST, "aux_loss_enabled": False,
         "_entropy_bonus_enabled": False, "use_adaptive_entropy": False, "entropy_coef": 0.0,
+        "get_off_policy_mask": trainer.get_off_policy_mask,
     } | settings  # fmt: skip
+    unbiased = settings.pop("use_bias_correction_kl", False)
+    sampler = {"sampling_per_token_logps": settings.pop("sampler_SL")} if "sampler_SL" in settings else {}
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
     entropies_SL = torch.zeros_like(old_SL)
     self = SimpleNamespace(
@@ -63,7 +67,7 @@ def trl_loss(
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
         _metrics={"train": defaultdict(list)},
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1, **SAPO),
+        args=SimpleNamespace(use_bias_correction_kl=unbiased, delta=None, steps_per_generation=1, **SAPO),
         _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs_SL, entropies_SL, None),
     )
     ids = torch.zeros(old_SL.shape, dtype=torch.long)
@@ -76,6 +80,7 @@ def trl_loss(
         "old_per_token_logps": old_SL,
         "ref_per_token_logps": reference_SL,
         "num_items_in_batch": ragged.mask_SL.sum(),
+        **sampler,
     }
     loss: Tensor = trainer._compute_loss(self, None, inputs)
     return loss
@@ -119,6 +124,27 @@ def test_trl_compute_loss(
     loss_N = loss_N + beta * kl_estimate(ours_N, ragged.flat(reference_SL), "k3")
     weights_S = token_weights(ragged.lengths_S, aggregation, LONGEST).double()  # type: ignore[arg-type]
     ours = (spread(weights_S, ragged.lengths_S) * loss_N).sum()
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+
+
+def test_trls_off_policy_mask_and_unbiased_kl(trainer: Any, ragged: Any, agree: Any) -> None:
+    """DeepSeek-V3.2's two terms, with the log-probs of a sampler that are not the old ones."""
+    advantages_S, old_SL = ragged.noise()[:, 0], -ragged.noise().abs()
+    start_SL, reference_SL, sampler_SL = (old_SL + ragged.noise(scale) for scale in (0.4, 0.4, 0.2))
+    start_SL = start_SL - 0.3 * ragged.noise()[:, :1]
+    theirs_SL = start_SL.clone().requires_grad_()
+    settings = {"beta": 0.1, "off_policy_mask_threshold": 0.1, "use_bias_correction_kl": True}
+    theirs = trl_loss(trainer, ragged, theirs_SL, old_SL, reference_SL, advantages_S, sampler_SL=sampler_SL, **settings)
+    theirs.backward()
+    ours_N, lengths_S = ragged.flat(start_SL).requires_grad_(), ragged.lengths_S
+    old_N, advantages_N = ragged.flat(old_SL), spread(advantages_S, lengths_S)
+    kept_N = near_policy(ours_N, ragged.flat(sampler_SL), advantages_N, lengths_S, 0.1)
+    assert kept_N.any() and (len(kept_N) < 12 or not kept_N.all())
+    loss_N, _ = policy_loss("clip", ours_N, old_N, advantages_N, lengths_S, Clip(0.2, 0.28))
+    loss_N = loss_N * kept_N + 0.1 * unbiased_kl(ours_N, ragged.flat(reference_SL), old_N)
+    ours = (spread(token_weights(lengths_S, "sequence_mean", LONGEST).double(), lengths_S) * loss_N).sum()
     ours.backward()
     agree(ours, theirs)
     agree(ours_N.grad, ragged.flat(theirs_SL.grad))

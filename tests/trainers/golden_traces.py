@@ -251,6 +251,12 @@ CASES: dict[str, Case] = {
             importance=Masked(level="sequence", low=0.95, high=1.05),
         )
     ),
+    "far responses, the unbiased KL": Case(
+        combined(
+            **OFF, asynchronous=FIXED, importance=Truncated(high=2.0), kl={"coef": 0.1, "estimator": "unbiased"},
+            loss={"off_policy_limit": 1e-4},
+        )
+    ),
     "older samples against a critic": Case(
         combined(**ppo() | OFF, asynchronous=FIXED, importance=Masked(low=0.97, high=1.03), truncated="mask")
     ),
