@@ -59,8 +59,8 @@ class Batch:
 
     `old_N` are the log-probs that ratios are against; what is not in `kept_N` has no loss and counts in no denominator.
     `importance_N` weighs the surrogate; `sampler_N` are the sampler's log-probs, with rl.loss.off_policy_limit;
-    `reference_N` is there with a KL in the loss, `values_N` and `returns_N` with a critic. `weights_S` are the weights of
-    each response's tokens in the loss of the global batch, once an update has set them.
+    `reference_N` is there with a KL in the loss, `values_N` and `returns_N` with a critic. `weights_S` are the weights
+    of each response's tokens in the loss of the global batch, once an update has set them.
     """
 
     groups: Sequence[RolloutGroup]
