@@ -58,9 +58,11 @@ class Batch:
     """The global batch at every rank.
 
     `old_N` are the log-probs that ratios are against; what is not in `kept_N` has no loss and counts in no denominator.
-    `importance_N` weighs the surrogate; `sampler_N` are the sampler's log-probs, with rl.loss.off_policy_limit;
-    `reference_N` is there with a KL in the loss, `values_N` and `returns_N` with a critic. `weights_S` are the weights
-    of each response's tokens in the loss of the global batch, once an update has set them.
+    `importance_N` weighs the surrogate; `sampler_N` are the sampler's log-probs, with rl.loss.off_policy_limit, and
+    `entropies_N` the old policy's entropies, with rl.loss.top_entropy; `reference_N` is there with a KL in the loss,
+    `values_N` and `returns_N` with a critic. Of a mini-batch `left_out_N` marks tokens without a surrogate, which the
+    denominators count, `held_N` those that KL-Cov holds back, and `weights_S` are the weights of each response's tokens
+    in the loss of the global batch, once an update has set them.
     """
 
     groups: Sequence[RolloutGroup]
@@ -70,6 +72,9 @@ class Batch:
     kept_N: Tensor
     importance_N: Tensor | None = None
     sampler_N: Tensor | None = None
+    entropies_N: Tensor | None = None
+    left_out_N: Tensor | None = None
+    held_N: Tensor | None = None
     reference_N: Tensor | None = None
     values_N: Tensor | None = None
     returns_N: Tensor | None = None
@@ -185,6 +190,7 @@ def make_batch(
         kept_N,
         importance_N=importance_N,
         sampler_N=scores.sampler_N if params.loss.off_policy_limit is not None else None,
+        entropies_N=scores.entropies_N,
         reference_N=reference_N,
         values_N=scores.values_N,
         returns_N=returns_N,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from mathrl.algorithms.exploration import adapted_entropy_coef
 from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.core.errors import UserError, memory_part
 from mathrl.core.types import Problem
@@ -55,7 +56,10 @@ class Helpers:
 
 @dataclass
 class RlState:
-    """How far a run is; `exported_step` is the step of the weights with the dev accuracy that counts."""
+    """How far a run is; `exported_step` is the step of the weights with the dev accuracy that counts.
+
+    `entropy` is that of the last step, `entropy_coef` what rl.loss.entropy_controller has come to.
+    """
 
     step: int
     kl_coef: float
@@ -63,6 +67,8 @@ class RlState:
     trained_tokens: int = 0
     exported_step: int = 0
     dev_accuracy: float | None = None
+    entropy_coef: float = 0.0
+    entropy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,29 @@ class RlSetup:
                 contexts.enter_context(model.while_scoring())
             yield
 
+    def step_params(self) -> Rl:
+        """The settings of the next step, with its coefficient of the entropy bonus."""
+        params, state = self.params.at_step(self.state.step), self.state
+        controller = params.loss.entropy_controller
+        if controller is None:
+            return params
+        applied = state.entropy is not None and state.entropy <= controller.target
+        loss = params.loss.model_copy(update={"entropy_coef": state.entropy_coef if applied else 0.0})
+        return params.model_copy(update={"loss": loss})
+
+    def adapt_entropy_coef(self, row: Mapping[str, float], used: float) -> dict[str, float]:
+        """The step's coefficient of the entropy bonus, for the metrics; the next step's follows the entropy."""
+        controller, state = self.params.loss.entropy_controller, self.state
+        if controller is None:
+            return {}
+        if "entropy" in row:
+            state.entropy = row["entropy"]
+            bounds = (controller.low, controller.high)
+            state.entropy_coef = adapted_entropy_coef(
+                state.entropy_coef, state.entropy, controller.target, controller.delta, bounds
+            )
+        return {"entropy_coef": used}
+
     def adapt_kl_coef(self, row: Mapping[str, float], responses: int) -> dict[str, float]:
         """The step's coefficient of the KL, for the metrics; the next step's follows the KL (rl.kl.controller)."""
         kl, used = self.params.kl, self.state.kl_coef
@@ -122,7 +151,7 @@ class RlSetup:
             )
         return {"kl_coef": used} if self.params.kl_coef else {}
 
-    def keep_rollouts(self, rollouts: StepRollouts, batch: Batch) -> None:
+    def keep_rollouts(self, rollouts: StepRollouts, batch: Batch, params: Rl) -> None:
         """Keep the step's rollouts, with what the updates did to their tokens, where rl.keep_rollouts asks for it."""
         if self.kept is None:
             return
@@ -131,7 +160,7 @@ class RlSetup:
                 self.state.step,
                 rollouts.sampled,
                 batch,
-                lambda groups: group_logprobs(self.policy.model, "policy", groups, self.params, self.run.ranks),
+                lambda groups: group_logprobs(self.policy.model, "policy", groups, params, self.run.ranks),
             )
 
     def keep_dev_accuracy(self, row: Mapping[str, float]) -> None:
@@ -209,7 +238,7 @@ def open_rl(
     if not usable:
         raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
     order = make_order(params.curriculum, problems, usable, params.steps * params.prompts_per_step, run.seed)
-    state = RlState(0, params.kl_coef)
+    state = RlState(0, params.kl_coef, entropy_coef=params.loss.entropy_coef)
     checkpoints = CheckpointFolder(run.state / "checkpoints")
     saved = checkpoints.latest()
     if saved is not None:

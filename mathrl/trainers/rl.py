@@ -119,7 +119,7 @@ def train_rl(
             batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
             step.lap()
             stop.release()
-            updates = update(setup, batch)
+            updates = update(setup, step, batch)
             row = end_step(setup, step, rollouts, batch, figures, updates)
             row |= evaluate(setup, dev)
             row |= sync()
@@ -145,7 +145,7 @@ def train_rl_asynchronously(setup: RlSetup, dev: Sequence[Problem], asynchronous
             step.lap()
             batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
             step.lap()
-            updates = update(setup, batch)
+            updates = update(setup, step, batch)
             row = end_step(setup, step, rollouts, batch, figures, updates)
             with stream.pause(updating=True):
                 row |= evaluate(setup, dev)
@@ -188,7 +188,7 @@ def begin_step(setup: RlSetup) -> Step:
     start, run, number = time.perf_counter(), setup.run, setup.state.step
     seed = derive_seed(run.seed, "rl", number, run.ranks.rank)
     torch.manual_seed(seed)
-    return Step(seed, setup.params.at_step(number), [start])
+    return Step(seed, setup.step_params(), [start])
 
 
 def score_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> Scores:
@@ -200,9 +200,9 @@ def score_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> Scores:
         )
 
 
-def update(setup: RlSetup, batch: Batch) -> Updates:
+def update(setup: RlSetup, step: Step, batch: Batch) -> Updates:
     """The step's updates of the critic, where there is one, and of the policy, once the critic has warmed up."""
-    params, state, policy, critic, figures = setup.params, setup.state, setup.policy, setup.critic, Updates()
+    params, state, policy, critic, figures = step.params, setup.state, setup.policy, setup.critic, Updates()
     critic_only_steps = params.critic.warmup_steps if params.critic is not None else 0
     for learner in setup.learners:
         learner.model.train()
@@ -227,10 +227,10 @@ def end_step(
     setup: RlSetup, step: Step, rollouts: StepRollouts, batch: Batch, figures: dict[str, float], updates: Updates
 ) -> dict[str, float]:
     """Count the step, keep its rollouts, and give its metrics."""
-    params, state, policy, collector = setup.params, setup.state, setup.policy, setup.collector
+    params, state, policy, collector = step.params, setup.state, setup.policy, setup.collector
     state.step += 1
     state.sampled_tokens += rollouts.tokens
-    setup.keep_rollouts(rollouts, batch)
+    setup.keep_rollouts(rollouts, batch, params)
     step.lap()
     start, sampled_at, scored_at, end = step.times
     tools = collector.sampler.turns is not None
@@ -254,6 +254,7 @@ def end_step(
         "time/update": end - scored_at,
         "throughput/tokens_per_second": rollouts.tokens / (end - start),
     }
+    row |= setup.adapt_entropy_coef(row, params.loss.entropy_coef)
     return row | setup.adapt_kl_coef(row, len(batch.lengths_S))
 
 

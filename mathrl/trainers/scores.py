@@ -30,8 +30,9 @@ from mathrl.trainers.rollouts import RolloutGroup
 class Scores:
     """What models make of the tokens of a step's rollouts, [N]; None where the method does not ask that model.
 
-    `policy_N` are the log-probs by the trainer's model, where they are computed beside the sampler's. `probed_kl` is
-    the mean KL per token of the groups that rl.kl names, where it is only measured.
+    `policy_N` are the log-probs by the trainer's model, where they are computed beside the sampler's, `entropies_N` its
+    entropies before the step's updates, with rl.loss.top_entropy. `probed_kl` is the mean KL per token of the groups
+    that rl.kl names, where it is only measured.
     """
 
     sampler_N: Tensor
@@ -40,6 +41,7 @@ class Scores:
     teacher_N: Tensor | None = None
     values_N: Tensor | None = None
     probed_kl: float | None = None
+    entropies_N: Tensor | None = None
 
     @property
     def old_N(self) -> Tensor:
@@ -61,8 +63,12 @@ def score(
     The trainer's own engine samples from the trained weights, so the sampled log-probs are the old ones and
     no forward pass computes them, unless `importance` asks for it.
     """
-    policy_N, reference_N, teacher_N, values_N, probed_kl = None, None, None, None, None
-    if params.importance is not None and params.importance.when == "always":
+    policy_N, reference_N, teacher_N, values_N, probed_kl, entropies_N = None, None, None, None, None, None
+    if params.loss.top_entropy is not None:
+        policy_N, entropies_N = group_entropies(model, groups, params, ranks)
+    if params.importance is None or params.importance.when != "always":
+        policy_N = None
+    elif policy_N is None:
         policy_N = group_logprobs(model, "policy", groups, params, ranks)
     if params.kl_coef and reference is not None:
         reference_N = reference_logprobs(reference, groups, params, ranks)
@@ -75,7 +81,7 @@ def score(
         probe = groups[: params.kl.groups]
         gaps_N = kl_estimate(sampler_logprobs(probe), reference_logprobs(reference, probe, params, ranks), "k3")
         probed_kl = float(gaps_N.mean())
-    return Scores(sampler_logprobs(groups), policy_N, reference_N, teacher_N, values_N, probed_kl)
+    return Scores(sampler_logprobs(groups), policy_N, reference_N, teacher_N, values_N, probed_kl, entropies_N)
 
 
 def sampler_logprobs(groups: Sequence[RolloutGroup]) -> Tensor:
@@ -87,6 +93,17 @@ def reference_logprobs(reference: Any, groups: Sequence[RolloutGroup], params: R
     """Log-probs by the reference, [N]; with adapters it is the policy itself without them."""
     with adapters_off(reference):
         return group_logprobs(reference, "reference", groups, params, ranks)
+
+
+def group_entropies(model: Any, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the groups' tokens by the policy, [N] each, in one pass."""
+
+    def forward(micro: list[Group]) -> Tensor:
+        return torch.stack(response_logprobs(model, micro, params.temperature), dim=1)
+
+    budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
+    both_N2 = score_tokens(budget, "entropies of the policy", forward, model, [group.group for group in groups])
+    return both_N2[:, 0].contiguous(), both_N2[:, 1].contiguous()
 
 
 def group_logprobs(network: Any, owner: str, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks) -> Tensor:

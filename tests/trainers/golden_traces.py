@@ -251,6 +251,12 @@ CASES: dict[str, Case] = {
             importance=Masked(level="sequence", low=0.95, high=1.05),
         )
     ),
+    "tokens of high entropy, an entropy controller": Case(
+        combined(
+            minibatches=2, importance=Truncated(high=2.0),
+            loss={"top_entropy": 0.4, "entropy_coef": 0.01, "entropy_controller": {"target": 3.351}},
+        )
+    ),
     "far responses, the unbiased KL": Case(
         combined(
             **OFF, asynchronous=FIXED, importance=Truncated(high=2.0), kl={"coef": 0.1, "estimator": "unbiased"},
