@@ -106,12 +106,12 @@ class OptimizerSet:
             split_parameters(model, flat.named) if isinstance(params, Muon) else ([], [*flat.named.values()])
         )
         master = {id(weight): flat.masters[name] for name, weight in flat.named.items()}
-        matrices, rest = [master[id(weight)] for weight in matrices], [master[id(weight)] for weight in rest]
+        muons, adamws = [master[id(weight)] for weight in matrices], [master[id(weight)] for weight in rest]
         arguments = optimizer_arguments(params, fused=flat.weights.is_cuda)  # fused: no copies of the moments
-        adamw = torch.optim.AdamW(rest, **arguments["AdamW"])
+        adamw = torch.optim.AdamW(adamws, **arguments["AdamW"])
         self.parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, params.adamw_lr)]
-        if matrices:
-            muon = MatrixMuon(matrices, **arguments["Muon"])
+        if muons:
+            muon = MatrixMuon(muons, **arguments["Muon"])
             self.parts.append((muon, params.lr))
 
     def step(self, step: int) -> float:

@@ -60,6 +60,7 @@ NEITHER = (
     Meaning("rl.kl.controller", "refused", (None,), "its coefficient of the KL is fixed"),
     Meaning("rl.keep_rollouts.which", "refused", ("none",), "its rollouts are not kept"),
     Meaning("rl.keep_rollouts.share", f"{UNUSED}: no rollouts are kept"),
+    Meaning("rl.schedules", "refused", (None,), "its settings stay as they are"),
     Meaning("rl.ema", "refused", (None,), "it keeps no moving average of the weights"),
     Meaning("rl.min_pass_at_8", MATHRL),
     Meaning("reward.judge.continuations", "refused", (0,), "it has no rewards of steps"),

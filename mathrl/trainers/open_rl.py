@@ -119,8 +119,12 @@ class RlSetup:
             yield
 
     def step_params(self) -> Rl:
-        """The settings of the next step, with its coefficient of the entropy bonus."""
+        """The settings of the next step, which the reward and the state follow: schedules, and controllers' values."""
         params, state = self.params.at_step(self.state.step), self.state
+        if params.schedules is not None:
+            self.collector.reward.set_weights(params.schedules.weights_at(state.step))
+            if params.schedules.kl_coef is not None:
+                state.kl_coef = params.kl_coef
         controller = params.loss.entropy_controller
         if controller is None:
             return params

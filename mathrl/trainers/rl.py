@@ -12,7 +12,7 @@ With rl.asynchronous a second loop calls the same functions, while a stream samp
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -113,7 +113,7 @@ def train_rl(
             if not run.ranks.divides:  # rank 0 can write a checkpoint without the others
                 stop.hold(setup.checkpoint_writer())
             with sync.while_sampling():
-                rollouts = setup.collector.collect(step.seed)
+                rollouts = replace(setup.collector, params=step.params).collect(step.seed)
             sync.sleep()
             step.lap()
             batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
@@ -165,10 +165,11 @@ def train_rl_asynchronously(setup: RlSetup, dev: Sequence[Problem], asynchronous
 
 @dataclass
 class Step:
-    """A step under way: its seed, its parameters, and when its parts ended (the rollouts, the scores)."""
+    """A step under way: its seed, parameters, values of schedules, and when its parts ended (rollouts, scores)."""
 
     seed: int
     params: Rl
+    schedules: dict[str, float]
     times: list[float]
 
     def lap(self) -> None:
@@ -188,7 +189,9 @@ def begin_step(setup: RlSetup) -> Step:
     start, run, number = time.perf_counter(), setup.run, setup.state.step
     seed = derive_seed(run.seed, "rl", number, run.ranks.rank)
     torch.manual_seed(seed)
-    return Step(seed, setup.step_params(), [start])
+    schedules = setup.params.schedules
+    values = schedules.values_at(number) if schedules is not None else {}
+    return Step(seed, setup.step_params(), values, [start])
 
 
 def score_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> Scores:
@@ -245,6 +248,7 @@ def end_step(
         **merged_counters(rollouts.counters),
         **collector.order.metrics(),
         **figures,
+        **{f"schedule/{name}": value for name, value in step.schedules.items()},
         "lr_factor": policy.factor,
         "skipped_updates": policy.bad,
         "rollout/dropped_prompts": collector.prompts.count(None),
