@@ -188,9 +188,14 @@ class _Kl(Section):
     type: str
     coef: float = Field(0.001, ge=0, description="Coefficient of the KL to the reference; 0: no reference.")
     controller: KlController | None = Field(None, description="Adaptive coefficient; null: fixed.")
+    reset_every: int | None = Field(
+        None, ge=1, description="Steps after which the reference gets the policy's weights (ProRL); null: it stays."
+    )
 
     @model_validator(mode="after")
     def _start(self) -> Any:
+        if self.reset_every is not None and not self.coef:
+            raise ValueError("reset_every needs coef above 0: without it there is no reference")
         if self.controller is not None and not self.coef:
             raise ValueError("controller needs coef above 0 to start from")
         return self

@@ -69,7 +69,8 @@ class Schedules(Section):
         made: dict[str, Any] = {name: values[name] for name in ("temperature",) if name in values}
         if "max_tokens" in values:
             made["max_tokens"] = round(values["max_tokens"])
-        if loss := {name: values[name] for name in ("low", "high", "entropy_coef") if name in values}:
+        loss: dict[str, Any] = {name: values[name] for name in ("low", "high", "entropy_coef") if name in values}
+        if loss:
             made["loss"] = rl.loss.model_copy(update=loss)
         if rl.kl is not None and "kl_coef" in values:
             made["kl"] = rl.kl.model_copy(update={"coef": values["kl_coef"]})

@@ -282,6 +282,10 @@ class Rl(Section):
 
     @model_validator(mode="after")
     def _rewards_with_kl(self) -> "Rl":
+        if self.lora is not None and getattr(self.kl, "reset_every", None) is not None:
+            raise ValueError(
+                "kl.reset_every needs a reference of its own, and with lora it is the start: set lora null"
+            )
         if isinstance(self.kl, RewardKl) and self.kl.coef:
             if not self.advantage.from_rewards:
                 raise ValueError(f"kl.type reward has no effect on advantage {self.advantage.type}: set kl.type loss")

@@ -10,7 +10,7 @@ from mathrl.algorithms.exploration import adapted_entropy_coef
 from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.core.errors import UserError, memory_part
 from mathrl.core.types import Problem
-from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
+from mathrl.learners.checkpoint import Checkpointed, CheckpointFolder, save_checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner, make_learner
 from mathrl.learners.sharding import FrozenModel, sharded_like
@@ -31,6 +31,7 @@ from mathrl.trainers.critic import make_critic
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
 from mathrl.trainers.policy_update import own_loss
+from mathrl.trainers.reference import MovingReference
 from mathrl.trainers.rollouts import GroupJudge
 from mathrl.trainers.scores import group_logprobs
 from mathrl.trainers.training_run import RlResult, TrainingLog, TrainingRun
@@ -58,7 +59,8 @@ class Helpers:
 class RlState:
     """How far a run is; `exported_step` is the step of the weights with the dev accuracy that counts.
 
-    `entropy` is that of the last step, `entropy_coef` what rl.loss.entropy_controller has come to.
+    `reference_step` is that of the reference's weights, `entropy` the last step's, and `entropy_coef` what
+    rl.loss.entropy_controller has come to.
     """
 
     step: int
@@ -69,6 +71,7 @@ class RlState:
     dev_accuracy: float | None = None
     entropy_coef: float = 0.0
     entropy: float | None = None
+    reference_step: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class RlSetup:
     checkpoints: CheckpointFolder
     kept: KeptRollouts | None
     benchmarks: Mapping[str, Sequence[Problem]]
+    moving_reference: MovingReference | None
 
     def is_due(self, every: int) -> bool:
         """Whether the step that is done is one of `every`, or the last."""
@@ -155,6 +159,16 @@ class RlSetup:
             )
         return {"kl_coef": used} if self.params.kl_coef else {}
 
+    def reset_reference(self) -> dict[str, float]:
+        """After a step: the policy's weights for the reference where it is time; the metric is the step it is of."""
+        if self.moving_reference is None or not isinstance(self.params.kl, LossKl | RewardKl):
+            return {}
+        step, every = self.state.step, self.params.kl.reset_every
+        if every is not None and step % every == 0:
+            self.moving_reference.reset()
+            self.state.reference_step = step
+        return {"reference_step": float(self.state.reference_step)}
+
     def keep_rollouts(self, rollouts: StepRollouts, batch: Batch, params: Rl) -> None:
         """Keep the step's rollouts, with what the updates did to their tokens, where rl.keep_rollouts asks for it."""
         if self.kept is None:
@@ -188,8 +202,10 @@ class RlSetup:
             "state": asdict(self.state),
             "stream": stream,
         }
-        rank = self.run.ranks.rank
-        return partial(save_checkpoint, self.checkpoints, self.state.step, self.learners, values, rank)
+        rank, parts = self.run.ranks.rank, list[Checkpointed](self.learners)
+        if self.moving_reference is not None and self.state.reference_step:
+            parts.append(self.moving_reference)
+        return partial(save_checkpoint, self.checkpoints, self.state.step, parts, values, rank)
 
     def finish(self) -> RlResult:
         """The models get their final weights; nothing is sampled any more."""
@@ -242,6 +258,8 @@ def open_rl(
     if not usable:
         raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
     order = make_order(params.curriculum, problems, usable, params.steps * params.prompts_per_step, run.seed)
+    resets = isinstance(params.kl, LossKl | RewardKl) and params.kl.reset_every is not None
+    moving_reference = MovingReference(policy.model, reference) if resets else None
     state = RlState(0, params.kl_coef, entropy_coef=params.loss.entropy_coef)
     checkpoints = CheckpointFolder(run.state / "checkpoints")
     saved = checkpoints.latest()
@@ -251,6 +269,8 @@ def open_rl(
             critic.load(saved, saved.values["critic"])
         order.load(saved.values["order"])
         state = RlState(**saved.values["state"])
+        if moving_reference is not None and state.reference_step:
+            moving_reference.load(saved)
     resume_after = state.step if saved is not None else None
     log = run.open_log(resume_after)
     kept = open_kept(params.keep_rollouts, problems, sampler.tokenizer, run, resume_after)
@@ -279,6 +299,7 @@ def open_rl(
         checkpoints=checkpoints,
         kept=kept,
         benchmarks=helpers.benchmarks,
+        moving_reference=moving_reference,
     )
 
 

@@ -258,6 +258,7 @@ def end_step(
         "time/update": end - scored_at,
         "throughput/tokens_per_second": rollouts.tokens / (end - start),
     }
+    row |= setup.reset_reference()
     row |= setup.adapt_entropy_coef(row, params.loss.entropy_coef)
     return row | setup.adapt_kl_coef(row, len(batch.lengths_S))
 

@@ -60,7 +60,9 @@ GROUPS = small.changed(
     RL, minibatches=2, epochs=2, loss={"drop_ratio": 1.00001}, dev={"export": "best"}, optimizer={"lr": 0.03},
     gradient_checkpointing=True,
 )  # fmt: skip
-KEPT = small.changed(RL, dev={"export": "best"}, ema=0.9, optimizer=MUON)  # every kind of tensor there is
+KEPT = small.changed(
+    RL, dev={"export": "best"}, ema=0.9, optimizer=MUON, kl={"coef": 0.1, "reset_every": 2}
+)  # every kind of tensor there is
 MODEL = Model(
     base=FreshModel(hidden_size=64, intermediate_size=96, layers=4, heads=2, kv_heads=1, max_positions=128),
     precision="float32",

@@ -259,6 +259,7 @@ CASES: dict[str, Case] = {
             },
         )
     ),
+    "a reference that is reset": Case(combined(kl={"coef": 0.2, "reset_every": 2})),
     "far responses, the unbiased KL": Case(
         combined(
             **OFF, asynchronous=FIXED, importance=Truncated(high=2.0), kl={"coef": 0.1, "estimator": "unbiased"},
