@@ -6,39 +6,42 @@ checkpoint has the reference's weights too.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.shards import Part, fill_parts, open_shards, write_shards
-from mathrl.models.sharding import copy_shards, is_sharded, own_part, own_range
+from mathrl.models.sharding import is_sharded, own_part, own_range
 
 NAME = "reference"
 
 
-@dataclass(frozen=True)
 class MovingReference:
-    """The reference, which `reset` makes equal to the policy; `tensors`, `write` and `load` are as a learner's."""
+    """The reference, which `reset` makes equal to the policy; `tensors`, `write` and `load` are as a learner's.
 
-    policy: Any
-    reference: Any
+    It is made before the first pass: divided weights are told from the whole ones that a pass gathers.
+    """
 
+    def __init__(self, policy: Any, reference: Any) -> None:
+        self.policy, self.weights = dict(policy.named_parameters()), dict(reference.named_parameters())
+        self.sharded = is_sharded(reference)
+
+    @torch.no_grad()
     def reset(self) -> None:
         """Give the reference the policy's weights as they are now."""
-        copy_shards(self.policy, self.reference)
+        for name, weight in self.weights.items():
+            own_part(weight).copy_(own_part(self.policy[name]))
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights by name, where every rank has them whole."""
-        if is_sharded(self.reference):
-            return {}
-        return {f"{NAME}/{name}": weight.detach() for name, weight in self.reference.named_parameters()}
+        return {} if self.sharded else {f"{NAME}/{name}": weight.detach() for name, weight in self.weights.items()}
 
     def write(self, folder: Path) -> None:
         """Write this rank's shard, where the weights are divided."""
-        if is_sharded(self.reference):
+        if self.sharded:
             write_shards(folder / NAME, self._parts())
 
     def load(self, saved: Checkpoint) -> None:
@@ -47,13 +50,12 @@ class MovingReference:
         Raises:
             UserError: the checkpoint is one of another training backend, or incomplete.
         """
-        if is_sharded(self.reference):
-            fill_parts(open_shards(saved, NAME), self._parts(), saved, NAME)
-        else:
-            for name, weight in self.reference.named_parameters():
-                weight.detach().copy_(saved.tensors[f"{NAME}/{name}"])
+        if self.sharded:
+            return fill_parts(open_shards(saved, NAME), self._parts(), saved, NAME)
+        for name, weight in self.weights.items():
+            weight.detach().copy_(saved.tensors[f"{NAME}/{name}"])
 
     def _parts(self) -> Iterator[Part]:
-        for name, weight in self.reference.named_parameters():
+        for name, weight in self.weights.items():
             begin, count = own_range(weight)
             yield name, begin, own_part(weight).view(-1)[:count]
