@@ -245,6 +245,8 @@ def open_rl(
     others = [other for other in (reference, helpers.teacher) if other is not None and other is not model]
     for other in others:
         keep_rounded_only(other)
+    resets = isinstance(params.kl, LossKl | RewardKl) and params.kl.reset_every is not None
+    reference_weights = dict(reference.named_parameters()) if resets else {}
     frozen = [FrozenModel(other, ranks) for other in others]
     updates_per_step = params.epochs * params.minibatches
     critic, policy_steps = None, params.steps
@@ -258,8 +260,10 @@ def open_rl(
     if not usable:
         raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
     order = make_order(params.curriculum, problems, usable, params.steps * params.prompts_per_step, run.seed)
-    resets = isinstance(params.kl, LossKl | RewardKl) and params.kl.reset_every is not None
-    moving_reference = MovingReference(policy.model, reference) if resets else None
+    moving_reference = None
+    if resets:
+        policy_weights = dict(policy.model.named_parameters())
+        moving_reference = MovingReference(policy_weights, reference_weights, sharded=is_sharded(reference))
     state = RlState(0, params.kl_coef, entropy_coef=params.loss.entropy_coef)
     checkpoints = CheckpointFolder(run.state / "checkpoints")
     saved = checkpoints.latest()

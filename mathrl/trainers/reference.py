@@ -5,16 +5,15 @@ back without holding the run at its start. Unlike ProRL, the optimizer keeps its
 checkpoint has the reference's weights too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.shards import Part, fill_parts, open_shards, write_shards
-from mathrl.models.sharding import is_sharded, own_part, own_range
+from mathrl.models.sharding import own_part, own_range, whole, with_whole_weights
 
 NAME = "reference"
 
@@ -22,18 +21,22 @@ NAME = "reference"
 class MovingReference:
     """The reference, which `reset` makes equal to the policy; `tensors`, `write` and `load` are as a learner's.
 
-    It is made before the first pass: divided weights are told from the whole ones that a pass gathers.
+    `policy` and `weights` are the weights of both by name, taken before a pass gathers those that are divided.
     """
 
-    def __init__(self, policy: Any, reference: Any) -> None:
-        self.policy, self.weights = dict(policy.named_parameters()), dict(reference.named_parameters())
-        self.sharded = is_sharded(reference)
+    def __init__(self, policy: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, sharded: bool) -> None:
+        self.policy, self.weights, self.sharded = policy, weights, sharded
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Give the reference the policy's weights as they are now."""
+        """Give the reference the policy's weights as they are now; called at every rank."""
         for name, weight in self.weights.items():
-            own_part(weight).copy_(own_part(self.policy[name]))
+            policy = self.policy[name]
+            if self.sharded:
+                own_part(weight).copy_(own_part(policy))
+            else:
+                with with_whole_weights([policy]):
+                    weight.copy_(whole(policy, weight.dtype))
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights by name, where every rank has them whole."""
