@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.fsdp_learner import FsdpLearner
 from mathrl.learners.learner import make_learner
@@ -39,6 +40,7 @@ from mathrl.params.training import Training
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.open_rl import Helpers
+from mathrl.trainers.reference import MovingReference
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
 from mathrl.trainers.training_run import TrainingRun
@@ -198,6 +200,16 @@ class Widest:
             nn.Linear.forward = forward  # type: ignore[method-assign]
 
 
+def reset_and_restored(policy: Any, reference: Any, folder: Path) -> None:
+    """Zeros in the reference become the policy's weights by a reset, and again by the shards of a checkpoint."""
+    moving = MovingReference(*(dict(each.named_parameters()) for each in (policy, reference)), sharded=True)
+    for fill in (moving.reset, partial(moving.load, Checkpoint(2, {}, {}, folder))):
+        for weight in moving.weights.values():
+            own_part(weight).zero_()
+        fill()
+        moving.write(folder)
+
+
 def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
     """Models that are divided as they are loaded, beside the same loaded whole."""
     results: dict[str, Any] = {}
@@ -205,6 +217,7 @@ def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
         one = load_model(folder, model, "cpu", plain=True)
         policy = load_to_train(load_model, folder, model, ranks)
         reference, critic = sharded_copy(policy).requires_grad_(False), make_scorer(policy)
+        reset_and_restored(policy, reference, out.with_suffix(".parts"))
         rows = [sum(own_part(each).numel() for each in network.parameters()) for network in (one, policy)]
         with (
             while_scoring(policy, ranks),
