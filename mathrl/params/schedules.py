@@ -43,14 +43,18 @@ class Schedules(Section):
     steps: 1}, {start: 16384, end: 24576, after: 800, steps: 1}]}
     """
 
-    temperature: Schedule | None = Field(None, description="Of rl.temperature, in sampling and in the update.")
-    max_tokens: Schedule | None = Field(None, description="Of rl.max_tokens, which stays the most that it can be.")
-    low: Schedule | None = Field(None, description="Of rl.loss.low.")
-    high: Schedule | None = Field(None, description="Of rl.loss.high.")
-    kl_coef: Schedule | None = Field(None, description="Of rl.kl.coef.")
-    entropy_coef: Schedule | None = Field(None, description="Of rl.loss.entropy_coef.")
+    temperature: Schedule | None = Field(
+        None, description="rl.temperature, of sampling and of the update; null: constant."
+    )
+    max_tokens: Schedule | None = Field(
+        None, description="Maximum response length of the step, at most rl.max_tokens; null: constant."
+    )
+    low: Schedule | None = Field(None, description="rl.loss.low; null: constant.")
+    high: Schedule | None = Field(None, description="rl.loss.high; null: constant.")
+    kl_coef: Schedule | None = Field(None, description="rl.kl.coef; null: constant.")
+    entropy_coef: Schedule | None = Field(None, description="rl.loss.entropy_coef; null: constant.")
     reward_weights: dict[str, Schedule] = Field(
-        {}, description="Of the weights of reward.parts, by the name of the part; of gdpo: rl.advantage.weights."
+        {}, description="Weights of reward.parts, by the name of the part; the others stay."
     )
 
     def values_at(self, step: int) -> dict[str, float]:

@@ -294,7 +294,7 @@ class Rl(Section):
         return self
 
     @model_validator(mode="after")
-    def _moving(self) -> "Rl":
+    def _fit_schedules(self) -> "Rl":
         if self.schedules is not None and (problem := next(self.schedules.problems(self), "")):
             raise ValueError(problem)
         return self
