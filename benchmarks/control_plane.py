@@ -58,9 +58,10 @@ from mathrl.rollout.engine import Sampling  # noqa: E402
 from mathrl.rollout.sampler import Sampler  # noqa: E402
 from mathrl.rollout.torch_engine import TorchEngine  # noqa: E402
 from mathrl.trainers import rollouts  # noqa: E402
-from mathrl.trainers.batch import make_batch, score  # noqa: E402
+from mathrl.trainers.batch import make_batch  # noqa: E402
 from mathrl.trainers.policy_update import minibatches, update_gradient  # noqa: E402
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics  # noqa: E402
+from mathrl.trainers.scores import score  # noqa: E402
 
 
 def rollout_groups(problems: Any, prompts: Any, graded: Any) -> Any:

@@ -23,8 +23,9 @@ from mathrl.models.packing import Group
 from mathrl.models.transformers_import import AutoModelForCausalLM
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
-from mathrl.trainers.batch import make_batch, score
+from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import update_gradient
+from mathrl.trainers.scores import score
 
 # Nats. Random weights give log-probs near -12, so bfloat16 (8 bits of mantissa) is within some hundredths.
 LIMITS = {"float32": 2e-3, "bfloat16": 0.1}

@@ -36,8 +36,9 @@ from mathrl.models.load import load_model
 from mathrl.models.model_shape import shape_of
 from mathrl.models.shapes import ModelShape
 from mathrl.planning.memory import plan_memory
-from mathrl.trainers.batch import make_batch, score
+from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import update_gradient
+from mathrl.trainers.scores import score
 
 PROMPT = 256
 ROWS = (2048, 8192, 16384, 32768, 65536)

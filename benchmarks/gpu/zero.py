@@ -12,8 +12,9 @@ from benchmarks.gpu.workload import free, random_groups, run_params, write_model
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import make_learner
 from mathrl.models.load import load_model
-from mathrl.trainers.batch import make_batch, score
+from mathrl.trainers.batch import make_batch
 from mathrl.trainers.policy_update import update_gradient
+from mathrl.trainers.scores import score
 
 LIMIT = 0.02  # relative, of the gradient norm: torch keeps float32 weights, DeepSpeed computes in pure bfloat16
 FLOAT32_LIMIT = 1e-3

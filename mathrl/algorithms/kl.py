@@ -38,6 +38,21 @@ def kl_estimate(logprobs_N: Tensor, reference_N: Tensor, kind: Estimator) -> Ten
     return square_N - square_N.detach() + value_N.detach()
 
 
+def unbiased_kl(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor) -> Tensor:
+    """r k3 with r = exp(logprob - old logprob), both with a gradient: its gradient is that of KL(policy, reference).
+
+    DeepSeek-V3.2 (arXiv:2512.02556, equation 7; TRL's use_bias_correction_kl). k3 alone has the gradient of
+    KL(reference, policy), which pushes a token that the policy holds far less likely than the reference without bound.
+    r corrects for tokens that `old` sampled; its gradient counts where its value is 1, too. r is at most e^20.
+
+    >>> import torch
+    >>> unbiased_kl(torch.tensor([0.6931]), torch.tensor([0.0]), torch.tensor([0.0]))  # 2 (1/2 + ln 2 - 1)
+    tensor([0.3862])
+    """
+    ratio_N = (logprobs_N - old_N).clamp(-MOST_GAP, MOST_GAP).exp()
+    return ratio_N * kl_estimate(logprobs_N, reference_N, "k3")
+
+
 def adapted_kl_coef(coef: float, kl: float, samples: int, target: float, horizon: float) -> float:
     """The KL coefficient after a step with mean KL `kl` over `samples` responses.
 

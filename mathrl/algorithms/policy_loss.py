@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mathrl.algorithms.trust_regions import dppo_loss, geometric_mean_loss, log_ratio, mean_log_ratio, sapo_loss
 
-Kind = Literal["clip", "gspo", "cispo", "reinforce", "sapo", "gmpo", "dppo_tv", "dppo_kl"]
+Kind = Literal["clip", "gspo", "cispo", "reinforce", "sapo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov"]
 
 
 class Clip(NamedTuple):
@@ -49,6 +49,8 @@ def policy_loss(
     """
     if kind == "reinforce":
         return reinforce_loss(logprobs_N, advantages_N)
+    if kind == "kl_cov":
+        return ratio_loss(logprobs_N, old_logprobs_N, advantages_N)
     if kind == "cispo":
         return cispo_loss(logprobs_N, old_logprobs_N, advantages_N, clip)
     if kind == "sapo":
@@ -114,6 +116,16 @@ def reinforce_loss(logprobs_N: Tensor, advantages_N: Tensor) -> tuple[Tensor, Te
     (tensor([1.]), tensor([False]))
     """
     return -advantages_N * logprobs_N, torch.zeros_like(advantages_N, dtype=torch.bool)
+
+
+def ratio_loss(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor) -> tuple[Tensor, Tensor]:
+    """-r A, without a clip (arXiv:2505.22617, KL-Cov, where a KL on few tokens takes its place).
+
+    >>> ratio_loss(torch.tensor([3.0]).log(), torch.zeros(1), torch.tensor([2.0]))
+    (tensor([-6.]), tensor([False]))
+    """
+    ratio_N = log_ratio(logprobs_N, old_logprobs_N).exp()
+    return -ratio_N * advantages_N, torch.zeros_like(advantages_N, dtype=torch.bool)
 
 
 def sequence_log_ratio(

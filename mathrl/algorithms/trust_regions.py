@@ -1,6 +1,6 @@
-"""Surrogates that bound an update in another way than PPO's clip: SAPO, GMPO, DPPO, and a squared log-ratio.
+"""Surrogates that bound an update in another way than PPO's clip: SAPO, GMPO, DPPO, masks, a squared log-ratio.
 
-Each returns a loss per token, and where that has no gradient.
+A loss returns a loss per token, and where that has no gradient.
 
 Shapes: S responses of the given lengths, N their tokens in order.
 """
@@ -113,6 +113,22 @@ def dppo_loss(
         bounded_N = ratio_N.detach().clamp(max=most_ratio)
         ratio_N = bounded_N * (1 + logprobs_N - logprobs_N.detach())
     return -advantages_N * ratio_N * ~left_out_N, left_out_N
+
+
+def near_policy(logprobs_N: Tensor, sampler_N: Tensor, advantages_N: Tensor, lengths_S: Tensor, limit: float) -> Tensor:
+    """Which tokens keep their surrogate, [N]: all but those with A < 0 in responses far from the policy.
+
+    Off-policy sequence masking of DeepSeek-V3.2 (arXiv:2512.02556, equations 8 and 9): far is where the response's mean
+    of sampler's log-prob - logprob is above `limit`. The sampler's log-probs see both causes, updates since and another
+    engine's arithmetic. Tokens left out stay in the denominators, as in the paper and in TRL.
+
+    >>> gaps = torch.tensor([-1.0, -0.2, -0.1])  # means 0.6 and 0.1
+    >>> near_policy(gaps, torch.zeros(3), torch.tensor([-1.0, 1.0, -1.0]), torch.tensor([2, 1]), 0.5)
+    tensor([False,  True,  True])
+    """
+    gap_N = sampler_N - logprobs_N.detach()
+    mean_S = response_sums(gap_N, lengths_S) / lengths_S.clamp(min=1)
+    return (advantages_N >= 0) | spread(mean_S <= limit, lengths_S, len(gap_N))
 
 
 def squared_log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.advantage import Grpo
-from mathrl.params.loss import Cispo, Gspo, Loss, PpoClip, Sapo
+from mathrl.params.loss import Cispo, Gspo, Loss, LossKl, PpoClip, Sapo
 from mathrl.params.optimizer import Optimizer
 from mathrl.params.train import Rl
 
@@ -48,7 +48,10 @@ def grpo_arguments(params: Params, *, world: int, on_cpu: bool, longest: int) ->
         "scale_rewards": "group" if isinstance(rl.advantage, Grpo) else "none",
         **_loss(rl.loss),
         "beta": rl.kl_coef,
+        "use_bias_correction_kl": isinstance(rl.kl, LossKl) and rl.kl.estimator == "unbiased",
+        "off_policy_mask_threshold": rl.loss.off_policy_limit,
         "entropy_coef": rl.loss.entropy_coef,
+        **_entropy(rl.loss),
         "mask_truncated_completions": rl.truncated == "mask",
         "gradient_checkpointing": rl.gradient_checkpointing,
         **trainer_arguments(params, world, on_cpu=on_cpu),
@@ -115,6 +118,15 @@ def _loss(loss: Loss) -> dict[str, Any]:
             own = {"sapo_temperature_pos": positive, "sapo_temperature_neg": other}
             return {**average, "loss_type": loss.type, **own}
     raise AssertionError(f"TRL has no loss {loss.type}")  # has been refused
+
+
+def _entropy(loss: Loss) -> dict[str, Any]:
+    control = loss.entropy_controller
+    made: dict[str, Any] = {"use_adaptive_entropy": control is not None}
+    if control is not None:
+        made |= {"entropy_target": control.target, "entropy_coef_delta": control.delta}
+        made |= {"entropy_coef_min": control.low, "entropy_coef_max": control.high}
+    return made | {"top_entropy_quantile": 1.0 if loss.top_entropy is None else loss.top_entropy}
 
 
 def trainer_arguments(params: Params, world: int, *, on_cpu: bool) -> dict[str, Any]:

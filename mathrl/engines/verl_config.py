@@ -9,10 +9,12 @@ from mathrl.core.errors import UserError
 from mathrl.params import Params
 from mathrl.params.advantage import Grpo
 from mathrl.params.loss import (
+    ClipCov,
     DppoKl,
     DppoTv,
     FunctionLoss,
     Gspo,
+    KlCov,
     Loss,
     LossKl,
     Masked,
@@ -209,7 +211,12 @@ def _bounds(loss: Loss) -> dict[str, Any]:
         return {"tau_pos": positive, "tau_neg": other}
     if isinstance(loss, ReinforceLoss | FunctionLoss):
         return {}
+    if isinstance(loss, KlCov):
+        return {"policy_loss.kl_cov_ratio": loss.share, "policy_loss.ppo_kl_coef": loss.coef}
     bounds = {"clip_ratio_low": loss.low, "clip_ratio_high": loss.high}
+    if isinstance(loss, ClipCov):
+        covariances = {"clip_cov_lb": loss.covariance_low, "clip_cov_ub": loss.covariance_high}
+        return bounds | _add_prefix("policy_loss", {"clip_cov_ratio": loss.share, **covariances})
     if isinstance(loss, PpoClip | Gspo):
         return {**bounds, "clip_ratio_c": loss.dual or UNBOUNDED}
     return {**bounds, "clip_ratio_c": loss.cap} if isinstance(loss, DppoTv | DppoKl) else bounds

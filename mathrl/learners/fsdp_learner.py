@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from mathrl.core.errors import memory_part
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.optimizer import optimizer_arguments, schedule, split_parameters
+from mathrl.learners.optimizer import MatrixMuon, optimizer_arguments, schedule, split_parameters
 from mathrl.learners.root_passes import RootPasses
 from mathrl.learners.shards import Part, fill_parts, open_shards, write_shards
 from mathrl.learners.torch_learner import check_bad
@@ -269,10 +269,10 @@ class OwnedMatrices:
         self.local, self.decay, ranks = local, arguments["weight_decay"], local.ranks
         self.turns = [named[first : first + ranks.world] for first in range(0, len(named), ranks.world)]
         self.owned = dict(turn[ranks.rank] for turn in self.turns if ranks.rank < len(turn))
-        self.optimizers: dict[str, torch.optim.Muon] = {}
+        self.optimizers: dict[str, MatrixMuon] = {}
         for name in self.owned:
             matrix = nn.Parameter(local.masters[name].new_empty(0, 0))  # has its size only while it is stepped
-            self.optimizers[name] = torch.optim.Muon([matrix], **(arguments | {"weight_decay": 0.0}))
+            self.optimizers[name] = MatrixMuon([matrix], **(arguments | {"weight_decay": 0.0}))
 
     @torch.no_grad()
     def step(self, lr: float) -> None:

@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules and the flat buffers that hold weights and gradients."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,31 @@ class FlatParameters:
             start = end
 
 
+class MatrixMuon(torch.optim.Muon):
+    """torch's Muon, also on experts' weights of three dimensions, [experts, out, in]: each expert is a matrix.
+
+    The state stays one momentum per weight.
+    """
+
+    def __init__(self, weights: Sequence[nn.Parameter], **arguments: Any) -> None:
+        super().__init__([nn.Parameter(weight.new_empty(0, 0)) for weight in weights], **arguments)
+        self.param_groups[0]["params"] = list(weights)  # torch's check refuses three dimensions
+
+    def _init_group(
+        self,
+        group: MutableMapping[str, Any],
+        params_with_grad: list[Tensor],
+        grads: list[Tensor],
+        muon_momentum_bufs: list[Tensor],
+    ) -> bool:
+        held: tuple[list[Tensor], ...] = ([], [], [])
+        super()._init_group(group, *held)
+        for tensors, out in zip(held, (params_with_grad, grads, muon_momentum_bufs), strict=True):
+            for tensor in tensors:
+                out += tensor.detach().unbind() if tensor.dim() == 3 else [tensor]
+        return False
+
+
 class OptimizerSet:
     """Muon on the hidden matrices at `lr` and AdamW on the rest at `lr * adamw_scale`, or AdamW on all at `lr`.
 
@@ -81,12 +106,12 @@ class OptimizerSet:
             split_parameters(model, flat.named) if isinstance(params, Muon) else ([], [*flat.named.values()])
         )
         master = {id(weight): flat.masters[name] for name, weight in flat.named.items()}
-        matrices, rest = [master[id(weight)] for weight in matrices], [master[id(weight)] for weight in rest]
+        muons, adamws = [master[id(weight)] for weight in matrices], [master[id(weight)] for weight in rest]
         arguments = optimizer_arguments(params, fused=flat.weights.is_cuda)  # fused: no copies of the moments
-        adamw = torch.optim.AdamW(rest, **arguments["AdamW"])
+        adamw = torch.optim.AdamW(adamws, **arguments["AdamW"])
         self.parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, params.adamw_lr)]
-        if matrices:
-            muon = torch.optim.Muon(matrices, **arguments["Muon"])
+        if muons:
+            muon = MatrixMuon(muons, **arguments["Muon"])
             self.parts.append((muon, params.lr))
 
     def step(self, step: int) -> float:
@@ -148,14 +173,23 @@ def optimizer_arguments(params: Optimizer, *, fused: bool) -> dict[str, dict[str
 
 
 def split_parameters(model: nn.Module, named: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Hidden matrices (for Muon), and the rest (for AdamW): embedding, heads, biases, norms, adapters."""
+    """Hidden matrices (for Muon), and the rest (for AdamW): embeddings, heads, biases, norms, convolutions, adapters.
+
+    Tables of positions are embeddings too. Weights of experts have three dimensions, a matrix per expert; their biases,
+    and Mamba's A_log, have two and are no matrices.
+    """
+    owners = {id(weight): module for module in model.modules() for weight in module.parameters(recurse=False)}
     outer = [getattr(model, name)() for name in ("get_input_embeddings", "get_output_embeddings")]
     outer_ids = {id(module.weight) for module in outer if module is not None}
-    matrices = [
-        weight
-        for name, weight in named.items()
-        if weight.dim() == 2 and id(weight) not in outer_ids and ".lora_" not in name and not name.startswith("score.")
-    ]
+
+    def is_matrix(name: str, weight: Tensor) -> bool:
+        owner = owners[id(weight)]
+        if weight.dim() == 3:
+            return "Experts" in type(owner).__name__
+        outside = id(weight) in outer_ids or isinstance(owner, nn.Embedding) or name.startswith("score.")
+        return weight.dim() == 2 and not outside and ".lora_" not in name and not name.endswith(("bias", "A_log"))
+
+    matrices = [weight for name, weight in named.items() if is_matrix(name, weight)]
     chosen = {id(weight) for weight in matrices}
     return matrices, [weight for weight in named.values() if id(weight) not in chosen]
 

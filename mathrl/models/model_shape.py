@@ -39,6 +39,13 @@ def shape_of(config: Any) -> ModelShape:
         matrices=sum(module.weight.numel() for module in linear),
         head=head.weight.numel(),
         tied=head.weight is model.get_input_embeddings().weight,
+        experts=sum(
+            weight.numel()
+            for module in model.modules()
+            if "Experts" in type(module).__name__
+            for weight in module.parameters(recurse=False)
+            if weight.dim() == 3
+        ),
     )
 
 

@@ -5,7 +5,7 @@ How much a model takes at a time; both the passes and the plan of their memory g
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class ModelShape:
                             tied=True)
 
     `matrices` counts the weights of the linear layers inside the blocks, `head` those of the output head,
-    which it shares with the embedding where it is `tied`.
+    which it shares with the embedding where it is `tied`, `experts` those of a mixture's experts.
     """
 
     width: int
@@ -95,6 +95,7 @@ class ModelShape:
     matrices: int
     head: int
     tied: bool
+    experts: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True)

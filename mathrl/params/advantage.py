@@ -9,19 +9,20 @@ from mathrl.params.section import FreeOptions, OwnPath, Section, types_help
 
 
 class Ramp(Section):
-    """A number that moves linearly over the first steps."""
+    """A number that moves linearly over some steps."""
 
     start: float = Field(description="Value at the first step.")
     end: float = Field(description="Value after `steps` steps, and from then on.")
     steps: int = Field(ge=1, description="Number of steps from start to end.")
+    after: int = Field(0, ge=0, description="Number of steps before it moves.")
 
     def at(self, step: int) -> float:
         """The value at the step, counted from 0.
 
-        >>> Ramp(start=1.0, end=0.0, steps=4).at(1)
-        0.75
+        >>> Ramp(start=1.0, end=0.0, steps=4).at(1), Ramp(start=1.0, end=0.0, steps=4, after=10).at(12)
+        (0.75, 0.5)
         """
-        return self.start + (self.end - self.start) * min(1.0, step / self.steps)
+        return self.start + (self.end - self.start) * min(1.0, max(0, step - self.after) / self.steps)
 
 
 class Critic(Section):

@@ -58,8 +58,10 @@ NEITHER = (
     Meaning("rl.loss.drop_ratio", "refused", (None,), "it skips no update"),
     Meaning("rl.loss.skip_zero_variance", f"{UNUSED}: every group goes through the model, with the same gradient"),
     Meaning("rl.kl.controller", "refused", (None,), "its coefficient of the KL is fixed"),
+    Meaning("rl.kl.reset_every", "refused", (None,), "its reference stays"),
     Meaning("rl.keep_rollouts.which", "refused", ("none",), "its rollouts are not kept"),
     Meaning("rl.keep_rollouts.share", f"{UNUSED}: no rollouts are kept"),
+    Meaning("rl.schedules", "refused", (None,), "its settings stay as they are"),
     Meaning("rl.ema", "refused", (None,), "it keeps no moving average of the weights"),
     Meaning("rl.min_pass_at_8", MATHRL),
     Meaning("reward.judge.continuations", "refused", (0,), "it has no rewards of steps"),
@@ -98,7 +100,16 @@ TRL_RL = (
     ),
     Meaning("rl.kl.coef", "`beta`"),
     Meaning("rl.kl.type", "TRL's constant", ("loss",), "its KL is a term of the loss, and measured only there"),
-    Meaning("rl.kl.estimator", "TRL's constant", ("k3",), "its estimator is k3"),
+    Meaning("rl.kl.estimator", "`use_bias_correction_kl`: for unbiased", ("k3", "unbiased"), "it has no k2"),
+    Meaning("rl.loss.off_policy_limit", "`off_policy_mask_threshold`"),
+    Meaning(
+        "rl.loss.top_entropy", "`top_entropy_quantile`, in each micro-batch and for the entropy bonus too; null is 1"
+    ),
+    Meaning(
+        "rl.loss.entropy_controller",
+        "`use_adaptive_entropy`, `entropy_target`, `entropy_coef_delta`, `entropy_coef_min` and `entropy_coef_max`, "
+        "by updates instead of steps",
+    ),
     Meaning("rl.loss.entropy_coef", "`entropy_coef`, a mean over the tokens of each micro-batch"),
     Meaning("rl.importance", f"{UNUSED} with `when: other_engine`: the trained model samples"),
     Meaning("rl.epochs", "`num_iterations`"),
@@ -218,7 +229,7 @@ VERL_RL = (
     Meaning(
         "rl.loss.type",
         "`actor.policy_loss.loss_mode`: vanilla for clip, gpg for reinforce",
-        ("clip", "gspo", "cispo", "reinforce", "sapo", "gmpo", "dppo_tv", "dppo_kl"),
+        ("clip", "gspo", "cispo", "reinforce", "sapo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov"),
         "a function of mathrl's tensors is none of its",
     ),
     Meaning("rl.loss.low", "`actor.clip_ratio_low`"),
@@ -237,7 +248,14 @@ VERL_RL = (
         ("loss", "reward"),
         "it measures the KL only where it is in the loss or reward",
     ),
-    Meaning("rl.kl.estimator", "`actor.kl_loss_type`"),
+    Meaning("rl.kl.estimator", "`actor.kl_loss_type`", ("k3", "k2", "k3+"), "it has no unbiased KL"),
+    Meaning("rl.loss.off_policy_limit", "refused", (None,), "it has no mask of responses by their advantage"),
+    Meaning("rl.loss.top_entropy", "refused", (None,), "it has no mask of tokens by their entropy"),
+    Meaning("rl.loss.entropy_controller", "refused", (None,), "its coefficient of the entropy is fixed"),
+    Meaning("rl.loss.share", "`actor.policy_loss.clip_cov_ratio` or `kl_cov_ratio`, in each micro-batch"),
+    Meaning("rl.loss.covariance_low", "`actor.policy_loss.clip_cov_lb`"),
+    Meaning("rl.loss.covariance_high", "`actor.policy_loss.clip_cov_ub`"),
+    Meaning("rl.loss.coef", "`actor.policy_loss.ppo_kl_coef`"),
     Meaning("rl.loss.entropy_coef", "`actor.entropy_coeff`"),
     Meaning(
         "rl.importance",

@@ -9,6 +9,24 @@ from mathrl.params.section import FreeOptions, OwnPath, Section
 Above = Annotated[float, Field(gt=0)]
 
 
+class EntropyController(Section):
+    """Adaptive entropy bonus (Skywork-OR1): its coefficient rises while the entropy is below the target, else it falls.
+
+    It starts at entropy_coef, and is applied in steps after one whose entropy was at most the target.
+    """
+
+    target: float = Field(0.2, gt=0, description="Target entropy per token, in nats (the metric entropy).")
+    delta: float = Field(0.005, gt=0, description="Change of the coefficient per step.")
+    low: float = Field(0.0, ge=0, description="Lower bound of the coefficient.")
+    high: float = Field(1.0, gt=0, description="Upper bound of the coefficient.")
+
+    @model_validator(mode="after")
+    def _bounds(self) -> "EntropyController":
+        if self.low >= self.high:
+            raise ValueError("low must be below high")
+        return self
+
+
 class _Loss(Section):
     """What all losses share."""
 
@@ -18,13 +36,34 @@ class _Loss(Section):
         description="How token losses of the global batch are averaged; sequence_sum: sums divided by max_tokens.",
     )
     entropy_coef: float = Field(0.0, ge=0, description="Coefficient of the entropy bonus.")
+    entropy_controller: EntropyController | None = Field(
+        None, description="Adaptive coefficient of the entropy bonus; null: fixed."
+    )
+    top_entropy: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Policy loss only on this share of the tokens, those of highest entropy (80/20 paper: 0.2); null: "
+        "on all.",
+    )
     log_ratio_penalty: float = Field(
         0.0, ge=0, description="Coefficient of the squared log-ratio per token, a term of the loss (prime-rl: 0.001)."
+    )
+    off_policy_limit: float | None = Field(
+        None,
+        gt=0,
+        description="No policy loss for tokens of negative advantage in responses whose mean sampler-trainer log-ratio "
+        "is above this (DeepSeek-V3.2); null: all have one.",
     )
     drop_ratio: float | None = Field(
         None, gt=1, description="Skip updates whose mean ratio is above this (RLinf: 5); null: skip none."
     )
     skip_zero_variance: bool = Field(True, description="Skip the forward pass for groups whose advantages are all 0.")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether tokens can be without a policy loss that the denominators count."""
+        return self.off_policy_limit is not None or self.top_entropy is not None or self.type == "clip_cov"
 
 
 class _Clipped(_Loss):
@@ -97,6 +136,29 @@ class DppoKl(_Dppo):
     type: Literal["dppo_kl"] = "dppo_kl"
 
 
+class ClipCov(_Clipped):
+    """Clip-Cov (arXiv:2505.22617): PPO's clipped ratio, without a random few tokens of high covariance."""
+
+    type: Literal["clip_cov"] = "clip_cov"
+    share: float = Field(2e-4, gt=0, le=1, description="Share of all tokens that have no loss, at most.")
+    covariance_low: float = Field(1.0, description="Tokens of covariance above this are chosen from.")
+    covariance_high: float = Field(5.0, description="Tokens of covariance below this are chosen from.")
+
+    @model_validator(mode="after")
+    def _covariances(self) -> "ClipCov":
+        if self.covariance_low >= self.covariance_high:
+            raise ValueError("covariance_low must be below covariance_high")
+        return self
+
+
+class KlCov(_Loss):
+    """KL-Cov (arXiv:2505.22617): the ratio without a clip, and a KL to the old policy on tokens of high covariance."""
+
+    type: Literal["kl_cov"] = "kl_cov"
+    share: float = Field(2e-4, gt=0, le=1, description="Share of the tokens, of highest covariance, that have the KL.")
+    coef: float = Field(1.0, gt=0, description="Coefficient of the KL, the absolute log-ratio.")
+
+
 class FunctionLoss(_Loss):
     """A loss per token of your own (docs/how_to/extend/loss.md)."""
 
@@ -106,7 +168,8 @@ class FunctionLoss(_Loss):
 
 
 Loss = Annotated[
-    PpoClip | Gspo | Cispo | ReinforceLoss | Sapo | Gmpo | DppoTv | DppoKl | FunctionLoss, Field(discriminator="type")
+    PpoClip | Gspo | Cispo | ReinforceLoss | Sapo | Gmpo | DppoTv | DppoKl | ClipCov | KlCov | FunctionLoss,
+    Field(discriminator="type"),
 ]
 
 
@@ -125,9 +188,14 @@ class _Kl(Section):
     type: str
     coef: float = Field(0.001, ge=0, description="Coefficient of the KL to the reference; 0: no reference.")
     controller: KlController | None = Field(None, description="Adaptive coefficient; null: fixed.")
+    reset_every: int | None = Field(
+        None, ge=1, description="Steps after which the reference gets the policy's weights (ProRL); null: it stays."
+    )
 
     @model_validator(mode="after")
     def _start(self) -> Any:
+        if self.reset_every is not None and not self.coef:
+            raise ValueError("reset_every needs coef above 0: without it there is no reference")
         if self.controller is not None and not self.coef:
             raise ValueError("controller needs coef above 0 to start from")
         return self
@@ -137,8 +205,10 @@ class LossKl(_Kl):
     """The KL to the reference as a term of the loss."""
 
     type: Literal["loss"] = "loss"
-    estimator: Literal["k2", "k3", "k3+"] = Field(
-        "k3", description="Estimator of Schulman; k3+: value of k3, gradient of k2. The expected gradient of k1 is 0."
+    estimator: Literal["k2", "k3", "k3+", "unbiased"] = Field(
+        "k3",
+        description="Estimator of Schulman; k3+: value of k3, gradient of k2; unbiased: k3 times the ratio "
+        "(DeepSeek-V3.2). The expected gradient of k1 is 0.",
     )
 
 

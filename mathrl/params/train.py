@@ -12,6 +12,7 @@ from mathrl.params.curriculum import AdaptiveSamples, Curriculum, PoolCurriculum
 from mathrl.params.loss import Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
 from mathrl.params.optimizer import AdamW, Adapters, Lora, Optimizer
 from mathrl.params.run import RemoteModel
+from mathrl.params.schedules import Schedules
 from mathrl.params.section import Section, types_help
 from mathrl.params.training import MathRl, RlEngine, SftEngine
 
@@ -198,6 +199,7 @@ class Rl(Section):
     asynchronous: Asynchronous | None = Field(
         None, description="Sample while the trainer updates, with weights a little older; null: sample, then train."
     )
+    schedules: Schedules | None = Field(None, description="Settings that move over the steps; null: none.")
     curriculum: Curriculum = Field(Shuffled(), description=types_help(Curriculum, "Order of the problems. "))
     ema: float | None = Field(
         None,
@@ -248,10 +250,11 @@ class Rl(Section):
         return self.curriculum.adaptive if isinstance(self.curriculum, PoolCurriculum) else None
 
     def at_step(self, step: int) -> "Rl":
-        """The settings at a step, counted from 0: every ramp has its value."""
-        if not isinstance(self.advantage, Gdpo):
-            return self
-        return self.model_copy(update={"advantage": self.advantage.at_step(step)})
+        """The settings at a step, counted from 0: every ramp and schedule has its value."""
+        changes = self.schedules.changes(self, step) if self.schedules is not None else {}
+        if isinstance(self.advantage, Gdpo):
+            changes["advantage"] = self.advantage.at_step(step)
+        return self.model_copy(update=changes) if changes else self
 
     @model_validator(mode="after")
     def _groups(self) -> "Rl":
@@ -279,11 +282,21 @@ class Rl(Section):
 
     @model_validator(mode="after")
     def _rewards_with_kl(self) -> "Rl":
+        if self.lora is not None and getattr(self.kl, "reset_every", None) is not None:
+            raise ValueError(
+                "kl.reset_every needs a reference of its own, and with lora it is the start: set lora null"
+            )
         if isinstance(self.kl, RewardKl) and self.kl.coef:
             if not self.advantage.from_rewards:
                 raise ValueError(f"kl.type reward has no effect on advantage {self.advantage.type}: set kl.type loss")
             if isinstance(self.advantage, MaxRl):
                 raise ValueError("advantage max_rl needs rewards of at least 0, which a KL lowers: set kl.type loss")
+        return self
+
+    @model_validator(mode="after")
+    def _fit_schedules(self) -> "Rl":
+        if self.schedules is not None and (problem := next(self.schedules.problems(self), "")):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

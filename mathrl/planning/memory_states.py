@@ -141,7 +141,7 @@ def trainable(shape: ModelShape, lora: Adapters | None) -> float:
 def adam_share(shape: ModelShape, optimizer: Optimizer, lora: Adapters | None) -> float:
     """The number of trained parameters with AdamW's two moments; Muon keeps one for a matrix."""
     count = trainable(shape, lora)
-    return count if optimizer.type == "adamw" or lora else count - shape.matrices
+    return count if optimizer.type == "adamw" or lora else count - shape.matrices - shape.experts
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:

@@ -244,6 +244,21 @@ class RewardFunction:
         for item, result in zip(items, results, strict=True):
             self.exact.see(item.prompt, item.response, item.ground_truth, result.correct)
 
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Weigh the parts of these names so from now on; the others keep their weights.
+
+        Raises:
+            UserError: there is no such part.
+        """
+        every = [self.parts, *self.routes.values()]
+        names = sorted({part.name for parts in every for part in parts})
+        if unknown := sorted(weights.keys() - set(names)):
+            raise UserError(
+                f"rl.schedules.reward_weights: no reward part {unknown[0]!r}; there are: {', '.join(names)}"
+            )
+        for parts in every:
+            parts[:] = [replace(part, weight=weights.get(part.name, part.weight)) for part in parts]
+
     def counters(self) -> dict[str, float]:
         """Metrics of the verifier since the last call: timeouts, seconds, rule shares, what other graders say."""
         graded = self._rules.total()

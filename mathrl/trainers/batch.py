@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,22 +25,13 @@ from mathrl.algorithms.alignment import (
     within_bounds,
     without_veto,
 )
-from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.own_functions import AdvantageInput, OwnFunction
 from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
 from mathrl.algorithms.set_objectives import part_advantages, set_advantages
 from mathrl.core.errors import UserError
-from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import TokenBudget
-from mathrl.learners.scoring import score_tokens
-from mathrl.models.logprobs import response_logprobs
-from mathrl.models.lora import adapters_off
-from mathrl.models.packing import Group
 from mathrl.models.prepared import Kernel
-from mathrl.models.scores import token_scores
 from mathrl.params.advantage import (
     Advantage,
-    Distillation,
     DrGrpo,
     FunctionAdvantage,
     Gae,
@@ -57,30 +47,10 @@ from mathrl.params.advantage import (
     Rft,
     Rloo,
 )
-from mathrl.params.loss import Importance, KlProbe, LossKl, Masked, RewardKl
+from mathrl.params.loss import Importance, LossKl, Masked, RewardKl
 from mathrl.params.train import Rl
 from mathrl.trainers.rollouts import RolloutGroup
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What models make of the tokens of a step's rollouts, [N]; None where the method does not ask that model.
-
-    `policy_N` are the log-probs by the trainer's model, where they are computed beside the sampler's. `probed_kl` is
-    the mean KL per token of the groups that rl.kl names, where it is only measured.
-    """
-
-    sampler_N: Tensor
-    policy_N: Tensor | None = None
-    reference_N: Tensor | None = None
-    teacher_N: Tensor | None = None
-    values_N: Tensor | None = None
-    probed_kl: float | None = None
-
-    @property
-    def old_N(self) -> Tensor:
-        """The log-probs that ratios are against."""
-        return self.sampler_N if self.policy_N is None else self.policy_N
+from mathrl.trainers.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -88,9 +58,11 @@ class Batch:
     """The global batch at every rank.
 
     `old_N` are the log-probs that ratios are against; what is not in `kept_N` has no loss and counts in no denominator.
-    `importance_N` weighs the surrogate; `reference_N` is there with a KL in the loss, `values_N` and `returns_N` with a
-    critic. `weights_S` are the weights of each response's tokens in the loss of the global batch, once an update has
-    set them.
+    `importance_N` weighs the surrogate; `sampler_N` are the sampler's log-probs, with rl.loss.off_policy_limit, and
+    `entropies_N` the old policy's entropies, with rl.loss.top_entropy; `reference_N` is there with a KL in the loss,
+    `values_N` and `returns_N` with a critic. Of a mini-batch `left_out_N` marks tokens without a surrogate, which the
+    denominators count, `held_N` those that KL-Cov holds back, and `weights_S` are the weights of each response's tokens
+    in the loss of the global batch, once an update has set them.
     """
 
     groups: Sequence[RolloutGroup]
@@ -99,6 +71,10 @@ class Batch:
     advantages_N: Tensor
     kept_N: Tensor
     importance_N: Tensor | None = None
+    sampler_N: Tensor | None = None
+    entropies_N: Tensor | None = None
+    left_out_N: Tensor | None = None
+    held_N: Tensor | None = None
     reference_N: Tensor | None = None
     values_N: Tensor | None = None
     returns_N: Tensor | None = None
@@ -149,37 +125,6 @@ def cut(groups: Sequence[RolloutGroup], budget: int, kernel: Kernel = "cpu") -> 
         for group in groups
         for start, end in pairwise(group.group.cut_places(budget, kernel))
     ]
-
-
-def score(
-    groups: Sequence[RolloutGroup],
-    params: Rl,
-    ranks: Ranks,
-    model: Any,
-    reference: Any = None,
-    teacher: Any = None,
-    critic: Any = None,
-) -> Scores:
-    """What the models that the method asks make of the rollouts, each in passes without a gradient.
-
-    The trainer's own engine samples from the trained weights, so the sampled log-probs are the old ones and
-    no forward pass computes them, unless `importance` asks for it.
-    """
-    policy_N, reference_N, teacher_N, values_N, probed_kl = None, None, None, None, None
-    if params.importance is not None and params.importance.when == "always":
-        policy_N = group_logprobs(model, "policy", groups, params, ranks)
-    if params.kl_coef and reference is not None:
-        reference_N = reference_logprobs(reference, groups, params, ranks)
-    if isinstance(params.advantage, Distillation):
-        teacher_N = group_logprobs(teacher, "teacher", groups, params, ranks)
-    elif isinstance(params.advantage, Gae):
-        budget, packed = TokenBudget(ranks, params.tokens_per_microbatch, "rl"), [group.group for group in groups]
-        values_N = score_tokens(budget, "critic's values", lambda micro: token_scores(critic, micro), critic, packed)
-    if isinstance(params.kl, KlProbe):
-        probe = groups[: params.kl.groups]
-        gaps_N = kl_estimate(sampler_logprobs(probe), reference_logprobs(reference, probe, params, ranks), "k3")
-        probed_kl = float(gaps_N.mean())
-    return Scores(sampler_logprobs(groups), policy_N, reference_N, teacher_N, values_N, probed_kl)
 
 
 def make_batch(
@@ -237,7 +182,19 @@ def make_batch(
     if scores.probed_kl is not None:
         figures["kl"] = scores.probed_kl
     reference_N = scores.reference_N if isinstance(params.kl, LossKl) else None
-    batch = Batch(groups, lengths_S, old_N, advantages_N, kept_N, importance_N, reference_N, scores.values_N, returns_N)
+    batch = Batch(
+        groups,
+        lengths_S,
+        old_N,
+        advantages_N,
+        kept_N,
+        importance_N=importance_N,
+        sampler_N=scores.sampler_N if params.loss.off_policy_limit is not None else None,
+        entropies_N=scores.entropies_N,
+        reference_N=reference_N,
+        values_N=scores.values_N,
+        returns_N=returns_N,
+    )
     return batch, figures
 
 
@@ -265,27 +222,6 @@ def _responses(groups: Sequence[RolloutGroup], lengths_S: Tensor) -> AdvantageIn
         lengths_S=lengths_S,
         parts=[parts for group in groups for parts in group.parts],
     )
-
-
-def sampler_logprobs(groups: Sequence[RolloutGroup]) -> Tensor:
-    """The log-probs of the groups' tokens that the sampler gave, [N]."""
-    return torch.from_numpy(np.concatenate([values for group in groups for values in group.logprobs]))
-
-
-def reference_logprobs(reference: Any, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks) -> Tensor:
-    """Log-probs by the reference, [N]; with adapters it is the policy itself without them."""
-    with adapters_off(reference):
-        return group_logprobs(reference, "reference", groups, params, ranks)
-
-
-def group_logprobs(network: Any, owner: str, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks) -> Tensor:
-    """Log-probs of the groups' tokens by a network, [N]; `owner` names it in an out-of-memory error."""
-
-    def forward(micro: list[Group]) -> Tensor:
-        return response_logprobs(network, micro, params.temperature, entropy=False)[0]
-
-    budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
-    return score_tokens(budget, f"log-probs of the {owner}", forward, network, [group.group for group in groups])
 
 
 def token_advantages(

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from mathrl.algorithms.exploration import adapted_entropy_coef
 from mathrl.algorithms.kl import adapted_kl_coef
 from mathrl.core.errors import UserError, memory_part
 from mathrl.core.types import Problem
-from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
+from mathrl.learners.checkpoint import Checkpointed, CheckpointFolder, save_checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import Learner, make_learner
 from mathrl.learners.sharding import FrozenModel, sharded_like
@@ -24,13 +25,15 @@ from mathrl.params.loss import FunctionLoss, LossKl, RewardKl
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.batch import Batch, group_logprobs, own_advantage
+from mathrl.trainers.batch import Batch, own_advantage
 from mathrl.trainers.collect import Collector, StepRollouts
 from mathrl.trainers.critic import make_critic
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.kept_rollouts import KeptRollouts, open_kept
 from mathrl.trainers.policy_update import own_loss
+from mathrl.trainers.reference import MovingReference
 from mathrl.trainers.rollouts import GroupJudge
+from mathrl.trainers.scores import group_logprobs
 from mathrl.trainers.training_run import RlResult, TrainingLog, TrainingRun
 from mathrl.trainers.weight_sync import WeightSync
 
@@ -54,7 +57,11 @@ class Helpers:
 
 @dataclass
 class RlState:
-    """How far a run is; `exported_step` is the step of the weights with the dev accuracy that counts."""
+    """How far a run is; `exported_step` is the step of the weights with the dev accuracy that counts.
+
+    `reference_step` is that of the reference's weights, `entropy` the last step's, and `entropy_coef` what
+    rl.loss.entropy_controller has come to.
+    """
 
     step: int
     kl_coef: float
@@ -62,6 +69,9 @@ class RlState:
     trained_tokens: int = 0
     exported_step: int = 0
     dev_accuracy: float | None = None
+    entropy_coef: float = 0.0
+    entropy: float | None = None
+    reference_step: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ class RlSetup:
     checkpoints: CheckpointFolder
     kept: KeptRollouts | None
     benchmarks: Mapping[str, Sequence[Problem]]
+    moving_reference: MovingReference | None
 
     def is_due(self, every: int) -> bool:
         """Whether the step that is done is one of `every`, or the last."""
@@ -111,6 +122,33 @@ class RlSetup:
                 contexts.enter_context(model.while_scoring())
             yield
 
+    def step_params(self) -> Rl:
+        """The settings of the next step, which the reward and the state follow: schedules, and controllers' values."""
+        params, state = self.params.at_step(self.state.step), self.state
+        if params.schedules is not None:
+            self.collector.reward.set_weights(params.schedules.weights_at(state.step))
+            if params.schedules.kl_coef is not None:
+                state.kl_coef = params.kl_coef
+        controller = params.loss.entropy_controller
+        if controller is None:
+            return params
+        applied = state.entropy is not None and state.entropy <= controller.target
+        loss = params.loss.model_copy(update={"entropy_coef": state.entropy_coef if applied else 0.0})
+        return params.model_copy(update={"loss": loss})
+
+    def adapt_entropy_coef(self, row: Mapping[str, float], used: float) -> dict[str, float]:
+        """The step's coefficient of the entropy bonus, for the metrics; the next step's follows the entropy."""
+        controller, state = self.params.loss.entropy_controller, self.state
+        if controller is None:
+            return {}
+        if "entropy" in row:
+            state.entropy = row["entropy"]
+            bounds = (controller.low, controller.high)
+            state.entropy_coef = adapted_entropy_coef(
+                state.entropy_coef, state.entropy, controller.target, controller.delta, bounds
+            )
+        return {"entropy_coef": used}
+
     def adapt_kl_coef(self, row: Mapping[str, float], responses: int) -> dict[str, float]:
         """The step's coefficient of the KL, for the metrics; the next step's follows the KL (rl.kl.controller)."""
         kl, used = self.params.kl, self.state.kl_coef
@@ -121,7 +159,17 @@ class RlSetup:
             )
         return {"kl_coef": used} if self.params.kl_coef else {}
 
-    def keep_rollouts(self, rollouts: StepRollouts, batch: Batch) -> None:
+    def reset_reference(self) -> dict[str, float]:
+        """After a step: the policy's weights for the reference where it is time; the metric is the step it is of."""
+        if self.moving_reference is None or not isinstance(self.params.kl, LossKl | RewardKl):
+            return {}
+        step, every = self.state.step, self.params.kl.reset_every
+        if every is not None and step % every == 0:
+            self.moving_reference.reset()
+            self.state.reference_step = step
+        return {"reference_step": float(self.state.reference_step)}
+
+    def keep_rollouts(self, rollouts: StepRollouts, batch: Batch, params: Rl) -> None:
         """Keep the step's rollouts, with what the updates did to their tokens, where rl.keep_rollouts asks for it."""
         if self.kept is None:
             return
@@ -130,7 +178,7 @@ class RlSetup:
                 self.state.step,
                 rollouts.sampled,
                 batch,
-                lambda groups: group_logprobs(self.policy.model, "policy", groups, self.params, self.run.ranks),
+                lambda groups: group_logprobs(self.policy.model, "policy", groups, params, self.run.ranks),
             )
 
     def keep_dev_accuracy(self, row: Mapping[str, float]) -> None:
@@ -154,8 +202,10 @@ class RlSetup:
             "state": asdict(self.state),
             "stream": stream,
         }
-        rank = self.run.ranks.rank
-        return partial(save_checkpoint, self.checkpoints, self.state.step, self.learners, values, rank)
+        rank, parts = self.run.ranks.rank, list[Checkpointed](self.learners)
+        if self.moving_reference is not None and self.state.reference_step:
+            parts.append(self.moving_reference)
+        return partial(save_checkpoint, self.checkpoints, self.state.step, parts, values, rank)
 
     def finish(self) -> RlResult:
         """The models get their final weights; nothing is sampled any more."""
@@ -195,6 +245,8 @@ def open_rl(
     others = [other for other in (reference, helpers.teacher) if other is not None and other is not model]
     for other in others:
         keep_rounded_only(other)
+    resets = isinstance(params.kl, LossKl | RewardKl) and params.kl.reset_every is not None
+    reference_weights = dict(reference.named_parameters()) if resets else {}
     frozen = [FrozenModel(other, ranks) for other in others]
     updates_per_step = params.epochs * params.minibatches
     critic, policy_steps = None, params.steps
@@ -208,7 +260,11 @@ def open_rl(
     if not usable:
         raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
     order = make_order(params.curriculum, problems, usable, params.steps * params.prompts_per_step, run.seed)
-    state = RlState(0, params.kl_coef)
+    moving_reference = None
+    if resets:
+        policy_weights = dict(policy.model.named_parameters())
+        moving_reference = MovingReference(policy_weights, reference_weights, sharded=is_sharded(reference))
+    state = RlState(0, params.kl_coef, entropy_coef=params.loss.entropy_coef)
     checkpoints = CheckpointFolder(run.state / "checkpoints")
     saved = checkpoints.latest()
     if saved is not None:
@@ -217,6 +273,8 @@ def open_rl(
             critic.load(saved, saved.values["critic"])
         order.load(saved.values["order"])
         state = RlState(**saved.values["state"])
+        if moving_reference is not None and state.reference_step:
+            moving_reference.load(saved)
     resume_after = state.step if saved is not None else None
     log = run.open_log(resume_after)
     kept = open_kept(params.keep_rollouts, problems, sampler.tokenizer, run, resume_after)
@@ -245,6 +303,7 @@ def open_rl(
         checkpoints=checkpoints,
         kept=kept,
         benchmarks=helpers.benchmarks,
+        moving_reference=moving_reference,
     )
 
 

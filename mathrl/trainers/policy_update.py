@@ -13,10 +13,11 @@ from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
-from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.exploration import covariances, covariances_within, highest_covariances, highest_entropies
+from mathrl.algorithms.kl import kl_estimate, unbiased_kl
 from mathrl.algorithms.own_functions import LossInput, OwnFunction
 from mathrl.algorithms.policy_loss import Clip, policy_loss
-from mathrl.algorithms.trust_regions import log_ratio, squared_log_ratio
+from mathrl.algorithms.trust_regions import log_ratio, near_policy, squared_log_ratio
 from mathrl.core.hashing import derive_seed
 from mathrl.core.statistics import sum_in_order
 from mathrl.learners.learner import Learner
@@ -24,7 +25,20 @@ from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, at
 from mathrl.models.device import to_device
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import response_logprobs
-from mathrl.params.loss import Cispo, DppoKl, DppoTv, FunctionLoss, Gmpo, Gspo, Loss, LossKl, PpoClip, Sapo
+from mathrl.params.loss import (
+    Cispo,
+    ClipCov,
+    DppoKl,
+    DppoTv,
+    FunctionLoss,
+    Gmpo,
+    Gspo,
+    KlCov,
+    Loss,
+    LossKl,
+    PpoClip,
+    Sapo,
+)
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
 
@@ -37,6 +51,7 @@ class UpdateFigures:
     kl: float = 0.0
     entropy: float = 0.0
     clipped: float = 0.0
+    left_out: float = 0.0
     ratio: float = 0.0
     alignment: float = 0.0
     responses: float = 0.0
@@ -88,6 +103,8 @@ class StepFigures:
             }
             if isinstance(params.kl, LossKl) and params.kl.coef:
                 metrics["kl"] = sum_in_order(update.kl for update in self.updates) / tokens
+            if params.loss.leaves_out:
+                metrics["left_out_share"] = sum_in_order(update.left_out for update in self.updates) / tokens
         if params.loss.drop_ratio is not None:
             metrics["dropped_minibatches"] = float(self.dropped)
         if count > 1:
@@ -104,8 +121,30 @@ class StepFigures:
 def minibatches(batch: Batch, params: Rl, seed: int, step: int) -> Iterator[Batch]:
     """The parts of the batch that a step's updates are made with, epoch after epoch."""
     for epoch in range(params.epochs):
-        for numbers in partition(len(batch.groups), params.minibatches, derive_seed(seed, "split", step, epoch)):
-            yield batch.part(numbers)
+        parts = partition(len(batch.groups), params.minibatches, derive_seed(seed, "split", step, epoch))
+        for number, numbers in enumerate(parts):
+            yield choose_tokens(batch.part(numbers), params, derive_seed(seed, "tokens", step, epoch, number))
+
+
+def choose_tokens(batch: Batch, params: Rl, seed: int) -> Batch:
+    """The mini-batch with the tokens that rl.loss leaves out or holds back, by the log-probs before the step's updates.
+
+    So they are the same however the mini-batch is cut. verl and TRL choose in each micro-batch by the log-probs of the
+    moment, which are these at the first update.
+    """
+    loss, kept_N = params.loss, batch.kept_N
+    left_out_N, held_N = None, None
+    if loss.top_entropy is not None and batch.entropies_N is not None:
+        left_out_N = ~highest_entropies(batch.entropies_N, kept_N, loss.top_entropy)
+    if isinstance(loss, ClipCov | KlCov):
+        covariances_N = covariances(batch.old_N, batch.advantages_N, kept_N)
+        if isinstance(loss, KlCov):
+            held_N = highest_covariances(covariances_N, loss.share)
+        else:
+            bounds, generator = (loss.covariance_low, loss.covariance_high), torch.Generator().manual_seed(seed)
+            chosen_N = covariances_within(covariances_N, loss.share, *bounds, generator)
+            left_out_N = chosen_N if left_out_N is None else left_out_N | chosen_N
+    return replace(batch, left_out_N=left_out_N, held_N=held_N)
 
 
 def partition(groups: int, parts: int, seed: int) -> list[list[int]]:
@@ -138,10 +177,14 @@ def update_gradient(policy: Learner, params: Rl, batch: Batch, kl_coef: float) -
 
 def trained_groups(batch: Batch, params: Rl) -> list[int]:
     """The numbers of the groups that get a forward pass."""
-    beside = params.loss.entropy_coef or params.loss.log_ratio_penalty  # terms of the loss that need no advantage
+    loss = params.loss
+    # Terms of the loss that need no advantage; and the entropy that a controller steers by is that of all groups.
+    beside = loss.entropy_coef or loss.log_ratio_penalty or loss.entropy_controller is not None
     if not params.loss.skip_zero_variance or batch.reference_N is not None or beside:
         return list(range(len(batch.groups)))
     moving_N = (batch.advantages_N != 0) & batch.kept_N
+    moving_N = moving_N if batch.left_out_N is None else moving_N & ~batch.left_out_N
+    moving_N = moving_N if batch.held_N is None else moving_N | batch.held_N
     return [number for number, (start, end) in enumerate(pairwise(batch.token_ends)) if moving_N[start:end].any()]
 
 
@@ -152,11 +195,18 @@ def ratio_bounds(loss: Loss) -> Clip:
             return Clip(loss.low, loss.high, loss.dual)
         case DppoTv() | DppoKl():
             return Clip(loss.low, loss.high, loss.cap)
-        case Cispo() | Gmpo():
+        case Cispo() | Gmpo() | ClipCov():
             return Clip(loss.low, loss.high)
         case Sapo():
             return Clip(0.0, 0.0, temperatures=loss.temperatures)
     return Clip(0.0, 0.0)
+
+
+def kl_of(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, params: LossKl) -> Tensor:
+    """The estimate of the KL by rl.kl.estimator, [N]."""
+    if params.estimator == "unbiased":
+        return unbiased_kl(logprobs_N, reference_N, old_N)
+    return kl_estimate(logprobs_N, reference_N, params.estimator)
 
 
 def own_loss(params: FunctionLoss) -> OwnFunction:
@@ -181,12 +231,23 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
     else:
         bounds = ratio_bounds(terms)
         loss_N, clipped_N = policy_loss(terms.type, logprobs_N, old_N, advantages_N, lengths_S, bounds, kept_N)
+    if part.held_N is not None and isinstance(terms, KlCov):
+        gap_N = (logprobs_N - old_N).abs()
+        loss_N = loss_N + terms.coef * gap_N * to_device(part.held_N, loss_N.device)
+    left_out_N = torch.zeros_like(clipped_N)
+    if part.left_out_N is not None:
+        left_out_N = to_device(part.left_out_N, loss_N.device)
+    if part.sampler_N is not None and terms.off_policy_limit is not None:
+        sampler_N = to_device(part.sampler_N, loss_N.device)
+        left_out_N = left_out_N | ~near_policy(logprobs_N, sampler_N, advantages_N, lengths_S, terms.off_policy_limit)
+    if terms.leaves_out:
+        loss_N = loss_N.masked_fill(left_out_N, 0.0)
     if part.importance_N is not None:
         loss_N = loss_N * to_device(part.importance_N, loss_N.device)
     kl_N = torch.zeros_like(old_N)
     if part.reference_N is not None:
         assert isinstance(params.kl, LossKl)
-        kl_N = kl_estimate(logprobs_N, to_device(part.reference_N, loss_N.device), params.kl.estimator)
+        kl_N = kl_of(logprobs_N, to_device(part.reference_N, loss_N.device), old_N, params.kl)
         loss_N = loss_N + kl_coef * kl_N
     if terms.log_ratio_penalty:
         loss_N = loss_N + terms.log_ratio_penalty * squared_log_ratio(logprobs_N, old_N)
@@ -200,6 +261,7 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         "kl": kl_N.detach()[kept].sum(),
         "entropy": entropies_N.detach()[kept].sum(),
         "clipped": clipped_N[kept].sum().float(),
+        "left_out": left_out_N[kept].sum().float(),
         "ratio": ratio_N.sum(),
         "alignment": logprob_alignment(now_N, old_N, lengths_S).sum(),
         "responses": torch.tensor(float(len(lengths_S))),

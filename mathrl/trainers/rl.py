@@ -12,7 +12,7 @@ With rl.asynchronous a second loop calls the same functions, while a stream samp
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.resolve import resolve_importance, resolve_rollout
 from mathrl.rollout.sampler import Sampler
-from mathrl.trainers.batch import Batch, Scores, make_batch, score
+from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.collect import StepRollouts, dev_figures
 from mathrl.trainers.critic import CriticFigures, critic_gradient
 from mathrl.trainers.judges import open_judge
@@ -41,6 +41,7 @@ from mathrl.trainers.open_rl import Helpers, RlSetup, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
 from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
+from mathrl.trainers.scores import Scores, score
 from mathrl.trainers.training_run import RlInputs, RlResult, TrainedModel, TrainingRun
 
 
@@ -112,13 +113,13 @@ def train_rl(
             if not run.ranks.divides:  # rank 0 can write a checkpoint without the others
                 stop.hold(setup.checkpoint_writer())
             with sync.while_sampling():
-                rollouts = setup.collector.collect(step.seed)
+                rollouts = replace(setup.collector, params=step.params).collect(step.seed)
             sync.sleep()
             step.lap()
             batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
             step.lap()
             stop.release()
-            updates = update(setup, batch)
+            updates = update(setup, step, batch)
             row = end_step(setup, step, rollouts, batch, figures, updates)
             row |= evaluate(setup, dev)
             row |= sync()
@@ -144,7 +145,7 @@ def train_rl_asynchronously(setup: RlSetup, dev: Sequence[Problem], asynchronous
             step.lap()
             batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
             step.lap()
-            updates = update(setup, batch)
+            updates = update(setup, step, batch)
             row = end_step(setup, step, rollouts, batch, figures, updates)
             with stream.pause(updating=True):
                 row |= evaluate(setup, dev)
@@ -164,10 +165,11 @@ def train_rl_asynchronously(setup: RlSetup, dev: Sequence[Problem], asynchronous
 
 @dataclass
 class Step:
-    """A step under way: its seed, its parameters, and when its parts ended (the rollouts, the scores)."""
+    """A step under way: its seed, parameters, values of schedules, and when its parts ended (rollouts, scores)."""
 
     seed: int
     params: Rl
+    schedules: dict[str, float]
     times: list[float]
 
     def lap(self) -> None:
@@ -187,7 +189,9 @@ def begin_step(setup: RlSetup) -> Step:
     start, run, number = time.perf_counter(), setup.run, setup.state.step
     seed = derive_seed(run.seed, "rl", number, run.ranks.rank)
     torch.manual_seed(seed)
-    return Step(seed, setup.params.at_step(number), [start])
+    schedules = setup.params.schedules
+    values = schedules.values_at(number) if schedules is not None else {}
+    return Step(seed, setup.step_params(), values, [start])
 
 
 def score_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> Scores:
@@ -199,9 +203,9 @@ def score_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> Scores:
         )
 
 
-def update(setup: RlSetup, batch: Batch) -> Updates:
+def update(setup: RlSetup, step: Step, batch: Batch) -> Updates:
     """The step's updates of the critic, where there is one, and of the policy, once the critic has warmed up."""
-    params, state, policy, critic, figures = setup.params, setup.state, setup.policy, setup.critic, Updates()
+    params, state, policy, critic, figures = step.params, setup.state, setup.policy, setup.critic, Updates()
     critic_only_steps = params.critic.warmup_steps if params.critic is not None else 0
     for learner in setup.learners:
         learner.model.train()
@@ -226,10 +230,10 @@ def end_step(
     setup: RlSetup, step: Step, rollouts: StepRollouts, batch: Batch, figures: dict[str, float], updates: Updates
 ) -> dict[str, float]:
     """Count the step, keep its rollouts, and give its metrics."""
-    params, state, policy, collector = setup.params, setup.state, setup.policy, setup.collector
+    params, state, policy, collector = step.params, setup.state, setup.policy, setup.collector
     state.step += 1
     state.sampled_tokens += rollouts.tokens
-    setup.keep_rollouts(rollouts, batch)
+    setup.keep_rollouts(rollouts, batch, params)
     step.lap()
     start, sampled_at, scored_at, end = step.times
     tools = collector.sampler.turns is not None
@@ -244,6 +248,7 @@ def end_step(
         **merged_counters(rollouts.counters),
         **collector.order.metrics(),
         **figures,
+        **{f"schedule/{name}": value for name, value in step.schedules.items()},
         "lr_factor": policy.factor,
         "skipped_updates": policy.bad,
         "rollout/dropped_prompts": collector.prompts.count(None),
@@ -253,6 +258,8 @@ def end_step(
         "time/update": end - scored_at,
         "throughput/tokens_per_second": rollouts.tokens / (end - start),
     }
+    row |= setup.reset_reference()
+    row |= setup.adapt_entropy_coef(row, params.loss.entropy_coef)
     return row | setup.adapt_kl_coef(row, len(batch.lengths_S))
 
 

@@ -1,13 +1,14 @@
 """KL estimators: values, gradients, bias; and the controller."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mathrl.algorithms.kl import adapted_kl_coef, kl_estimate
+from mathrl.algorithms.kl import adapted_kl_coef, kl_estimate, unbiased_kl
 
 KINDS = ("k1", "k2", "k3", "k3+")
 
@@ -58,6 +59,36 @@ def test_expected_gradient_of_k1_is_zero_of_k2_is_the_kls_and_of_k3_is_another()
     assert torch.allclose(expected_gradient("k2"), z.grad)  # type: ignore[arg-type]
     assert torch.allclose(expected_gradient("k3+"), z.grad)  # type: ignore[arg-type]
     assert not torch.allclose(expected_gradient("k3"), z.grad, rtol=0.05)  # type: ignore[arg-type]
+
+
+def test_the_unbiased_kl_by_hand() -> None:
+    """d = ln 2 and r = 4: r (1/2 + ln 2 - 1); its gradient is r d, since that of r k3 is r k3 + r (1 - exp(-d))."""
+    logprobs = torch.tensor([math.log(0.5)], requires_grad=True)
+    found = unbiased_kl(logprobs, torch.tensor([math.log(0.25)]), torch.tensor([math.log(0.125)]))
+    assert found.item() == pytest.approx(4 * (math.log(2) - 0.5))
+    found.sum().backward()
+    assert logprobs.grad.item() == pytest.approx(4 * math.log(2))  # type: ignore[union-attr]
+    far = unbiased_kl(torch.tensor([0.0]), torch.tensor([-1.0]), torch.tensor([-90.0]))
+    assert far.item() == pytest.approx(math.exp(20) * (math.exp(-1)), rel=1e-5), "the ratio is at most e^20"
+
+
+def test_only_the_unbiased_kl_has_the_kls_gradient_off_policy() -> None:
+    """Tokens of an older policy; the expectation over them taken exactly."""
+    logits = torch.tensor([0.3, -0.5, 1.1], dtype=torch.float64)
+    reference = torch.tensor([0.9, 0.2, -0.4], dtype=torch.float64).log_softmax(-1)
+    old = torch.tensor([-0.4, 0.5, 0.2], dtype=torch.float64).log_softmax(-1)
+
+    def gradient(value: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        z = logits.clone().requires_grad_()
+        value(z.log_softmax(-1)).backward()
+        assert z.grad is not None
+        return z.grad
+
+    exact = gradient(lambda logp: (logp.exp() * (logp - reference)).sum())
+    assert torch.allclose(gradient(lambda logp: (old.exp() * unbiased_kl(logp, reference, old)).sum()), exact)
+    for kind in ("k2", "k3"):
+        wrong = gradient(lambda logp: (old.exp() * kl_estimate(logp, reference, kind)).sum())  # type: ignore[arg-type] # noqa: B023
+        assert not torch.allclose(wrong, exact, rtol=0.05), kind
 
 
 @given(gap=st.floats(-15, 15), size=st.floats(1e-6, 1))

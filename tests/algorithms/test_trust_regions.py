@@ -10,7 +10,7 @@ from torch import Tensor
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.returns import response_sums
-from mathrl.algorithms.trust_regions import dppo_loss, geometric_mean_loss, mean_log_ratio, sapo_loss
+from mathrl.algorithms.trust_regions import dppo_loss, geometric_mean_loss, mean_log_ratio, near_policy, sapo_loss
 
 LENGTHS = torch.tensor([3, 2])
 WIDE = Clip(1.0, 50.0, None)
@@ -146,3 +146,20 @@ def test_sums_and_means_of_responses_wait_for_no_values() -> None:
     values, lengths = torch.zeros(3, device="meta"), torch.tensor([2, 1], device="meta")
     assert response_sums(values, lengths).shape == (2,)
     assert spread(values[:2], lengths, 3).shape == mean_log_ratio(values, lengths).shape == (3,)
+
+
+def test_far_responses_lose_their_negative_tokens_alone() -> None:
+    """Means of sampler - policy: 0.6 / 3 = 0.2, and -0.9 / 2 = -0.45, where the policy is the more likely one."""
+    logprobs = torch.tensor([-1.0, -0.5, -0.5, -0.1, -0.2], requires_grad=True)
+    sampler = torch.tensor([-0.4, -0.5, -0.5, -1.0, -0.2])
+    advantages = torch.tensor([-1.0, 0.0, -2.0, -1.0, -1.0])
+
+    def kept(limit: float) -> list[bool]:
+        return near_policy(logprobs, sampler, advantages, LENGTHS, limit).tolist()
+
+    assert kept(0.19) == [False, True, False, True, True]
+    assert kept(0.21) == [True] * 5
+    assert not near_policy(logprobs, sampler, advantages, LENGTHS, 0.19).requires_grad
+    assert near_policy(logprobs, sampler, -advantages, LENGTHS, 0.19).tolist() == [True] * 5
+    other = near_policy(sampler, logprobs.detach(), advantages, LENGTHS, 0.19).tolist()
+    assert other == [True, True, True, False, False], "sampler and policy exchanged: the other response is far"

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mathrl.core.metrics import JsonlSink, without_timings
+from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.fsdp_learner import FsdpLearner
 from mathrl.learners.learner import make_learner
@@ -39,6 +40,7 @@ from mathrl.params.training import Training
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.open_rl import Helpers
+from mathrl.trainers.reference import MovingReference
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
 from mathrl.trainers.training_run import TrainingRun
@@ -60,7 +62,9 @@ GROUPS = small.changed(
     RL, minibatches=2, epochs=2, loss={"drop_ratio": 1.00001}, dev={"export": "best"}, optimizer={"lr": 0.03},
     gradient_checkpointing=True,
 )  # fmt: skip
-KEPT = small.changed(RL, dev={"export": "best"}, ema=0.9, optimizer=MUON)  # every kind of tensor there is
+KEPT = small.changed(
+    RL, dev={"export": "best"}, ema=0.9, optimizer=MUON, kl={"coef": 0.1, "reset_every": 2}
+)  # every kind of tensor there is
 MODEL = Model(
     base=FreshModel(hidden_size=64, intermediate_size=96, layers=4, heads=2, kv_heads=1, max_positions=128),
     precision="float32",
@@ -196,6 +200,16 @@ class Widest:
             nn.Linear.forward = forward  # type: ignore[method-assign]
 
 
+def reset_and_restored(policy: Any, reference: Any, folder: Path) -> None:
+    """Zeros in the reference become the policy's weights by a reset, and again by the shards of a checkpoint."""
+    moving = MovingReference(*(dict(each.named_parameters()) for each in (policy, reference)), sharded=True)
+    for fill in (moving.reset, partial(moving.load, Checkpoint(2, {}, {}, folder))):
+        for weight in moving.weights.values():
+            own_part(weight).zero_()
+        fill()
+        moving.write(folder)
+
+
 def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
     """Models that are divided as they are loaded, beside the same loaded whole."""
     results: dict[str, Any] = {}
@@ -203,6 +217,7 @@ def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
         one = load_model(folder, model, "cpu", plain=True)
         policy = load_to_train(load_model, folder, model, ranks)
         reference, critic = sharded_copy(policy).requires_grad_(False), make_scorer(policy)
+        reset_and_restored(policy, reference, out.with_suffix(".parts"))
         rows = [sum(own_part(each).numel() for each in network.parameters()) for network in (one, policy)]
         with (
             while_scoring(policy, ranks),

@@ -22,12 +22,12 @@ from mathrl.models.scores import make_scorer
 from mathrl.params.optimizer import AdamW
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardInput, RewardResult
-from mathrl.trainers.batch import group_logprobs
 from mathrl.trainers.collect import Collector, StepRollouts, dev_figures
 from mathrl.trainers.critic import critic_gradient
 from mathrl.trainers.curriculum import make_order
 from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.preference import response_logprob_sums
+from mathrl.trainers.scores import group_logprobs
 from mathrl.trainers.sft import negative_log_likelihood
 from mathrl.trainers.supervised import Item, _gradient
 from tests.trainers.small import CountsOnes, scored_batch

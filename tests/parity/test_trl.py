@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from mathrl.algorithms.advantages import group_advantages
 from mathrl.algorithms.aggregation import spread, token_weights
-from mathrl.algorithms.kl import kl_estimate
+from mathrl.algorithms.exploration import adapted_entropy_coef, highest_entropies
+from mathrl.algorithms.kl import kl_estimate, unbiased_kl
 from mathrl.algorithms.policy_loss import Clip, policy_loss
+from mathrl.algorithms.trust_regions import near_policy
 from mathrl.grading.reward_functions import accuracy_reward
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.run import FreshModel
@@ -48,22 +51,32 @@ def trl_loss(
     old_SL: Tensor,
     reference_SL: Tensor,
     advantages: Tensor,
+    entropies_SL: Tensor | None = None,
     **settings: Any,
-) -> Tensor:
+) -> tuple[Tensor, Any]:
+    """The loss that TRL computes, and the trainer that its method saw."""
     settings = {
         "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "importance_sampling_level": "token",
         "beta": 0.0, "loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.28, "use_vllm": False,
         "current_gradient_accumulation_steps": 1, "max_completion_length": LONGEST, "aux_loss_enabled": False,
         "_entropy_bonus_enabled": False, "use_adaptive_entropy": False, "entropy_coef": 0.0,
+        "get_off_policy_mask": trainer.get_off_policy_mask,
     } | settings  # fmt: skip
-    accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
-    entropies_SL = torch.zeros_like(old_SL)
+    unbiased = settings.pop("use_bias_correction_kl", False)
+    sampler = {"sampling_per_token_logps": settings.pop("sampler_SL")} if "sampler_SL" in settings else {}
+    accelerator = SimpleNamespace(
+        num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True,
+        pad_across_processes=lambda x, dim, pad_index: x,
+    )  # fmt: skip
+    entropies_SL = torch.zeros_like(old_SL) if entropies_SL is None else entropies_SL
+    control = {name: settings.pop(name) for name in list(settings) if name.startswith("entropy_coef_")}
+    control["entropy_target"] = settings.pop("entropy_target", 0.2)
     self = SimpleNamespace(
         **settings,
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
         _metrics={"train": defaultdict(list)},
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1, **SAPO),
+        args=SimpleNamespace(use_bias_correction_kl=unbiased, delta=None, steps_per_generation=1, **SAPO, **control),
         _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs_SL, entropies_SL, None),
     )
     ids = torch.zeros(old_SL.shape, dtype=torch.long)
@@ -76,9 +89,11 @@ def trl_loss(
         "old_per_token_logps": old_SL,
         "ref_per_token_logps": reference_SL,
         "num_items_in_batch": ragged.mask_SL.sum(),
+        **sampler,
     }
+    self.get_high_entropy_mask = partial(trainer.get_high_entropy_mask, self)
     loss: Tensor = trainer._compute_loss(self, None, inputs)
-    return loss
+    return loss, self
 
 
 @pytest.mark.parametrize(
@@ -104,7 +119,7 @@ def test_trl_compute_loss(
     old_SL = -ragged.noise().abs()
     start_SL, reference_SL = old_SL + ragged.noise(0.4), old_SL + ragged.noise(0.4)
     theirs_SL = start_SL.clone().requires_grad_()
-    theirs = trl_loss(trainer, ragged, theirs_SL, old_SL, reference_SL, advantages_S, **theirs_are)
+    theirs, _ = trl_loss(trainer, ragged, theirs_SL, old_SL, reference_SL, advantages_S, **theirs_are)
     theirs.backward()
     ours_N = ragged.flat(start_SL).requires_grad_()
     low = 1.0 if kind == "cispo" else 0.2
@@ -122,6 +137,65 @@ def test_trl_compute_loss(
     ours.backward()
     agree(ours, theirs)
     agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+
+
+def test_trls_off_policy_mask_and_unbiased_kl(trainer: Any, ragged: Any, agree: Any) -> None:
+    """DeepSeek-V3.2's two terms, with the log-probs of a sampler that are not the old ones."""
+    advantages_S, old_SL = ragged.noise()[:, 0], -ragged.noise().abs()
+    start_SL, reference_SL, sampler_SL = (old_SL + ragged.noise(scale) for scale in (0.4, 0.4, 0.2))
+    start_SL = start_SL - 0.3 * ragged.noise()[:, :1]
+    theirs_SL = start_SL.clone().requires_grad_()
+    settings = {"beta": 0.1, "off_policy_mask_threshold": 0.1, "use_bias_correction_kl": True}
+    theirs, _ = trl_loss(
+        trainer, ragged, theirs_SL, old_SL, reference_SL, advantages_S, sampler_SL=sampler_SL, **settings
+    )
+    theirs.backward()
+    ours_N, lengths_S = ragged.flat(start_SL).requires_grad_(), ragged.lengths_S
+    old_N, advantages_N = ragged.flat(old_SL), spread(advantages_S, lengths_S)
+    kept_N = near_policy(ours_N, ragged.flat(sampler_SL), advantages_N, lengths_S, 0.1)
+    assert kept_N.any() and (len(kept_N) < 12 or not kept_N.all())
+    loss_N, _ = policy_loss("clip", ours_N, old_N, advantages_N, lengths_S, Clip(0.2, 0.28))
+    loss_N = loss_N * kept_N + 0.1 * unbiased_kl(ours_N, ragged.flat(reference_SL), old_N)
+    ours = (spread(token_weights(lengths_S, "sequence_mean", LONGEST).double(), lengths_S) * loss_N).sum()
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_trls_top_entropy_quantile(trainer: Any, ragged: Any, agree: Any, share: float) -> None:
+    advantages_S, old_SL = ragged.noise()[:, 0], -ragged.noise().abs()
+    start_SL, entropies_SL = old_SL + ragged.noise(0.4), ragged.noise().abs().float()
+    theirs_SL = start_SL.clone().requires_grad_()
+    settings = {"top_entropy_quantile": share, "entropies_SL": entropies_SL, "loss_type": "dapo"}
+    theirs, _ = trl_loss(trainer, ragged, theirs_SL, old_SL, old_SL, advantages_S, **settings)
+    theirs.backward()
+    ours_N, lengths_S = ragged.flat(start_SL).requires_grad_(), ragged.lengths_S
+    advantages_N, kept_N = spread(advantages_S, lengths_S), torch.ones(int(lengths_S.sum()), dtype=torch.bool)
+    chosen_N = highest_entropies(ragged.flat(entropies_SL), kept_N, share)
+    assert chosen_N.any() and not chosen_N.all()
+    loss_N, _ = policy_loss("clip", ours_N, ragged.flat(old_SL), advantages_N, lengths_S, Clip(0.2, 0.28))
+    ours = (loss_N * chosen_N).mean()
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("target", [0.2, 1.5])
+def test_trls_adaptive_entropy(trainer: Any, ragged: Any, agree: Any, coef: float, target: float) -> None:
+    """Its coefficient after a step whose mean entropy is about 0.8; a bonus is applied at the next one."""
+    old_SL, entropies_SL = -ragged.noise().abs(), ragged.noise().abs()
+    settings: dict[str, Any] = {
+        "use_adaptive_entropy": True, "_entropy_bonus_enabled": True, "entropy_coef": coef, "entropy_target": target,
+        "entropy_coef_delta": 0.02, "entropy_coef_min": 0.0, "entropy_coef_max": 0.04, "_entropy_window_stats": None,
+        "_last_world_entropy": float("inf"), "entropies_SL": entropies_SL,
+    }  # fmt: skip
+    _, after = trl_loss(trainer, ragged, old_SL, old_SL, old_SL, ragged.noise()[:, 0], **settings)
+    entropy = float(ragged.flat(entropies_SL).mean())
+    agree(entropy, after._last_world_entropy)
+    agree(adapted_entropy_coef(coef, entropy, target, 0.02, (0.0, 0.04)), after.entropy_coef)
+    assert after.entropy_coef != coef or (coef == 0 and target < entropy)
 
 
 @pytest.mark.parametrize("scale", ["group", "none"])

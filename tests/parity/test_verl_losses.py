@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
+from mathrl.algorithms.exploration import covariances, covariances_within, highest_covariances
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import Clip, policy_loss
 from mathrl.algorithms.returns import clipped_value_loss
@@ -23,8 +24,8 @@ def algos() -> Any:
     return core_algos
 
 
-def actor(algos: Any, low: float, high: float, dual: float) -> Any:
-    from verl.workers.config import ActorConfig
+def actor(algos: Any, low: float, high: float, dual: float, **policy: float) -> Any:
+    from verl.workers.config import ActorConfig, PolicyLossConfig
 
     config = ActorConfig(
         strategy="fsdp",
@@ -34,6 +35,7 @@ def actor(algos: Any, low: float, high: float, dual: float) -> Any:
         clip_ratio_low=low,
         clip_ratio_high=high,
         clip_ratio_c=dual,
+        policy_loss=PolicyLossConfig(**policy),
     )
     config.global_batch_info["loss_scale_factor"] = LONGEST
     return config
@@ -194,3 +196,45 @@ def test_verl_entropy(ragged: Any, agree: Any) -> None:
     logits_NV = torch.randn(30, 11, generator=ragged.generator)
     rows_N = torch.arange(30)
     agree(token_logprobs(logits_NV, rows_N, rows_N % 11, 1.0)[1], entropy_from_logits(logits_NV))
+
+
+def test_verls_clip_cov(algos: Any, ragged: Any, agree: Any) -> None:
+    """With room for all tokens between the bounds, so that chance decides nothing; and without a clip on the way."""
+    old_SL, advantages_SL = -ragged.noise().abs(), ragged.noise()
+    start_SL = old_SL + ragged.noise(0.3)
+    theirs_SL = start_SL.clone().requires_grad_()
+    config = actor(algos, 0.999, 50.0, 1e9, clip_cov_ratio=1.0, clip_cov_lb=0.2, clip_cov_ub=1.0)
+    theirs, figures = algos.get_policy_loss_fn("clip_cov")(
+        old_SL, theirs_SL, advantages_SL, ragged.mask_SL, "token-mean", config, None
+    )
+    theirs.backward()
+    ours_N, advantages_N = ragged.flat(start_SL).requires_grad_(), ragged.flat(advantages_SL)
+    covariances_N = covariances(ours_N.detach(), advantages_N, torch.ones(len(ours_N), dtype=torch.bool))
+    chosen_N = covariances_within(covariances_N, 1.0, 0.2, 1.0, torch.Generator())
+    loss_N, _ = policy_loss("clip_cov", ours_N, ragged.flat(old_SL), advantages_N, ragged.lengths_S, Clip(0.999, 50.0))
+    ours = loss_N.masked_fill(chosen_N, 0.0).mean()
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+    agree(chosen_N.double().mean(), figures["actor/pg_clipfrac"])
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4])
+def test_verls_kl_cov(algos: Any, ragged: Any, agree: Any, share: float) -> None:
+    old_SL, advantages_SL = -ragged.noise().abs(), ragged.noise()
+    start_SL = old_SL + ragged.noise(0.3)
+    theirs_SL = start_SL.clone().requires_grad_()
+    config = actor(algos, 0.2, 0.2, 1e9, kl_cov_ratio=share, ppo_kl_coef=0.7)
+    theirs, _ = algos.get_policy_loss_fn("kl_cov")(
+        old_SL, theirs_SL, advantages_SL, ragged.mask_SL, "token-mean", config, None
+    )
+    theirs.backward()
+    ours_N, advantages_N, old_N = (ragged.flat(values_SL) for values_SL in (start_SL, advantages_SL, old_SL))
+    ours_N.requires_grad_()
+    covariances_N = covariances(ours_N.detach(), advantages_N, torch.ones(len(ours_N), dtype=torch.bool))
+    held_N = highest_covariances(covariances_N, share)
+    loss_N, _ = policy_loss("kl_cov", ours_N, old_N, advantages_N, ragged.lengths_S, Clip(0.2, 0.2))
+    ours = (loss_N + 0.7 * held_N * (ours_N - old_N).abs()).mean()
+    ours.backward()
+    agree(ours, theirs)
+    agree(ours_N.grad, ragged.flat(theirs_SL.grad))

@@ -21,6 +21,8 @@ from mathrl.models.model_shape import config_of, shape_of
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.shapes import ModelShape
+from mathrl.models.small_copy import small_config
+from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.optimizer import AdamW, Lora, Muon
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
@@ -106,6 +108,20 @@ def test_trained_bytes_are_the_learners(kind: Any, lora: Lora | None) -> None:
     assert planned["policy: gradients"] == flat.gradients.nbytes
     states = sum(value.nbytes for value in learner.state().values() if value.dim())
     assert planned["policy: optimizer states"] == states
+
+
+def test_muon_keeps_one_moment_of_experts() -> None:
+    """The plan leaves out the routers, which Muon trains too."""
+    config = small_config(AutoConfig.for_model("qwen3_moe"))
+    model, shape = AutoModelForCausalLM.from_config(config), shape_of(config)
+    flat = FlatParameters(model)
+    learner = OptimizerSet(model, flat, Muon(lr=1e-3), 10)
+    flat.gradients.fill_(0.1)
+    learner.step(0)
+    states = sum(value.nbytes for value in learner.state().values() if value.dim())
+    routers = sum(weight.numel() for name, weight in model.named_parameters() if name.endswith("mlp.gate.weight"))
+    planned = trained_states(shape, Muon(lr=1e-3), None, "policy")["policy: optimizer states"]
+    assert planned - states == 4 * routers and routers < 0.01 * shape.experts
 
 
 def zero(stage: int, *more: str, processes: int = 64) -> Params:

@@ -26,7 +26,6 @@ from mathrl.models.logprobs import prepare_language_model
 from mathrl.models.prepared import compute_as
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
-from mathrl.params.advantage import Ramp
 from mathrl.params.curriculum import AdaptiveSamples, AsGiven, EasyToHard, PassRate, PoolCurriculum, Pools
 from mathrl.params.loss import Masked, Truncated
 from mathrl.params.optimizer import AdamW, Muon
@@ -128,23 +127,13 @@ class Case:
 
 
 COMMON: dict[str, Any] = {
-    "steps": 3,
-    "prompts_per_step": 4,
-    "group_size": 4,
-    "max_tokens": 8,
+    "steps": 3, "prompts_per_step": 4, "group_size": 4, "max_tokens": 8, "ema": 0.8, "tokens_per_microbatch": 48,
     "optimizer": {
-        "type": "adamw",
-        "lr": 5e-3,
-        "beta2": 0.95,
-        "weight_decay": 0.0,
-        "warmup_steps": 2,
-        "schedule": "linear",
+        "type": "adamw", "lr": 5e-3, "beta2": 0.95, "weight_decay": 0.0, "warmup_steps": 2, "schedule": "linear",
         "clip_norm": 0.2,
     },
-    "ema": 0.8,
     "dev": {"every": 1, "samples": 2},
-    "tokens_per_microbatch": 48,
-}
+}  # fmt: skip
 METHOD = {name: COMMON[name] for name in ("steps", "optimizer", "tokens_per_microbatch")}
 HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
     "GRPO, process supervision": {"judge": lambda: steps_of_two},
@@ -160,6 +149,10 @@ def ppo(whiten: bool = False, lr: float = 3e-3, **critic: Any) -> dict[str, Any]
     """PPO with groups of two, and a critic with these settings."""
     gae = {"type": "gae", "lam": 0.9, "gamma": 0.98, "whiten": whiten, "critic": FAST_CRITIC | critic}
     return {"advantage": gae, "group_size": 2, "optimizer": {"lr": lr}}
+
+
+def line(start: float, end: float, steps: int = 2, after: int = 0) -> dict[str, float]:
+    return {"start": start, "end": end, "steps": steps, "after": after}
 
 
 FAST_CRITIC: dict[str, Any] = {"optimizer": {"lr": 1e-2}}
@@ -204,7 +197,7 @@ CASES: dict[str, Case] = {
     ),
     "leave-one-out, KL in the reward": Case(combined(advantage="rloo", epochs=2, **KL_IN_REWARD)),
     "parts with a ramp": Case(
-        combined(advantage={"type": "gdpo", "weights": {"ones": 2.0, "short": Ramp(start=1.0, end=0.0, steps=2)}})
+        combined(advantage={"type": "gdpo", "weights": {"ones": 2.0, "short": line(1.0, 0.0)}})
     ),
     "the mean of the steps' returns": Case(
         combined(advantage={"type": "process", "step_returns": "mean"}), helpers={"judge": lambda: steps_of_two}
@@ -249,6 +242,28 @@ CASES: dict[str, Case] = {
             **OFF, **KL_IN_REWARD, asynchronous=FIXED.model_copy(update={"staleness": 2}),
             loss={"type": "gspo", "low": 0.01, "high": 0.02},
             importance=Masked(level="sequence", low=0.95, high=1.05),
+        )
+    ),
+    "tokens of high entropy, an entropy controller": Case(
+        combined(
+            minibatches=2, importance=Truncated(high=2.0),
+            loss={"top_entropy": 0.4, "entropy_coef": 0.01, "entropy_controller": {"target": 3.351}},
+        )
+    ),
+    "settings that move": Case(
+        combined(
+            minibatches=2, kl={"coef": 0.1},
+            schedules={
+                "temperature": line(1.0, 0.7), "max_tokens": [line(4, 6, steps=1), line(6, 8, steps=1, after=1)],
+                "high": line(0.01, 0.02), "kl_coef": line(0.2, 0.0, steps=4), "entropy_coef": line(0.0, 0.1),
+            },
+        )
+    ),
+    "a reference that is reset": Case(combined(kl={"coef": 0.2, "reset_every": 2})),
+    "far responses, the unbiased KL": Case(
+        combined(
+            **OFF, asynchronous=FIXED, importance=Truncated(high=2.0), kl={"coef": 0.1, "estimator": "unbiased"},
+            loss={"off_policy_limit": 1e-4},
         )
     ),
     "older samples against a critic": Case(

@@ -26,10 +26,11 @@ from mathrl.rewards.compose import RewardFunction, RewardInput, RewardResult
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
-from mathrl.trainers.batch import Batch, make_batch, score
+from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.rl import RlResult, train_rl
 from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.scores import score
 from mathrl.trainers.training_run import TrainingRun
 
 # Tiny products gain nothing from threads, and lose much where cores are busy.

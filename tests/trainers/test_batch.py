@@ -12,8 +12,9 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
 from mathrl.params.advantage import Gae
 from mathrl.params.train import Rl
-from mathrl.trainers.batch import Batch, Scores, cut, make_batch, response_advantages, token_advantages
+from mathrl.trainers.batch import Batch, cut, make_batch, response_advantages, token_advantages
 from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.scores import Scores
 from tests.trainers.small import scored_batch
 
 CPU = Ranks(torch.device("cpu"))

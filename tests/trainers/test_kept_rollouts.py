@@ -57,7 +57,7 @@ def test_keeping_changes_nothing_of_the_run(small: Any, tmp_path: Path) -> None:
 def test_who_has_no_memory_for_the_log_probs_of_kept_tokens_is_named(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mathrl.trainers.batch.response_logprobs", lambda *_, **__: torch.empty(2**48))
+    monkeypatch.setattr("mathrl.trainers.scores.response_logprobs", lambda *_, **__: torch.empty(2**48))
     with pytest.raises(OutOfMemory, match=r"log-probs of the policy \(.*lower rl\.tokens_per_microbatch"):
         train(small, PARAMS, tmp_path)
 

@@ -1,6 +1,7 @@
 """The parts of engine trl that run without TRL: prompts, batches, sealed checkpoints, the sharing out of responses."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,24 @@ def test_responses_that_cannot_be_shared_out_evenly_are_refused() -> None:
     with pytest.raises(UserError, match="= 15 must be a multiple of minibatches x ranks = 1 x 2"):
         grpo_arguments(params, world=2, on_cpu=True, longest=128)
     assert grpo_arguments(params, world=3, on_cpu=True, longest=128)["per_device_train_batch_size"] == 5
+
+
+def test_masks_the_unbiased_kl_and_the_entropy_controller_are_trls_own() -> None:
+    trl = ("rl.engine=trl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.advantage.eps=1e-4")
+
+    def arguments(*overrides: str) -> dict[str, Any]:
+        return grpo_arguments(load_params(PARAMS, overrides=[*trl, *overrides]), world=1, on_cpu=True, longest=128)
+
+    plain = {"use_bias_correction_kl": False, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}
+    plain |= {"off_policy_mask_threshold": None}
+    made = arguments("rl.kl.coef=0.1")
+    assert {name: made[name] for name in plain} == plain, "TRL's default of the first is true"
+    assert arguments("rl.kl={coef: 0.1, estimator: unbiased}")["use_bias_correction_kl"]
+    control = "entropy_controller: {target: 0.4, delta: 0.01, low: 0.001, high: 0.5}"
+    made = arguments(f"rl.loss={{off_policy_limit: 0.5, top_entropy: 0.2, entropy_coef: 0.002, {control}}}")
+    expected = {"off_policy_mask_threshold": 0.5, "top_entropy_quantile": 0.2, "use_adaptive_entropy": True}
+    expected |= {"entropy_target": 0.4, "entropy_coef_delta": 0.01, "entropy_coef_min": 0.001, "entropy_coef_max": 0.5}
+    assert {name: made[name] for name in expected} == expected and made["entropy_coef"] == 0.002
 
 
 def demonstrations(*lengths: int) -> list[Group]:

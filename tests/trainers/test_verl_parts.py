@@ -97,6 +97,21 @@ def settings(*overrides: str, resume: Path | None = None) -> dict[str, Any]:
             },
         ),
         (
+            ["rl.loss={type: clip_cov, share: 0.01, covariance_low: 2, covariance_high: 6, low: 0.1, high: 0.3}"],
+            {
+                f"{ACTOR}.policy_loss.loss_mode": "clip_cov", f"{ACTOR}.policy_loss.clip_cov_ratio": 0.01,
+                f"{ACTOR}.policy_loss.clip_cov_lb": 2.0, f"{ACTOR}.policy_loss.clip_cov_ub": 6.0,
+                f"{ACTOR}.clip_ratio_low": 0.1, f"{ACTOR}.clip_ratio_high": 0.3,
+            },
+        ),
+        (
+            ["rl.loss={type: kl_cov, share: 0.02, coef: 0.3}"],
+            {
+                f"{ACTOR}.policy_loss.loss_mode": "kl_cov", f"{ACTOR}.policy_loss.kl_cov_ratio": 0.02,
+                f"{ACTOR}.policy_loss.ppo_kl_coef": 0.3, f"{ACTOR}.clip_ratio_low": "missing",
+            },
+        ),
+        (
             ["rl.importance={high: 5, reject: {level: sequence, low: 0, high: 2}}"],
             {
                 "algorithm.rollout_correction.rollout_is_threshold": 5.0,
