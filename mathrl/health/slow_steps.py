@@ -10,6 +10,7 @@ from mathrl.health.rules import Diagnosis, Row, Rule
 from mathrl.params.train import Rl
 from mathrl.params.training import Health
 
+SHORTEST_TAIL = 100  # tokens; a batch waits for shorter ones no longer than for the next request
 BETWEEN_UPDATES = ("time/step", "time/sync_wait", "time/sync", "time/eval")  # of a trainer that samples meanwhile
 
 
@@ -48,6 +49,9 @@ def sampling_share(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | N
 def long_tail(rows: Sequence[Row], health: Health, rl: Rl) -> Diagnosis | None:
     value = recent_median(rows, health, lambda row: row.get("rollout/longest_to_median"))
     if value is None or value <= health.long_tail:
+        return None
+    longest = recent_median(rows, health, lambda row: row.get("response_length_max"))
+    if longest is not None and longest < SHORTEST_TAIL:
         return None
     share = recent_median(rows, health, rollout_share)
     if share is not None and share < 0.5:  # then it costs little

@@ -206,6 +206,7 @@ def step_figures(rows: Sequence[Graded]) -> dict[str, float]:
         "reward/overall": float(rewards.mean()),
         "reward/overall_std": float(rewards.std(ddof=1)) if len(rows) > 1 else 0.0,
         "response_length": float(lengths.mean()),
+        "response_length_max": float(lengths.max()),
         "rollout/longest_to_median": float(lengths.max() / max(1.0, float(np.median(lengths)))),
         "rollout/length_reward_correlation": _correlation(lengths, rewards),
         "rollout/empty_groups": _empty_share(rows),

@@ -49,6 +49,8 @@ def test_sampling_that_takes_most_of_the_time_is_found(rollout: Any, raised: set
 def test_a_long_response_counts_where_sampling_takes_the_time() -> None:
     assert findings(rollout__longest_to_median=12.0) == {"long_tail"}
     assert findings(rollout__longest_to_median=7.0) == set()
+    assert findings(rollout__longest_to_median=12.0, response_length_max=200.0) == {"long_tail"}
+    assert findings(rollout__longest_to_median=12.0, response_length_max=24.0) == set()
     assert findings(rollout__longest_to_median=12.0, time__rollout=7.0, time__step=10.0) == {"long_tail"}
     assert findings(rollout__longest_to_median=12.0, time__rollout=2.0, time__step=10.0) == set()
 
