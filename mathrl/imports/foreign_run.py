@@ -113,7 +113,7 @@ HINTS = {
         "configuration": "Hydra writes .hydra/config.yaml into its run's folder",
     },
     "prime-rl": {"rollouts": "the file monitor keeps them in rollouts/"},
-    "tinker": {"rollouts": "its summaries have no texts"},
+    "tinker": {"rollouts": "summaries have texts where the environment keeps a trace, as ProblemEnv does"},
     "NeMo-RL": {
         "metrics": "logger.tensorboard_enabled=true keeps them",
         "rollouts": "they are in train_data_step*.jsonl",

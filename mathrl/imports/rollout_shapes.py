@@ -5,6 +5,7 @@ verl 0.8       ROLLOUT_DATA_DIR/12.jsonl               input, output, gts, score
 NeMo-RL 0.5    train_data_step12.jsonl                 content, rewards, idx
 mathrl         rollouts/rollouts.parquet               what a record keeps, of an own run or an import
 prime-rl       rollouts/step_12/train/all/traces.jsonl an episode with traces, each with its messages and reward
+tinker         iteration_000012/train_rollout_summaries.jsonl  a trajectory with steps, each with its trace
 any other      rows with a response and a reward
 """
 
@@ -56,6 +57,8 @@ def holds_rollouts(row: Mapping[str, Any]) -> bool:
     """Whether a row of a file is a rollout."""
     if "traces" in row or ("content" in row and "rewards" in row):
         return True
+    if "traj_idx" in row:
+        return any("trace" in step for step in row.get("steps", ()))
     has_response = any(isinstance(row.get(name, ""), str | list | None) and name in row for name in RESPONSES)
     return has_response and ("advantage" in row or any(name in row for name in REWARDS))
 
@@ -92,6 +95,8 @@ def read_rollouts(file: Path) -> Iterator[TheirRollout]:
             yield _of_record(row)
         elif "traces" in row:
             yield from _of_episode(row, default)
+        elif "traj_idx" in row:
+            yield from _of_trajectory(row)
         elif "content" in row and "rewards" in row:
             yield _of_messages(row, default)
         else:
@@ -185,6 +190,31 @@ def _of_episode(row: Mapping[str, Any], default: int) -> Iterator[TheirRollout]:
         question = next((str(data[name]) for name in PROMPTS if data.get(name)), "") or text_of(messages, "user")
         verdict = bool(total) if total in (0.0, 1.0) else None
         yield TheirRollout(default, question, text_of(messages, "assistant"), answers_of(truth), total, parts, verdict)
+
+
+def _of_trajectory(row: Mapping[str, Any]) -> Iterator[TheirRollout]:
+    """tinker-cookbook's summaries: the last step's trace has the prompt, the response and the parts of the reward."""
+    traced = [step for step in row["steps"] if step.get("trace")]
+    if not traced:
+        return
+    trace, metrics = traced[-1]["trace"], traced[-1].get("metrics") or {}
+    question, text = (
+        text_of((trace.get(name) or {}).get("messages", ""), role)
+        for name, role in (("prompt", "user"), ("policy_response", "assistant"))
+    )
+    correct = metrics.get("correct")
+    yield TheirRollout(
+        int(row["iteration"]),
+        question,
+        text,
+        answers_of((trace.get("reward") or {}).get("reference_answer")),
+        float(row["total_reward"]),
+        {name: float(value) for name, value in metrics.items() if _is_number(value)},
+        bool(correct) if correct in (0.0, 1.0) else None,
+        next(iter(row.get("tags") or ()), ""),
+        sum(int(step["ac_len"]) for step in row["steps"]),
+        traced[-1].get("stop_reason") == "length",
+    )
 
 
 def text_of(value: Any, role: str) -> str:

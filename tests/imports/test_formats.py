@@ -8,6 +8,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +173,42 @@ def test_tinker_cookbook_s_metrics(tmp_path: Path) -> None:
     gathered = gather(read_run(tmp_path))
     assert gathered.rl["group_size"] == 16 and gathered.rl["optimizer"]["lr"] == 4e-5
     assert gathered.rows[1]["rollout/zero_variance_share"] == pytest.approx(0.3) and gathered.rows[1]["entropy"] == 0.2
+
+
+def test_tinker_cookbook_s_summaries_with_traces(tmp_path: Path) -> None:
+    def trajectory(number: int, text: str, correct: float, **more: Any) -> dict[str, Any]:
+        said = {
+            "type": "conversation",
+            "messages": [{"role": "assistant", "content": [{"type": "text", "text": text}]}],
+        }
+        asked = {"type": "conversation", "messages": [{"role": "user", "content": "2+2?"}]}
+        reward = {"reference_answer": "4", "correct": bool(correct), "reward": f"{correct:.3f}"}
+        step = {
+            "step_idx": 0, "ob_len": 9, "ac_len": 5, "reward": correct, "stop_reason": "stop",
+            "metrics": {"correct": correct, "format": 1.0},
+            "trace": {"prompt": asked, "policy_response": said, "reward": reward},
+        }  # fmt: skip
+        return {
+            "schema_version": 1, "split": "train", "iteration": 3, "group_idx": 0, "traj_idx": number,
+            "tags": ["math"], "total_reward": correct, "final_reward": 0.0, "steps": [{**step, **more}],
+        }  # fmt: skip
+
+    rows = [trajectory(0, "\\boxed{4}", 1.0), trajectory(1, "\\boxed{5}", 0.0, stop_reason="length")]
+    folder = tmp_path / "iteration_000003"
+    folder.mkdir()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "env/all/reward/total": 0.5}\n')
+    (folder / "train_rollout_summaries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "eval_math_rollout_summaries.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    run = read_run(tmp_path)
+    assert [file.name for file in run.rollouts] == ["train_rollout_summaries.jsonl"] and len(run.validation) == 1
+    right, wrong = read_rollouts(run.rollouts[0])
+    assert (right.step, right.question, right.text, right.answers) == (3, "2+2?", "\\boxed{4}", ["4"])
+    assert (right.reward, right.verdict, right.source, right.tokens, right.truncated) == (1.0, True, "math", 5, False)
+    assert (wrong.verdict, wrong.truncated) == (False, True)
+    for row in rows:
+        del row["steps"][0]["trace"]
+    (folder / "train_rollout_summaries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_run(tmp_path).rollouts == []
 
 
 def test_conversations_of_trl_and_rewards_that_are_no_verdict(tmp_path: Path) -> None:
