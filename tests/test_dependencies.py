@@ -24,7 +24,7 @@ PROGRAMS |= {"mkdocstrings-python", "ipykernel"}  # plug-ins of mkdocs and of nb
 # verl and what it stands on: in an environment of their own (docs/reference/engines.md), as `make parity` does.
 VERL = {"verl", "ray", "hydra", "omegaconf"}
 # Installed beside the other packages by `make parity` alone.
-PARITY = {*VERL, "reasoning_gym"}
+PARITY = {*VERL, "reasoning_gym", "lm_eval", "lighteval"}
 # Installed beside the other packages by `make mutants` alone, from requirements of its own.
 MUTANTS = (ROOT / "tests" / "mutants" / "requirements.txt").read_text(encoding="utf-8")
 

@@ -90,11 +90,11 @@ GAE = {"type": "gae", "critic": {}}
 UPDATE = "activations of a micro-batch"
 # The pass that memory does not hold: the module and function that computes it, and how the error names it.
 RL_PASSES = {
-    "old log-probs": ("batch.response_logprobs", "log-probs of the policy", {"importance": {"when": "always"}}),
-    "reference": ("batch.response_logprobs", "log-probs of the reference", {"kl": {"coef": 0.1}}),
-    "probe": ("batch.response_logprobs", "log-probs of the reference", {"kl": {"type": "probe", "groups": 2}}),
-    "teacher": ("batch.response_logprobs", "log-probs of the teacher", {"advantage": "distillation"}),
-    "values": ("batch.token_scores", "critic's values", {"advantage": GAE}),
+    "old log-probs": ("scores.response_logprobs", "log-probs of the policy", {"importance": {"when": "always"}}),
+    "reference": ("scores.response_logprobs", "log-probs of the reference", {"kl": {"coef": 0.1}}),
+    "probe": ("scores.response_logprobs", "log-probs of the reference", {"kl": {"type": "probe", "groups": 2}}),
+    "teacher": ("scores.response_logprobs", "log-probs of the teacher", {"advantage": "distillation"}),
+    "values": ("scores.token_scores", "critic's values", {"advantage": GAE}),
     "the critic's update": ("critic.micro_batch_loss", UPDATE, {"advantage": GAE}),
     "update": ("policy_update.micro_batch_loss", UPDATE, {}),
 }

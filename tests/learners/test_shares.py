@@ -261,7 +261,7 @@ def test_entropies_are_computed_where_somebody_reads_them_alone(small: Any, monk
         wanted.append(entropy)
         return response_logprobs(*given, entropy=entropy)
 
-    for module in ("batch", "sft", "preference", "policy_update"):
+    for module in ("scores", "sft", "preference", "policy_update"):
         monkeypatch.setattr(f"mathrl.trainers.{module}.response_logprobs", watched)
     ranks, params = Ranks(torch.device("cpu")), Rl(group_size=4)
     group_logprobs(model, "policy", groups, params, ranks)

@@ -33,7 +33,7 @@ from mathrl.rewards.cascade import noisy_verdict
 from mathrl.stages import command
 
 ROOT = Path(__file__).parents[2]
-KL = 'rl.kl={"type": "loss", "coef": 0.5, "controller": null, "estimator": "k3"}'
+KL = 'rl.kl={"type": "loss", "coef": 0.5, "controller": null, "reset_every": null, "estimator": "k3"}'
 ROWS = [
     {"step": step, "reward/accuracy": accuracy, "trained_tokens": 5000, "response_length": 12.0}
     for step, accuracy in enumerate((0.5, 0.7, 0.9), 1)
