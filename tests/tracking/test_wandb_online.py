@@ -193,7 +193,11 @@ def test_wandb_sync_makes_one_run_of_the_sessions_of_an_offline_run(
     monkeypatch.delenv("WANDB_MODE")
     folders = sorted(map(str, tmp_path.glob("wandb/offline-run-*")))
     synced = subprocess.run(
-        ["wandb", "sync", "--yes", *folders], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-m", "wandb", "sync", "--yes", *folders],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
     )
     assert synced.returncode == 0, synced.stderr
     assert len(server.runs) == 1 and server.steps() == [1, 2, 3, 4, 5, 6, 7], synced.stderr
