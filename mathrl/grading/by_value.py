@@ -79,6 +79,8 @@ def same_expression(a: Node, b: Node) -> bool | None:
     both = kinds(a) | kinds(b)
     if "op" in both or "ellipsis" in both or "pm" in both:
         return _same_operation(a, b)
+    if "cases" in both and ("degree" in kinds(a)) != ("degree" in kinds(b)):
+        return False
     if "cases" in both and any(
         _has_words(part[0]) for node in (a, b) for case in find(node, "cases") for part in case.args[0]
     ):
