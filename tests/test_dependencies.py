@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 DISTRIBUTIONS = packages_distributions()
 LIBRARY, DEVELOPMENT = ("mathrl", "flows", "tasks"), ("tests", "tools", "benchmarks")
 # Loaded through other packages: DVC's S3 remote, the PostgreSQL driver of SQLAlchemy, MLflow's login, datatrove's
-# executors and readers of web archives, core.paths.import_optional.
+# executors and readers of web archives, core.mirroring.import_optional.
 PLUGINS = {"dvc-s3", "psycopg2-binary", "flask-wtf", "warcio", "faust-cchardet", "python-magic", "trafilatura"}
 PLUGINS |= {"wandb", "tensorboard"}
 SANDBOX = {"sympy"}  # for the code of responses, which mathrl/tools runs; the verifier reaches it through math-verify

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from mathrl.core.environment import Variable, install_command
 from mathrl.core.errors import UserError
@@ -51,6 +53,20 @@ def chosen_trackers() -> tuple[str, ...]:
             command = install_command("trackers")
             raise UserError(f"{where} names {name}, which is not installed: `{command}` installs it")
     return chosen
+
+
+def import_optional(name: str, purpose: str) -> Any:
+    """A module of W&B or TensorBoard, which not every installation has; `purpose` begins the error.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        package = name.partition(".")[0]
+        command = install_command("trackers")
+        raise UserError(f"{purpose} needs {package}, which is not installed: `{command}` installs it") from None
 
 
 @contextmanager

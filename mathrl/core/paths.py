@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.environment import Variable, install_command
+from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 
 HOME = ".mathrl"
@@ -129,20 +129,6 @@ def import_own(path: str, where: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{where}: {path!r} cannot be imported ({error}); write package.module.name") from error
-
-
-def import_optional(name: str, purpose: str) -> Any:
-    """A module of W&B or TensorBoard, which not every installation has; `purpose` begins the error.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        package = name.partition(".")[0]
-        command = install_command("trackers")
-        raise UserError(f"{purpose} needs {package}, which is not installed: `{command}` installs it") from None
 
 
 def workspace_preset() -> str:

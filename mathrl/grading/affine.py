@@ -7,15 +7,17 @@ r"""Lines, planes and linear spans with rational coefficients, as one set: a poi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from mathrl.grading.evaluate import Refused, exact_value
-from mathrl.grading.syntax import Node, is_expression, key, num, substitute, sym, symbols
+from mathrl.grading.syntax import Node, is_expression, num, substitute, sym, symbols
 
 _Row = tuple[Fraction, ...]
 _COORDINATES = (("x", "y"), ("x", "y", "z"), ("x_1", "x_2"), ("x_1", "x_2", "x_3"), ("x_1", "x_2", "x_3", "x_4"))
+_PARAMETER = re.compile(r"(?:[tsruvkc]|\\(?:lambda|mu|alpha|beta|gamma|tau))(?:_\d)?'?")
 MOST_COORDINATES = 6
 
 
@@ -29,7 +31,8 @@ class Affine(NamedTuple):
 def same_affine(truth: Node, answer: Node) -> bool | None:
     r"""Whether two lines, planes or spans are one set; None where a side is none, or neither is unmistakably one.
 
-    A tuple of names alone, (t, 2t), may be a point in terms of t: it is a line beside one that is written as a line.
+    A tuple of names alone, (t, 2t), may be a point in terms of t: it is a line beside one that is written as a line. So
+    is what has names that usually stand for given numbers, such as a and b.
 
     >>> from mathrl.grading.parser import parse
     >>> same_affine(parse("(1,0)+t(2,2)"), parse("(x,y)=(0,-1)+s(1,1)")), same_affine(parse("(t,2t)"), parse("(2t,4t)"))
@@ -79,12 +82,11 @@ def _is_line(node: Node) -> bool:
     """Whether a tree can only be a line, a plane or a span: a point with directions, or all points with a condition."""
     if node.kind == "list":
         bare = _without_domains(node)
-        return bare.kind != "list" and _is_line(bare)
+        return bare.kind == "rel" and (_is_line(bare) or bare.args[1][0].kind == "tuple")
     if node.kind == "rel" and node.args[0] == ("=", "="):  # (x - 1)/2 = y = z/3
         return symbols(node) == {"x", "y", "z"} and len({*node.args[1]}) == 3
     if node.kind == "rel" and node.args[0] == ("=",):
-        left, right = node.args[1]
-        return _is_line(right) or (left.kind == "tuple" and bool(symbols(right)) and right.kind == "tuple")
+        return _is_line(node.args[1][1])
     if node.kind == "unit":
         return _span_vectors(node) is not None
     if node.kind == "builder":
@@ -104,7 +106,8 @@ def _affine(node: Node) -> Affine | None:
         if cells is None:
             return None
         names = frozenset[str]().union(*map(symbols, cells))
-        return _parametric(cells) if names == declared or not (declared or names & {"x", "y", "z"}) else None
+        free = names == declared or (not declared and all(map(_PARAMETER.fullmatch, names)))
+        return _parametric(cells) if free else None
     except (Refused, _NotLinear):
         return None
 
@@ -208,12 +211,12 @@ def _system_cells(node: Node) -> tuple[Node, ...] | None:
 def _equations(node: Node) -> tuple[tuple[str, ...], list[tuple[Node, Node]]] | None:
     r"""The names and equations of \{(x, y) : x = y\}, of x + y + z = 1, and of a list of equations."""
     names: tuple[str, ...] | None = None
-    clauses: Sequence[Node] = (node,)
+    clauses: Sequence[Node] = node.args[0] if node.kind == "list" else (node,)
     if node.kind == "builder":
         pattern, clauses = node.args[:2]
         if pattern.kind == "rel" and pattern.args[0] == ("in",):
             pattern, domain = pattern.args[1]
-            if not key(domain).removeprefix("pow(").removeprefix("set:").startswith(("R", "reals")):
+            if domain.kind != "reals" and (domain.kind != "pow" or domain.args[0] != sym("set:R")):
                 return None
         cells = _vector(pattern)
         if cells is None or any(cell.kind != "sym" for cell in cells):

@@ -48,6 +48,7 @@ from mathrl.grading.syntax import (
     children,
     explain,
     find,
+    is_expression,
     key,
     kinds,
     num,
@@ -79,10 +80,8 @@ def same_expression(a: Node, b: Node) -> bool | None:
     both = kinds(a) | kinds(b)
     if "op" in both or "ellipsis" in both or "pm" in both:
         return _same_operation(a, b)
-    if "cases" in both and ("degree" in kinds(a)) != ("degree" in kinds(b)):
-        return False
     if "cases" in both and any(
-        _has_words(part[0]) for node in (a, b) for case in find(node, "cases") for part in case.args[0]
+        not is_expression(part[0]) for node in (a, b) for case in find(node, "cases") for part in case.args[0]
     ):
         return False
     try:
@@ -287,10 +286,6 @@ def _stages(a: Node, b: Node) -> Iterator[tuple[bool, int, Iterable[Point]]]:
             if names & INTEGER_NAMES:
                 yield True, 4, whole_points(names, names & INTEGER_NAMES)
         yield False, 2, points[:4]
-
-
-def _has_words(node: Node) -> bool:
-    return bool(kinds(node) & {"unit", "text"})
 
 
 def _too_fine(node: Node, inside: bool = False) -> bool:

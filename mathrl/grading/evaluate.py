@@ -340,7 +340,7 @@ class Numeric:
         if not values:
             raise OutsideDomain("no case holds")
         if not all(nearly_equal(values[0], value) for value in values[1:]):
-            raise Refused("cases that contradict each other")
+            raise OutsideDomain("cases that contradict each other")
         return values[0]
 
     def holds(self, condition: Node) -> bool:

@@ -249,7 +249,8 @@ def _unmarked_answer(text: str) -> Extraction:
         text = claim.strip()
     if len(text) <= 80 and "\n" not in text and _is_bare(text) and not _SENTENCE_END.search(text[:-1]):
         return Extraction(text, "whole")
-    formulas = [match for match in _FORMULA.finditer(text) if 0 <= prose_words(_formula_text(match)) < 2]
+    found = [(match, _formula_text(match)) for match in _FORMULA.finditer(text)]
+    formulas = [match for match, inside in found if inside and prose_words(inside) < 2]
     formula = formulas[-1] if formulas else None
     number = _last_number(text)
     if formula is not None and (number is None or number.start() < formula.end()):

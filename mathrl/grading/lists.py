@@ -109,9 +109,9 @@ def written_out(items: list[Node]) -> list[Node]:
 
 def by_label(truth_items: list[Node], answer_items: list[Node]) -> tuple[list[Node], list[Node]] | None:
     """The values in one order where words name them on a side: by the words, or as they stand beside other names."""
-    own, other = _labels(truth_items), _labels(answer_items)
     if len(truth_items) != len(answer_items) or len(truth_items) < 2:
         return None
+    own, other = _labels(truth_items), _labels(answer_items)
     if own is None or other is None:
         bare = answer_items if other is None else truth_items
         worded = truth_items if other is None else answer_items

@@ -152,7 +152,7 @@ def _is_label(node: Node) -> bool:
         return True
     if node.kind == "op":
         return node.args[0] in _COMPUTED
-    if node.kind == "func":  # \\cos A = 1/2
+    if node.kind == "func":  # \cos A = 1/2
         return bool(node.args[0] == "conj" or node.args[1].kind == "sym")
     if node.kind == "pow" and node.args[0].kind == "sym" and node.args[1].kind == "num":
         inverse = key(node.args[1]) == "-1" and node.args[0].args[0].isupper()

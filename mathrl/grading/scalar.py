@@ -147,7 +147,7 @@ def _same_quantity(truth: Node, answer: Node) -> bool | None:
         measured = _letters_as_unit(other) if symbols(other) else None
         if measured is not None:
             return _same_quantity(*((quantity, measured) if quantity is truth else (measured, quantity)))
-        if other.kind == "degree" and quantity.args[1].strip().lower() in ("rad", "radian", "radians"):
+        if other.kind == "degree" and meaning(quantity.args[1]).dimension == "rad":
             turned = Node("mul", ((other.args[0], Node("const", ("pi",)), num(Fraction(1, 180))),))
             return same_scalar(*((quantity.args[0], turned) if quantity is truth else (turned, quantity.args[0])))
         if other.kind in ("percent", "degree") and quantity.args[0].kind != other.kind:

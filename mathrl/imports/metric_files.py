@@ -19,7 +19,7 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.paths import import_optional
+from mathrl.core.mirroring import import_optional
 from mathrl.tracking.wandb_tracker import wandb_records
 
 Steps = dict[int, dict[str, float]]  # step → metrics under the trainer's names

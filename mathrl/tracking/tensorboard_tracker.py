@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import encodable
-from mathrl.core.paths import home, import_optional
+from mathrl.core.mirroring import import_optional
+from mathrl.core.paths import home
 from mathrl.core.records import RunRecord, TrackerState, record_name
 from mathrl.tracking.upload import flatten
 

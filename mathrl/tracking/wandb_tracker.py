@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.paths import home, import_optional
+from mathrl.core.mirroring import import_optional
+from mathrl.core.paths import home
 from mathrl.core.records import RunRecord, TrackerState, record_name
 
 ANSWER_SECONDS = 10.0  # for the server to open a run
