@@ -141,8 +141,8 @@ verl: install  ## verl with vLLM in an environment of its own (.venv-verl), for 
 	test -x .venv-verl/bin/python || $(BIN)/python -m venv .venv-verl
 	$(UV) pip install --python .venv-verl/bin/python 'verl[vllm]==0.9.1' pydantic ruamel.yaml rich httpx -e .
 
-faults: $(VENV)/.developing  ## Twenty kills of each stage at random moments, each run resumed to the same bits (10 minutes); then as many faults of samplers; a worker that dies.
-	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_samplers.py tests/platform/test_dead_worker.py -q -s
+faults: $(VENV)/.developing  ## Twenty kills of each stage at random moments, each run resumed to the same bits (10 minutes); then as many faults of samplers; a worker and a mirror that die.
+	FAULTS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_samplers.py tests/platform/test_dead_worker.py tests/tracking/test_trackers.py -q -s
 
 MUTANTS_ENVIRONMENT = test -x .venv-mutants/bin/python || $(BIN)/python -m venv .venv-mutants; \
 	packages=$$(.venv-mutants/bin/python -c $(SITE)); $(BIN)/python -c $(SITE) > $$packages/mathrl.pth; \

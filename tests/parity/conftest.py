@@ -27,7 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.path.name
         package = next(package for package in ("verl", "reasoning_gym", "lm_eval", "trl") if package in name)
         if find_spec(package) is None:
-            item.add_marker(pytest.mark.skip(reason=f"{package} is not installed; `make parity` installs and runs"))
+            how = "`make parity` installs and runs"
+            if package == "lm_eval":  # it and lighteval pin packages that the others need otherwise
+                how = "docs/explanation/other_harnesses.md says how"
+            item.add_marker(pytest.mark.skip(reason=f"{package} is not installed; {how}"))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
