@@ -111,8 +111,11 @@ def _import(name: str, purpose: str) -> Any:
 
 
 def last_step(folder: Path, run: str) -> int:
-    """The last step that the offline files of a run have; -1 without one."""
-    files = folder.glob(f"wandb/offline-run-*-{run}/run-{run}.wandb")
+    """The last step that the offline files of a run have; -1 without one.
+
+    W&B adds "-1" to the folder of a second session that starts within the same second: the file's name decides.
+    """
+    files = folder.glob(f"wandb/offline-run-*/run-{run}.wandb")
     steps = (item.history.step.num for file in files for item in wandb_records(file) if item.HasField("history"))
     return max(steps, default=-1)
 

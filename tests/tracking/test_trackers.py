@@ -169,9 +169,22 @@ def test_after_a_kill_the_same_run_goes_on_and_has_every_step_once(record: Path,
     say(record, "finished", 1.0)
     assert Mirror().sweep() == 1
     assert Counter(wandb_steps(tmp_path)) == Counter(range(1, 8))
-    assert len({folder.name.rpartition("-")[2] for folder in tmp_path.glob("wandb/offline-run-*")}) == 1
+    assert len({file.name for file in tmp_path.glob("wandb/offline-run-*/run-*.wandb")}) == 1, "one run"
     assert board_curve(tmp_path) == [(step, step / 16) for step in range(1, 8)]
     assert without_clock(read_run(tmp_path / "wandb").steps) == curve(range(1, 8))
+
+
+def test_sessions_that_start_within_the_same_second_are_one_run(record: Path, tmp_path: Path) -> None:
+    """W&B names the second one's folder offline-run-TIME-RUN-1."""
+    log(record, curve(range(1, 4)))
+    say(record, "stopped", 1.0)
+    assert Mirror().sweep() == 1
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    folder.rename(folder.with_name(f"{folder.name}-1"))
+    log(record, curve(range(4, 6)))
+    say(record, "finished", 2.0)
+    assert Mirror().sweep() == 1
+    assert sorted(wandb_steps(tmp_path)) == [1, 2, 3, 4, 5]
 
 
 def test_a_step_that_is_done_again_after_a_resume(record: Path, tmp_path: Path) -> None:
