@@ -29,8 +29,7 @@ from mathrl.core.paths import home, is_loopback, main_checkout, state_root, trac
 from mathrl.params.load import read_yaml
 from mathrl.tasks.concurrency import SLOTS
 from mathrl.tasks.prefect_server import ORIGINS
-from mathrl.tracking.client import EXPERIMENT, KIND, follow_move
-from mathrl.tracking.views import keep_views
+from mathrl.tracking.client import EXPERIMENT, KIND, follow_move, keep_views
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")
 POOL = "mathrl"

@@ -16,7 +16,7 @@ from mathrl.core.paths import checkout_or_here, project_setting, tracking_uri, w
 from mathrl.core.records import MirrorState
 
 UPLOAD_SECONDS = 60.0
-RESULTS_VIEW, CURVES_VIEW = "mathrl-results", "mathrl-curves"  # views of every experiment (mathrl/tracking/views.py)
+RESULTS_VIEW, CURVES_VIEW = "mathrl-results", "mathrl-curves"  # views of every experiment (mathrl/tracking/client.py)
 TRACKERS = ("mlflow", "wandb", "tensorboard")
 TRAINING = "?workflowType=machine_learning"  # MLflow's pages for training, not for GenAI
 

@@ -21,7 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.imports.metric_files import LOG_SUFFIXES, Steps, flatten, read_metrics
 from mathrl.imports.rollout_shapes import first_row, holds_rollouts
 from mathrl.params.other_trainers import OWN, TRAINERS, metric_names, our_metric, parameter_names
-from mathrl.tracking.wandb_tracker import wandb_records
+from mathrl.tracking.wandb_tensorboard import wandb_records
 
 # What a person types, and the trainer's name in the table of names. The last ones are forms of any trainer.
 SYSTEMS = {"verl": "verl", "trl": "TRL", "prime-rl": "prime-rl", "tinker": "tinker", "openrlhf": "OpenRLHF",

@@ -20,7 +20,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.mirroring import import_optional
-from mathrl.tracking.wandb_tracker import wandb_records
+from mathrl.tracking.wandb_tensorboard import wandb_records
 
 Steps = dict[int, dict[str, float]]  # step → metrics under the trainer's names
 STEP_NAMES = (

@@ -21,7 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.data.templates import prompt_text
 from mathrl.params.run import Prompt
-from mathrl.tracking.models import log_model
+from mathrl.tracking.client import log_model
 
 WEIGHTS = "model"  # the Hugging Face folder in that of a version
 PACKAGES = ("mlflow", "torch", "transformers", "accelerate")

@@ -1,13 +1,17 @@
-"""The MLflow client: its address, and a clear error if no server answers there.
+"""The MLflow client: its address, with a clear error if no server answers there; experiments with their saved views,
+and logged models.
 
-Where a project was moved or copied, its MLflow file names the folder of artifacts by the path that it had;
-that is mended.
+Where a project was moved or copied, its MLflow file names the folder of artifacts by the path that it had; that is
+mended.
 """
 
+import json
 import os
+import re
 import socket
 import sqlite3
 import urllib.parse
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,8 +20,8 @@ from filelock import FileLock
 
 from mathrl.core.environment import without_collections
 from mathrl.core.errors import UserError, without_logins
+from mathrl.core.mirroring import CURVES_VIEW, RESULTS_VIEW
 from mathrl.core.paths import home, tracking_uri, without_password
-from mathrl.tracking.views import views
 
 EXPERIMENT = "mathrl"
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI
@@ -123,7 +127,7 @@ def _login_apart(uri: str) -> str:
 
 ARTIFACTS = "artifacts"
 # MLflow has no call that changes these; where a release of it has other tables, what is missing is left out.
-COLUMNS = {
+ADDRESSES = {
     "experiments": ("artifact_location",),
     "runs": ("artifact_uri",),
     "logged_models": ("artifact_location",),
@@ -144,9 +148,148 @@ def follow_move() -> None:
             "SELECT artifact_location FROM experiments WHERE name LIKE 'mathrl%' AND artifact_location LIKE 'file://%'"
         )
         for old in {location for (location,) in store.execute(named)} - {place}:
-            for table, column in [(name, column) for name in tables & COLUMNS.keys() for column in COLUMNS[name]]:
+            for table, column in [(name, column) for name in tables & ADDRESSES.keys() for column in ADDRESSES[name]]:
                 store.execute(
                     f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
                     f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
                     (place, len(old) + 1, old, len(old) + 1, f"{old}/"),
                 )
+
+
+LONGEST_TEXT = 250  # MLflow allows 500 characters for a parameter of a logged model
+
+
+def model_paths(paths: Mapping[str, str]) -> dict[str, str]:
+    """The model folders among a stage's inputs or outputs, with their digests.
+
+    >>> model_paths({"models/rl": "77", "reports/rl": "1", "pipelines/recipes/a/b/model": "9"})
+    {'models/rl': '77', 'pipelines/recipes/a/b/model': '9'}
+    """
+    return {path: digest for path, digest in paths.items() if re.fullmatch(r"models/[^/]+|.*/model", path)}
+
+
+def model_name(path: str) -> str:
+    """The name by which a model folder is known.
+
+    >>> model_name("models/rl"), model_name("pipelines/recipes/study/grpo-s0/model")
+    ('rl', 'study-grpo-s0')
+    """
+    words = path.removeprefix("models/").removeprefix("pipelines/recipes/").removesuffix("/model")
+    return re.sub(r"[/:.%\"']", "-", words)
+
+
+def logged_model(client: Any, digest: str) -> Any | None:
+    """The logged model of these bytes, or None."""
+    models = client.search_logged_models(experiments(client), f"tags.`mathrl.digest` = '{digest}'", max_results=1)
+    return models[0] if models else None
+
+
+def log_model(
+    client: Any,
+    experiment: str,
+    path: str,
+    digest: str,
+    run_id: str,
+    tags: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
+) -> Any:
+    """The logged model of these bytes, created in `experiment` as the run's if there is none yet.
+
+    A model is its bytes: stages that make the same digest share one. It holds no files, only the path and the digest
+    under which DVC keeps them, until the stage register uploads it (registry.versions). Example of its tags:
+
+        {"mathrl.digest": "77aa…", "mathrl.path": "models/rl", "mathrl.workspace": "/home/me/mathrl", …}
+    """
+    with FileLock(home() / "models.lock"):
+        existing = logged_model(client, digest)
+        if existing is not None:
+            return existing
+        model = client.create_logged_model(
+            experiment,
+            model_name(path),
+            run_id,
+            params={k: v[:LONGEST_TEXT] for k, v in (params or {}).items()},
+            tags={"mathrl.digest": digest, "mathrl.path": path, **(tags or {})},
+            model_type="causal-lm",
+        )
+        return client.finalize_logged_model(model.model_id, "READY")
+
+
+TAG, NOTE = "mlflow.sharedViewState.", "mlflow.note.content"
+COLUMNS = (
+    "metrics.`rl/pass_at_1`",
+    "tags.`interval`",
+    "metrics.`sft/pass_at_1`",
+    "metrics.`dev/best`",
+    "params.`rl.optimizer.lr`",
+    "params.`rl.steps`",
+    "params.`rl.kl.coef`",
+    "params.`changed`",
+    "params.`data`",
+    "tags.`health`",
+)
+CHARTS = ("reward/accuracy", "dev/accuracy", "response_length", "rollout/truncated_share", "entropy", "kl")
+FIRST = "mathrl-first"  # the section of these charts
+
+
+def description(question: str) -> str:
+    """What MLflow's list of experiments says of the experiment of a question (`tracking.client.experiment`)."""
+    subject = f"Runs of {question}" if question else "Runs of the pipeline"
+    return f"{subject}: each holds the runs of its stages. Menu Views: Results (best first), Curves of RL."
+
+
+def views(question: str) -> dict[str, str]:
+    """The tags of an experiment for MLflow's menu Views, the list of results and the curves of RL, rewards first; and its
+    description.
+
+    A view is a tag `mlflow.sharedViewState.<id>` of at most 5,000 characters:
+
+        {"name": "Results", "createdAt": 0, "updatedAt": 0, "state": "{\\"selectedColumns\\": […], …}"}
+    """
+    results = {
+        "searchFilter": "tags.`mathrl.role` LIKE '%'",
+        "orderByKey": "metrics.`rl/pass_at_1`",
+        "orderByAsc": False,
+        "selectedColumns": list(COLUMNS),
+    }
+    curves = {
+        "searchFilter": "tags.`mlflow.source.name` = 'mathrl.stages.rl'",
+        "orderByKey": "metrics.`final/dev/accuracy`",
+        "orderByAsc": False,
+        "isAccordionReordered": True,
+        "compareRunCharts": [_chart(name) for name in CHARTS],
+        "compareRunSections": [{"uuid": FIRST, "name": "Rewards and accuracy", "display": True, "isReordered": True}],
+    }
+    tags = {TAG + RESULTS_VIEW: _view("Results", results), TAG + CURVES_VIEW: _view("Curves of RL", curves)}
+    return {NOTE: description(question)} | tags
+
+
+def keep_views(client: Any, experiment: Any) -> None:
+    """Give the experiment the views that it lacks, or has from an older version; a person's description stays."""
+    for key, text in views(experiment.name.partition("/")[2]).items():
+        if experiment.tags.get(key) != text and not (key == NOTE and key in experiment.tags):
+            client.set_experiment_tag(experiment.experiment_id, key, text)
+
+
+def _view(name: str, state: dict[str, Any]) -> str:
+    return json.dumps({"name": name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+
+
+def _chart(metric: str) -> dict[str, Any]:
+    nothing: Sequence[str] = []
+    return {
+        "type": "LINE",
+        "uuid": f"mathrl-{metric}",
+        "metricSectionId": FIRST,
+        "metricKey": metric,
+        "runsCountToCompare": 10,
+        "lineSmoothness": 0,
+        "scaleType": "linear",
+        "xAxisScaleType": "linear",
+        "xAxisKey": "step",
+        "yAxisKey": "metric",
+        "yAxisExpressions": nothing,
+        "range": {},
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }

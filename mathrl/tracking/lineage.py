@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.tracking.batches import LONGEST_PARAM
+from mathrl.tracking.batches import CODE, LONGEST_PARAM, link_to, links, queries, tags_under, unescape
 from mathrl.tracking.client import experiments
-from mathrl.tracking.names import CODE, link_to, links, queries, tags_under, unescape
 
 PAGE = 1000
 REMEDY = (

@@ -19,6 +19,7 @@ from mathrl.core.errors import UserError, without_logins
 from mathrl.core.mirroring import chosen_trackers
 from mathrl.core.records import MirrorState, RunRecord, TrackerState
 from mathrl.tracking.upload import TITLES
+from mathrl.tracking.wandb_tensorboard import TensorboardTracker, WandbTracker
 
 RETRY_SECONDS = 60.0  # until a tracker that did not answer is tried again
 REPORTS = (".html", ".md", ".png")
@@ -50,13 +51,8 @@ class Tracker(Protocol):
         """End the session; `running` where the run goes on without it."""
 
 
-def open_tracker(state: TrackerState) -> Tracker:
-    """The tracker of a state. Their packages are imported by `Tracker.open`, which takes a second."""
-    from mathrl.tracking.tensorboard_tracker import TensorboardTracker
-    from mathrl.tracking.wandb_tracker import WandbTracker
-
-    kinds: dict[str, Callable[[TrackerState], Tracker]] = {"wandb": WandbTracker, "tensorboard": TensorboardTracker}
-    return kinds[state.tracker](state)
+# Their packages are imported by `Tracker.open`, which takes a second.
+KINDS: dict[str, Callable[[TrackerState], Tracker]] = {"wandb": WandbTracker, "tensorboard": TensorboardTracker}
 
 
 @dataclass
@@ -115,7 +111,7 @@ class Feed:
             self._end(_summary(record))
             return
         if self.tracker is None:
-            tracker, self.tail = open_tracker(state), MetricsTail()
+            tracker, self.tail = KINDS[state.tracker](state), MetricsTail()
             state.step = tracker.open(record)
             self.tracker = tracker
         tracker = self.tracker

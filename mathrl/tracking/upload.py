@@ -5,7 +5,7 @@ Tags: `mathrl.record` (the record's name), `mathrl.pipeline` (digest of the reso
 run that made the input of a run that did happen is found by its output's digest, and stands in the parent's tag
 `stage.<name>`. In a sweep the parent is the study's run, and between them stands the trial's.
 
-A name that MLflow refuses is escaped (`tracking.names`), with the name as written in the run's tag
+A name that MLflow refuses is escaped (`tracking.batches`), with the name as written in the run's tag
 `name.<escaped>`. What MLflow refuses all the same is left out with a message, and costs nothing else.
 """
 
@@ -27,12 +27,9 @@ from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import MirrorState, RunRecord, TrackerState, read_record, record_name, records_folder
 from mathrl.core.results import training_sentence, training_table
 from mathrl.evaluation.forecast import forecast_of
-from mathrl.tracking.batches import MlflowBatches, Point, mlflow_tags
-from mathrl.tracking.client import experiment, experiments
-from mathrl.tracking.models import log_model, model_paths
-from mathrl.tracking.names import CODE, escape, link, links, queries
-from mathrl.tracking.parent import BEST, log_parent_params, parent_params, refresh_parent
-from mathrl.tracking.views import NOTE, keep_views
+from mathrl.tracking.batches import CODE, MlflowBatches, Point, escape, link, links, mlflow_tags, queries
+from mathrl.tracking.client import NOTE, experiment, experiments, keep_views, log_model, model_paths
+from mathrl.tracking.run_list import BEST, log_parent_params, parent_params, refresh_parent
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 DEV = "dev/accuracy"

@@ -10,9 +10,8 @@ from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.records import RunRecord
 from mathrl.registry.versions import register_version
-from mathrl.tracking.client import connect, experiment, experiments
+from mathrl.tracking.client import connect, experiment, experiments, logged_model
 from mathrl.tracking.lineage import way_back, way_forward
-from mathrl.tracking.models import logged_model
 from mathrl.tracking.upload import Upload, question
 
 DEV = "data/curated/dev.jsonl"
@@ -140,7 +139,7 @@ def test_a_question_has_an_experiment_of_its_own_and_lineage_does_not_end_there(
 
 
 def test_a_note_links_as_many_stages_as_mlflow_keeps(record: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mathrl.tracking.parent.LINKED", 2)
+    monkeypatch.setattr("mathrl.tracking.run_list.LINKED", 2)
     for n in range(4):
         run = record("rl", {}, {f"models/{n}": f"7{n}"}, {}, recipe="study", name=f"study/lr-{n}")
     client = connect()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mathrl.tracking.names import LONGEST, escape, unescape
+from mathrl.tracking.batches import LONGEST, escape, unescape
 
 TRICKY = st.lists(st.sampled_from([*"/.: _-a2b\n%'`\x00é請", "..", "//", ":2b:", "::", "\ud83d"]), max_size=12)
 NAMES = st.text(st.characters(), max_size=40) | TRICKY.map("".join)

@@ -15,10 +15,10 @@ from mathrl.cli.main import app
 from mathrl.core.files import write_jsonl
 from mathrl.core.records import RunRecord
 from mathrl.tracking import mirror as module
+from mathrl.tracking.batches import escape
 from mathrl.tracking.client import connect, experiments
 from mathrl.tracking.lineage import _step
 from mathrl.tracking.mirror import sync
-from mathrl.tracking.names import escape
 
 ODD = ("reward/len<100", "dev/AIME (2024)/accuracy", "reward/gsm8k+math", "a//b", "odd@name", "x" * 300, "\ud83d", "")
 INPUTS = {"data/gsm8k+math (1).jsonl": "aa", "data/curated/rl.jsonl": "bb"}

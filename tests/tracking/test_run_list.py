@@ -11,10 +11,9 @@ from mathrl.compose import load_params
 from mathrl.compose.changes import changed_since_commit
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.records import RunRecord, change_words, run_name
-from mathrl.tracking.client import connect, experiment
+from mathrl.tracking.client import connect, experiment, keep_views, views
 from mathrl.tracking.run_list import list_runs
 from mathrl.tracking.upload import Upload
-from mathrl.tracking.views import keep_views, views
 
 ROOT = Path(__file__).parents[2]
 PASS = {"sft/pass_at_1": 0.4, "sft/pass_at_1_low": 0.3, "sft/pass_at_1_high": 0.5,

@@ -21,7 +21,7 @@ from mathrl.imports.write_record import gather
 from mathrl.tracking import mirror as module
 from mathrl.tracking.client import connect
 from mathrl.tracking.mirror import Mirror
-from mathrl.tracking.wandb_tracker import wandb_records
+from mathrl.tracking.wandb_tensorboard import wandb_records
 from tests.tracking.test_mirror import HEALTH, NAME, record, say
 
 pytest.importorskip("wandb")

@@ -113,10 +113,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 MIRROR = """
 import os, signal, sys, time
-from mathrl.tracking import mirror as module, wandb_tracker
+from mathrl.tracking import mirror as module, wandb_tensorboard
 from tests.tracking.test_mirror import Unwatched
 module._system_monitor = lambda run_id: Unwatched()
-wandb_tracker.ANSWER_SECONDS = float(sys.argv[2])
+wandb_tensorboard.ANSWER_SECONDS = float(sys.argv[2])
 mirror = module.Mirror()
 for _ in range(3):
     complete = mirror.sweep()
