@@ -1,7 +1,6 @@
 """Before the first stage: whether all the stages fit the data (mathrl/stages/known_lengths.py)."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from mathrl.params import Params
 from mathrl.params.evaluate import TEST
 from mathrl.params.schema import READS
 from mathrl.tasks.repro import environment, is_up_to_date
-from mathrl.tasks.workspace import Workspace
+from mathrl.tasks.workspace import Workspace, answer_of
 
 CURATED = Path("data/curated")
 
@@ -44,10 +43,7 @@ def check_lengths(workspace: Workspace, what: Sequence[str], env: Mapping[str, s
     """
     curated = curated_splits(workspace.folder, workspace.params)
     command = [sys.executable, "-m", "mathrl.stages.known_lengths", *(["--curated"] if curated else []), *what]
-    asked = subprocess.run(command, cwd=workspace.folder, env=env, capture_output=True, text=True, check=False)
-    if asked.returncode:
-        raise UserError(asked.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
-    judged = json.loads(asked.stdout.splitlines()[-1])
+    judged = json.loads(answer_of(command, workspace.folder, env).splitlines()[-1])
     if judged["refused"]:
         raise UserError("; ".join(judged["refused"]))
     return curated is not None or not judged["unknown"]

@@ -21,9 +21,8 @@ from mathrl.core.environment import Variable
 from mathrl.core.progress import pause
 from mathrl.core.records import RunRecord, read_record
 from mathrl.evaluation.forecast import Forecast, recorded_forecast
-from mathrl.servers.server_states import read_states, servers_text
-from mathrl.tasks.mlflow_links import artifact_key, link_rollouts, link_run, records_of
-from mathrl.tasks.report import health_markdown
+from mathrl.servers.protocol import read_states, servers_text
+from mathrl.tasks.report import artifact_key, health_markdown, link_rollouts, link_run, records_of
 from mathrl.tasks.repro import ADVICE, NOISE
 from mathrl.tasks.workspace import Workspace
 

@@ -1,15 +1,20 @@
-"""Prefect's server as mathrl starts it: `uvicorn --factory mathrl.tasks.prefect_server:app`, or `:app_of_a_command`.
+"""Prefect's server as mathrl starts it: `uvicorn --factory mathrl.tasks.prefect_server:app`, or `:app_of_a_command`;
+and its slots, the number of flows that may compute at a time.
 
 Prefect's own answers every web page that a browser shows (CORS `*`) under every host name, and has no setting for the
-second. Whoever reaches it can run code, so requests of other pages are refused here.
+second. Whoever reaches it can run code, so requests of other pages are refused here. A slot is a GPU, or on a machine
+without one a share of its cores. `mathrl ui` makes the global concurrency limit `mathrl-slots`; without a server there
+is one flow, and nothing to limit.
 """
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from mathrl.core.environment import without_collections
+from mathrl.core.environment import Variable, without_collections
 from mathrl.core.hashing import digest
 from mathrl.core.request_origin import OwnRequests
 
@@ -61,3 +66,22 @@ def _guard(server: Any) -> Any:
     origins = [origin.strip().lower() for origin in os.environ.get(ORIGINS, "").split(",")]
     # Around the application and not a middleware of it: Prefect's services ask it in memory, under another host name.
     return OwnRequests(server, [origin for origin in origins if origin])
+
+
+SLOTS = "mathrl-slots"
+SECONDS_BEFORE_NOTICE = 1
+
+
+@contextmanager
+def slot(show: Callable[[str], None]) -> Iterator[None]:
+    """Wait for a free slot (with a notice) and hold it; the slot of a flow that dies is free when its lease ends."""
+    from prefect.concurrency.sync import concurrency  # 1 s, and the command line needs the name alone
+
+    with ExitStack() as held:
+        if os.environ.get("PREFECT_API_URL") and not Variable.OWN_SERVER.get():
+            try:
+                held.enter_context(concurrency(SLOTS, timeout_seconds=SECONDS_BEFORE_NOTICE))
+            except TimeoutError:
+                show(f"all slots of {SLOTS} are taken: waiting\n")
+                held.enter_context(concurrency(SLOTS))
+        yield

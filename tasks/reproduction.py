@@ -21,6 +21,7 @@ from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.planning.final_values import JUDGED
 from mathrl.tasks.graph import Graph, follow_each
 from mathrl.tasks.repro import Preempted
+from mathrl.tasks.workspace import git, share_dvc
 
 # In the clone, with its own code: the schema is that of the commit.
 WRITE = """
@@ -74,14 +75,14 @@ class FreshClone:
             shutil.rmtree(partial, ignore_errors=True)
             partial.parent.mkdir(parents=True, exist_ok=True)
             # The objects are copied: nothing of the clone depends on the folder it came from.
-            _git(Path.cwd(), "clone", "--quiet", "--no-hardlinks", "--no-checkout", str(self.source), str(partial))
+            git(Path.cwd(), "clone", "--quiet", "--no-hardlinks", "--no-checkout", str(self.source), str(partial))
             try:
-                _git(partial, "checkout", "--quiet", "--detach", self.commit)
+                git(partial, "checkout", "--quiet", "--detach", self.commit)
             except UserError as error:
                 shutil.rmtree(partial)
                 raise UserError(f"{self.source} has no commit {self.commit}: fetch it there first ({error})") from None
             partial.rename(self.folder)
-        elif not (self.folder / ".git").exists() or _git(self.folder, "rev-parse", "HEAD").strip() != self.commit:
+        elif not (self.folder / ".git").exists() or git(self.folder, "rev-parse", "HEAD").strip() != self.commit:
             raise UserError(f"{self.folder} is no clone at {self.commit[:12]}: remove it, or choose another --folder")
 
     def install(self) -> dict[str, str]:
@@ -132,7 +133,7 @@ class FreshClone:
         """
         if (self.source / "dvc.lock").is_file():
             shutil.copy(self.source / "dvc.lock", self.folder)
-        share_remotes(self.source / ".dvc", self.folder / ".dvc")
+        share_dvc(self.source / ".dvc", self.folder / ".dvc", cache=False)
         command = [self.python, "-m", "dvc", "pull", *paths]
         done = subprocess.run(command, cwd=self.folder, env=self.environment(), capture_output=True, text=True)
         if done.returncode or not all((self.folder / path).exists() for path in paths):
@@ -195,23 +196,3 @@ class FreshClone:
 
 def _show(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)
-
-
-def share_remotes(source: Path, clone: Path) -> None:
-    """Give the clone the remotes and credentials of a .dvc folder, but not its cache."""
-    from dvc.config import Config, merge  # 0.2 s, which only a reproduction that fetches data pays
-
-    original = Config(str(source))
-    with Config(str(clone)).edit("local") as config:
-        for level in Config.REPO_LEVELS:
-            read = original.read(level)
-            merge(config, {name: read[name] for name in ("core", "remote") if name in read})
-    if (clone / "config.local").exists():
-        (clone / "config.local").chmod(0o600)
-
-
-def _git(folder: Path, *words: str) -> str:
-    git = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
-    if git.returncode:
-        raise UserError(f"git {words[0]} failed: {git.stderr.strip()}")
-    return git.stdout

@@ -23,12 +23,12 @@ from mathrl.core.files import read_json
 from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import home, main_checkout
 from mathrl.params.form import form_overrides
-from mathrl.tasks.concurrency import slot
 from mathrl.tasks.live_progress import LiveProgress, line_handler
+from mathrl.tasks.prefect_server import slot
 from mathrl.tasks.repro import environment
 from mathrl.tasks.run_names import name_run
 from mathrl.tasks.runs import run_recipe
-from mathrl.tasks.workspace import Workspace, in_use, with_study, workspace
+from mathrl.tasks.workspace import Workspace, answer_of, in_use, with_study, workspace
 
 LAST_LINES, REFRESH_SECONDS = 20, 2.0
 
@@ -77,13 +77,8 @@ def compare_winner(overrides: Sequence[str], root: Path, folder: Path, jobs: int
     """The winner of the study in `folder` against the present parameters, as a recipe of the folder `root`."""
 
     def output_of(*words: str) -> str:
-        command = [sys.executable, "-m", "mathrl.sweeps.compare", *words, *overrides]
-        answer = subprocess.run(
-            command, cwd=root, env=study_environment(root), capture_output=True, text=True, check=False
-        )
-        if answer.returncode:
-            raise UserError(answer.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
-        return answer.stdout
+        command = [sys.executable, "-m", "mathrl.sweeps.winner", *words, *overrides]
+        return answer_of(command, root, study_environment(root))
 
     found = json.loads(output_of("recipe").splitlines()[-1])
     if found["recipe"]:

@@ -174,13 +174,13 @@ def prune(root: Path, folder: Path) -> bool:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        _git(root, "worktree", "remove", "--force", str(folder))
+        git(root, "worktree", "remove", "--force", str(folder))
     return True
 
 
 def uncommitted_files(root: Path) -> list[str]:
     """Tracked files that differ from HEAD (a renamed one by both names), and untracked ones in the code folders."""
-    entries = iter(_git(root, "status", "--porcelain", "-z", "--untracked-files=all").split("\0")[:-1])
+    entries = iter(git(root, "status", "--porcelain", "-z", "--untracked-files=all").split("\0")[:-1])
     names: list[str] = []
     for entry in entries:
         state, name = entry[:2], entry[3:]
@@ -237,31 +237,36 @@ def _copy_choices(root: Path, folder: Path, preset: str | None, overrides: Seque
 def _follow_move(root: Path) -> None:
     """Where the project was moved, have its worktrees take git and DVC's cache from where they are now."""
     for folder in reconnect(root):
-        _share_dvc(root / ".dvc", folder / ".dvc")
+        share_dvc(root / ".dvc", folder / ".dvc")
 
 
 def _make_worktree(root: Path, folder: Path) -> None:
     if folder.exists():  # left incomplete by a kill
-        _git(root, "worktree", "remove", "--force", str(folder), check=False)
+        git(root, "worktree", "remove", "--force", str(folder), check=False)
         shutil.rmtree(folder, ignore_errors=True)
-    _git(root, "worktree", "prune")
-    _git(root, "worktree", "add", "--detach", str(folder), "HEAD")
-    _share_dvc(root / ".dvc", folder / ".dvc")
+    git(root, "worktree", "prune")
+    git(root, "worktree", "add", "--detach", str(folder), "HEAD")
+    share_dvc(root / ".dvc", folder / ".dvc")
 
 
-def _share_dvc(root: Path, worktree: Path) -> None:
-    """Copy the checkout's DVC configuration, with this machine's own: the same cache, remotes and credentials.
+def share_dvc(root: Path, worktree: Path, *, cache: bool = True) -> None:
+    """Copy the DVC configuration of a .dvc folder, with this machine's own: remotes, credentials, and the same cache.
 
-    DVC resolves relative paths from the file in which they stand; they are adapted.
+    Without `cache` the remotes and credentials alone. DVC resolves relative paths from the file in which they stand;
+    they are adapted.
     """
-    from dvc.config import Config, merge  # 0.2 s, which only a new worktree pays
+    from dvc.config import Config, merge  # 0.2 s, which few commands pay
 
     original = Config(str(root))
     with Config(str(worktree)).edit("local") as config:
         for level in Config.REPO_LEVELS:
-            merge(config, original.read(level))
-        config["cache"]["dir"] = original["cache"].get("dir") or str(root / "cache")
-    if (root / "config.local").exists():
+            read = original.read(level)
+            merge(config, read if cache else {name: read[name] for name in ("core", "remote") if name in read})
+        if cache:
+            config["cache"]["dir"] = original["cache"].get("dir") or str(root / "cache")
+    if not cache and (worktree / "config.local").exists():
+        (worktree / "config.local").chmod(0o600)
+    elif (root / "config.local").exists():
         shutil.copymode(root / "config.local", worktree / "config.local")
 
 
@@ -292,18 +297,27 @@ def _settings(preset: str | None, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def commit_of(folder: Path) -> str:
-    return _git(folder, "rev-parse", "HEAD").strip()
+    return git(folder, "rev-parse", "HEAD").strip()
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _git(root: Path, *words: str, check: bool = True) -> str:
-    git = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
-    if check and git.returncode:
-        raise UserError(f"git {words[0]} failed: {git.stderr.strip()}")
-    return git.stdout
+def git(root: Path, *words: str, check: bool = True) -> str:
+    """What git prints; raises UserError where it fails, unless `check` is off."""
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise UserError(f"git {words[0]} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def answer_of(command: Sequence[str], folder: Path, env: Mapping[str, str], text: str = "") -> str:
+    """What a program of mathrl prints that runs in `folder`; raises UserError with its error where it has one."""
+    done = subprocess.run(command, cwd=folder, env=env, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(done.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+    return done.stdout
 
 
 def reconnect(root: Path) -> list[Path]:
@@ -338,9 +352,7 @@ def link_inputs(
     if not readers:
         return
     command = [sys.executable, "-m", "mathrl.stages.inputs", *readers, *overrides]
-    linking = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True, check=False)
-    if linking.returncode:
-        raise UserError(linking.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+    answer_of(command, workspace, env)
 
 
 def _reads_files(stage: str, params: Params) -> bool:

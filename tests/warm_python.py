@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 MODULES = ("dvc", "uvicorn", "prefect", "prefect.engine", "prefect.flow_engine", "mlflow", "mathrl.tracking.mirror",
-           "mathrl.sweeps.run", "mathrl.sweeps.worker")  # fmt: skip
+           "mathrl.sweeps.run")  # fmt: skip
 ROOMS = ("mathrl.stages.", "tests.", "benchmarks.")
 OWN = ("mathrl.cli", "mathrl.params", "mathrl.tasks.")  # what a program imports that is given by -c
 IMPORTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynamo",

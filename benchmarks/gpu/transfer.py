@@ -16,8 +16,8 @@ from benchmarks.gpu.workload import run_params, synchronize, write_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.models.weights import full_weights
 from mathrl.rollout.open_engine import training_engine
-from mathrl.servers.ask_server import state_of
-from mathrl.servers.started_servers import close_servers
+from mathrl.servers.protocol import state_of
+from mathrl.servers.serve import close_servers
 
 SYNCS = 4
 

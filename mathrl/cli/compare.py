@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mathrl.cli.options import Overrides, Presets, join_presets
-from mathrl.cli.output import AsJson, print_document, print_lines, print_table
+from mathrl.cli.output import AsJson, print_document, print_lines, print_result, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
@@ -71,10 +71,7 @@ def compare(
         folders = [model_folder(text, start) for text in (before, after)]
         name = chosen or params.evaluate.benchmarks[0]
         test = compare_in_looks((folders[0], folders[1]), name, params, looks, difference)
-        if as_json:
-            print_document(test.to_row())
-        else:
-            print(test.verdict())
+        print_result(as_json, test.to_row(), test.verdict())
         return
     if difference is not None:
         raise UserError("--difference belongs to --looks N; mathrl plan evaluate --difference plans an evaluation")

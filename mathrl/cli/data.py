@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_document, print_result
 from mathrl.core.types import read_problems
 from mathrl.curation.decisions import Doubt, Verdict, doubtful, read_decisions
 from mathrl.curation.decontaminate_files import Keys, decontaminate_files
@@ -74,12 +74,9 @@ def decontaminate(
     keys = Keys(prompt_key, solution_key, answer_key, id_key)
     files = [*against, *(more or [])]
     figures = decontaminate_files(train, files, rule=clean, output=output, report=report, keys=keys)
-    if as_json:
-        print_document({**figures, "output": str(output), "report": str(report)})
-        return
-    print(f"{figures['rows']} rows, {figures['kept']} kept, {figures['dropped']} dropped")
-    for file, hits in sorted(figures["hits_by_file"].items()):
-        print(f"  {file}: {hits}")
+    lines = [f"{figures['rows']} rows, {figures['kept']} kept, {figures['dropped']} dropped"]
+    lines += [f"  {file}: {hits}" for file, hits in sorted(figures["hits_by_file"].items())]
+    print_result(as_json, {**figures, "output": str(output), "report": str(report)}, *lines)
 
 
 def _model(model: str) -> str:
@@ -145,7 +142,4 @@ def export(
 ) -> None:
     """Write curated problems as veRL or RLinf rows."""
     count = rows.export(read_problems(file), format, output)
-    if as_json:
-        print_document({"rows": count, "output": str(output), "format": format})
-    else:
-        print(f"{count} rows in {output}")
+    print_result(as_json, {"rows": count, "output": str(output), "format": format}, f"{count} rows in {output}")

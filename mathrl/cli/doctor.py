@@ -26,8 +26,7 @@ from mathrl.core.gpus import nvidia_smi, visible_gpus
 from mathrl.core.paths import home, main_checkout, tracking_uri, without_password
 from mathrl.core.records import all_records
 from mathrl.engines.verl_process import attention_of, verl_python
-from mathrl.servers.ask_server import state_of
-from mathrl.servers.server_states import read_states, state_text
+from mathrl.servers.protocol import read_states, state_of, state_text
 from mathrl.tools.bubblewrap import INSTALL
 from mathrl.tools.process import why_no_sandbox
 from mathrl.tracking.client import check_answers

@@ -6,9 +6,12 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import product
+from math import prod
 from pathlib import Path
+from statistics import stdev
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,28 +22,21 @@ from mathrl.compose import load_params
 from mathrl.compose.checks import tool_problems
 from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
-from mathrl.core.results import results_table, short_name
+from mathrl.core.results import Comparison, ModelFigures, results_table, short_name
 from mathrl.evaluation.benchmark import read_benchmark
+from mathrl.evaluation.compare import compare_pair, holm
+from mathrl.evaluation.responses import read_run
 from mathrl.params.evaluate import TEST
+from mathrl.params.load import parse_yaml
 from mathrl.params.messages import near_path
 from mathrl.params.rollout import Bubblewrap, NoTool
 from mathrl.params.schema import Params
 from mathrl.reading.registry import REGISTRY, newer_than
 from mathrl.reports.evaluation import check_lengths, evaluate_once
+from mathrl.reports.find_responses import RESPONSES
 
 if TYPE_CHECKING:
     from mathrl.reports.probe import ProbeReport
-
-from collections.abc import Mapping
-from itertools import product
-from math import prod
-from statistics import stdev
-
-from mathrl.core.results import Comparison, ModelFigures
-from mathrl.evaluation.compare import compare_pair, holm
-from mathrl.evaluation.responses import read_run
-from mathrl.params.load import parse_yaml
-from mathrl.reports.find_responses import RESPONSES
 
 
 class ToolName(StrEnum):

@@ -3,7 +3,6 @@
 What is known of the lengths of a run's data in this checkout, for a dry run and `mathrl plan`.
 """
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
 
 from mathrl.cli.output import print_table
+from mathrl.compose.changes import edit_yaml
 from mathrl.compose.derived import DataTokens, changes, derive
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import read_layers, write_experiment
@@ -143,29 +141,18 @@ def _model(params: Params, base: PretrainedModel) -> KnownModel | None:
 
 def _write(values: Mapping[str, Any], own: Params, folder: Path = FOLDER) -> list[str]:
     """Write the values into the section files, comments and all; the keys whose section the project does not have."""
-    yaml, left, files = YAML(), list[str](), dict[Path, Any]()
-    yaml.width = 120
+    left, files = list[str](), dict[Path, dict[str, Any]]()
     for key, value in values.items():
         try:
             value_at(own, key)
         except UserError:  # a critic, say, that a preset of this command alone has
             left.append(key)
             continue
-        section, *above, last = key.split(".")
-        file = folder / f"{section}.yaml"
-        if file not in files:
-            files[file] = (yaml.load(file.read_text(encoding="utf-8")) if file.exists() else None) or CommentedMap()
-        place = files[file]
-        for name in above:
-            bare = place.get(name)
-            if not isinstance(bare, dict):
-                place[name] = CommentedMap({"type": bare} if isinstance(bare, str) else {})
-            place = place[name]
-        place[last] = value
-    for file, content in files.items():
-        stream = io.StringIO()
-        yaml.dump(content, stream)
-        write_text(file, stream.getvalue())
+        section, _, rest = key.partition(".")
+        files.setdefault(folder / f"{section}.yaml", {})[rest] = value
+    for file, changed in files.items():
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        write_text(file, edit_yaml(before, changed, str(file)))
     if files:
         print(f"written: {', '.join(map(str, files))}")
     if left:

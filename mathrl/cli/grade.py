@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_document, print_result
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl, write_jsonl
 from mathrl.grading import grade_batch
@@ -70,19 +70,13 @@ def grade(
 
     write_jsonl(output, graded_rows())
     right = sum(verdict.correct for verdict in verdicts)
-    if as_json:
-        print_document(
-            {
-                "rows": len(rows),
-                "correct": right,
-                "output": str(output),
-                "response_key": response_key,
-                "answer_key": answer_key,
-            }
-        )
-        return
-    print(f"{right} of {len(rows)} correct ({right / len(rows):.1%}); rows with verdicts: {output}")
-    print(f"responses: field {response_key}; true answers: field {answer_key}")
+    document = {"rows": len(rows), "correct": right, "output": str(output)}
+    print_result(
+        as_json,
+        document | {"response_key": response_key, "answer_key": answer_key},
+        f"{right} of {len(rows)} correct ({right / len(rows):.1%}); rows with verdicts: {output}",
+        f"responses: field {response_key}; true answers: field {answer_key}",
+    )
 
 
 def _grade_run(

@@ -13,13 +13,14 @@ import typer
 
 import mathrl
 from mathrl.cli.inspect import given_keys, prompting_of, show, unread_advice
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_document, print_result
 from mathrl.compose import load_params
 from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text, written_aside
 from mathrl.core.gpus import CPU, Hardware, gpu_count
+from mathrl.curation.inspection import inspect_rows
 from mathrl.params.load import dump_yaml
 from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
@@ -131,10 +132,8 @@ def _make_demo(folder: Path, as_json: bool) -> None:
         write_text(aside / "params" / "experiment.yaml", (TEMPLATE / "demo.yaml").read_text(encoding="utf-8"))
         _commit(aside, f"Project {folder.name}: the demo")
     next_command = f"cd {shlex.quote(str(folder))} && mathrl run pipeline"
-    if as_json:
-        print_document({"project": str(folder.absolute()), "sections": {}, "warning": "", "next": next_command})
-    else:
-        print(f"project: {folder}\nnext: {next_command}    (a few minutes)")
+    document = {"project": str(folder.absolute()), "sections": {}, "warning": "", "next": next_command}
+    print_result(as_json, document, f"project: {folder}", f"next: {next_command}    (a few minutes)")
 
 
 def differences(sections: Mapping[str, dict[str, Any]], params: Path) -> dict[str, dict[str, Any]]:
@@ -167,8 +166,7 @@ def _sections(
     folder: Path, data: Path, model: str, test: Path | None, keys: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """The parameters that a project sets, by section, and what is wrong with most of its answers; empty: nothing."""
-    from mathrl.curation.inspection import inspect_rows  # and torch below: --help answers without them
-    from mathrl.models.load import load_tokenizer
+    from mathrl.models.load import load_tokenizer  # torch: --help answers without it
     from mathrl.models.model_shape import config_of, shape_of
     from mathrl.planning.project import project_sections, test_source
 

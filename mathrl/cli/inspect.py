@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,15 +12,11 @@ from mathrl.cli.output import AsJson, print_document, print_table
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable, write_text
+from mathrl.curation.inspection import GATE, Inspection, Prompting, inspect_rows
+from mathrl.curation.quality import DESCRIPTIONS
 from mathrl.params.load import validate_section
 from mathrl.params.messages import did_you_mean
 from mathrl.params.run import Prompt
-
-if TYPE_CHECKING:
-    from mathrl.curation.inspection import Inspection, Prompting
-
-from mathrl.curation.inspection import Inspection
-from mathrl.curation.quality import DESCRIPTIONS
 from mathrl.reports.lineage_picture import render
 
 KEYS = (
@@ -64,8 +60,6 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a file of problems holds: fields, faults, answers, languages, lengths, overlaps, and how to use it."""
-    from mathrl.curation.inspection import inspect_rows  # numpy and the grader: --help answers without them
-
     keys = given_keys(field or ())
     prompting = prompting_of(model, template)
     folder = benchmarks or (Path(default) if (default := Variable.DATA.get()) else None)
@@ -84,7 +78,7 @@ def inspect(
         print(f"\npage: {html}")
 
 
-def _document(inspection: "Inspection", page: Path | None) -> dict[str, Any]:
+def _document(inspection: Inspection, page: Path | None) -> dict[str, Any]:
     sniffed = inspection.sniffed
     kept = ["rows", "looked_at", "usable", "bad", "duplicates", "conflicts", "readings", "unread", "languages"]
     kept += ["prompts", "solutions", "levels", "subjects", "overlaps", "missing_benchmarks", "flawed", "section"]
@@ -114,14 +108,13 @@ def given_keys(fields: Sequence[str]) -> dict[str, str]:
     return keys
 
 
-def prompting_of(model: str | None, template: str | None) -> "Prompting":
+def prompting_of(model: str | None, template: str | None) -> Prompting:
     """How the rows are prompted: by the model's chat template if it has one, else by the template boxed. Chat
     lists without a model, and so without its chat template, are shown by their question.
 
     Raises:
         UserError: no such template, or a model without a tokenizer.
     """
-    from mathrl.curation.inspection import Prompting
     from mathrl.data.templates import is_chat, prompt_text, render
 
     if model is None:
@@ -141,7 +134,7 @@ def prompting_of(model: str | None, template: str | None) -> "Prompting":
     )
 
 
-def show(inspection: "Inspection", model: str | None) -> None:
+def show(inspection: Inspection, model: str | None) -> None:
     """Print the inspection as one screen after the other: fields, faults, answers, texts and examples."""
     sniffed, looked = inspection.sniffed, inspection.looked_at
     files = f"{len(inspection.files)} files" if len(inspection.files) > 1 else inspection.files[0].name
@@ -168,7 +161,7 @@ def show(inspection: "Inspection", model: str | None) -> None:
         print(f"  graded against: {encodable(' or '.join(example.answers))[:160]}{solution}")
 
 
-def _faults(inspection: "Inspection") -> None:
+def _faults(inspection: Inspection) -> None:
     looked = inspection.looked_at
     print(
         f"\nfaults: unusable rows {inspection.bad.total():,}, repeated questions {inspection.duplicates:,}, questions "
@@ -182,7 +175,7 @@ def _faults(inspection: "Inspection") -> None:
         print(f"  contradiction in {rows}: {encodable(' '.join(question.split()))[:80]} — {encodable(answers)[:120]}")
 
 
-def _answers(inspection: "Inspection") -> None:
+def _answers(inspection: Inspection) -> None:
     total = inspection.readings.total()
     shares = ", ".join(f"{kind} {count / total:.1%}" for kind, count in inspection.readings.most_common())
     print(f"\nanswers as the grader reads them: {shares}")
@@ -194,7 +187,7 @@ def _answers(inspection: "Inspection") -> None:
         print(f"  {advice}")
 
 
-def unread_advice(inspection: "Inspection") -> str:
+def unread_advice(inspection: Inspection) -> str:
     """What to do where the grader reads most answers as nothing; empty where it does not."""
     share = len(inspection.unread) / max(1, inspection.readings.total())
     if share <= 0.5:
@@ -205,10 +198,7 @@ def unread_advice(inspection: "Inspection") -> str:
     )
 
 
-def _flaws(inspection: "Inspection") -> None:
-    from mathrl.curation.inspection import GATE
-    from mathrl.curation.quality import DESCRIPTIONS
-
+def _flaws(inspection: Inspection) -> None:
     if not inspection.flaws:
         print("quality: no row breaks a rule of curate.quality")
         return
@@ -226,7 +216,7 @@ def _flaws(inspection: "Inspection") -> None:
         print(f"    for example {encodable(flaw.example.id)}: {shown} (answer: {answer})")
 
 
-def _instruction_note(inspection: "Inspection") -> str:
+def _instruction_note(inspection: Inspection) -> str:
     """What to say where most questions are in one language and the instruction beside them in English."""
     from mathrl.data.templates import BOXED_INSTRUCTION  # transformers: --help answers without it
 
@@ -243,7 +233,7 @@ def _instruction_note(inspection: "Inspection") -> str:
     )
 
 
-def _texts(inspection: "Inspection", model: str | None) -> None:
+def _texts(inspection: Inspection, model: str | None) -> None:
     total = len(inspection.problems)
     spoken = [(name, n / total) for name, n in inspection.languages.most_common() if n >= 0.005 * total]
     others = 1 - sum(share for _, share in spoken)

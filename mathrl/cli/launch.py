@@ -17,7 +17,7 @@ import typer
 from jinja2 import Environment, StrictUndefined
 
 from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, join_presets, with_choices
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_result
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
@@ -126,10 +126,8 @@ def launch(
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, job_file(machines, values))
     command = shlex.join(["sbatch", str(file)] if slurm else ["kubectl", "create", "--filename", str(file)])
-    if as_json:
-        print_document({"file": str(file), "folder": str(prepared.folder), "command": command})
-    else:
-        print(f"{file}\nit runs in {prepared.folder}; submit it with:\n{command}")
+    document = {"file": str(file), "folder": str(prepared.folder), "command": command}
+    print_result(as_json, document, str(file), f"it runs in {prepared.folder}; submit it with:", command)
 
 
 def plan_steps(stage: str, params: Params, *, servers: bool) -> list[LaunchStep]:

@@ -1,4 +1,4 @@
-"""The `mathrl` command: one command per file of this folder, imported when it is called.
+"""The `mathrl` command: its commands are in the files of this folder, imported when they are called.
 
 `mathrl --help` takes the first line of each command's docstring from its file, so that it answers at once.
 """
@@ -26,7 +26,8 @@ GROUPS = {
     "Look closer": ("runs", "models", "data"),
     "Runs of other trainers": ("import", "watch"),
 }
-FILES = {"import": "import_run"}  # the file and function of a command whose name Python keeps for itself
+# Commands whose file or function has another name: both.
+PLACES = {"import": ("other_trainers", "import_run"), "watch": ("other_trainers", "watch")}
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 # Old commands: the new words, and the release that moved them. They work for one minor version more, with a warning.
 MOVED = {
@@ -69,8 +70,8 @@ class LazyGroup(TyperGroup):
 
 def import_command(name: str) -> Any:
     """The command from its file."""
-    file = FILES.get(name, name)
-    function = getattr(importlib.import_module(f"mathrl.cli.{file}"), file)
+    file, own_name = PLACES.get(name, (name, name))
+    function = getattr(importlib.import_module(f"mathrl.cli.{file}"), own_name)
     if isinstance(function, typer.Typer):
         return get_command(function)
     single = typer.Typer(add_completion=False)
@@ -80,9 +81,9 @@ def import_command(name: str) -> Any:
 
 def help_line(name: str) -> str:
     """The first line of the command's docstring, or of its file's, without importing it."""
-    file = FILES.get(name, name)
+    file, own_name = PLACES.get(name, (name, name))
     tree = ast.parse((Path(__file__).parent / f"{file}.py").read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == file]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == own_name]
     return (ast.get_docstring(functions[0] if functions else tree) or "").partition("\n")[0]
 
 

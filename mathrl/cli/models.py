@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mathrl.cli.options import Overrides, Presets, join_presets
-from mathrl.cli.output import AsJson, print_document
+from mathrl.cli.output import AsJson, print_document, print_result
 from mathrl.compose import load_params
 from mathrl.core.code_values import code_text
 from mathrl.core.errors import EXIT_NO, UserError
@@ -43,10 +43,7 @@ def promote(
     """Make a registered version the champion if it passes the gate; exit status 1 if not."""
     os.chdir(main_checkout())
     promoted, message = gate.promote(connect(), model, benchmark, join_presets(presets), overrides or ())
-    if as_json:
-        print_document({"promoted": promoted, "decision": message})
-    else:
-        print(message)
+    print_result(as_json, {"promoted": promoted, "decision": message}, message)
     if not promoted:
         raise SystemExit(EXIT_NO)
 
@@ -57,10 +54,7 @@ def rollback(
 ) -> None:
     """Make the previous champion of a model its champion again."""
     decision = gate.rollback(connect(), model)
-    if as_json:
-        print_document({"decision": decision})
-    else:
-        print(decision)
+    print_result(as_json, {"decision": decision}, decision)
 
 
 @models.command()
@@ -77,10 +71,8 @@ def push(
     folder = Path(model).absolute()
     client = None if folder.is_dir() else connect()
     pushed = push_model(client, str(folder) if folder.is_dir() else model, to, private=not public)
-    if as_json:
-        print_document(asdict(pushed))
-    else:
-        print(f"{pushed.repository}: {len(pushed.files)} files, {', '.join(pushed.files)}\n{pushed.url}")
+    line = f"{pushed.repository}: {len(pushed.files)} files, {', '.join(pushed.files)}"
+    print_result(as_json, asdict(pushed), line, pushed.url)
 
 
 @models.command()
@@ -184,10 +176,8 @@ def reproduce(
     clone.write_sections(certificate.sections)
     certificate = _again(certificate, clone, place, names.index(first))
     publish(client, certificate, place)
-    if as_json:
-        print_document(certificate.to_row() | {"page": str(place / PAGE)})
-    else:
-        print(f"{certificate.verdict}\n{place / PAGE}")
+    page = str(place / PAGE)
+    print_result(as_json, certificate.to_row() | {"page": page}, certificate.verdict, page)
     if not certificate.same:
         sys.exit(EXIT_NO)
 

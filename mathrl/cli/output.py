@@ -39,6 +39,14 @@ def print_document(document: Mapping[str, Any]) -> None:
     print(text, file=_Documents.stream or sys.stdout, flush=True)
 
 
+def print_result(as_json: bool, document: Mapping[str, Any], *lines: str) -> None:
+    """Print the command's document with --json, else the lines."""
+    if as_json:
+        print_document(document)
+    else:
+        print(*lines, sep="\n")
+
+
 def print_error(message: str) -> None:
     """The document of a command that failed, unless it has printed its own: {"error": "no stage 'rx'"}."""
     if is_only_json() and not _Documents.printed:

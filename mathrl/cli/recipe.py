@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, join_presets, with_choices
-from mathrl.cli.output import AsJson, print_document, print_lines, print_table
+from mathrl.cli.output import AsJson, print_document, print_lines, print_result, print_table
 from mathrl.cli.run import call_flow, run
 from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
@@ -82,10 +82,8 @@ def recipe(
 def _write_graph(name: str, as_json: bool) -> None:
     write_recipe_graph(name, Path())
     file = graph_file(name)
-    if as_json:
-        print_document({"file": str(file), "command": f"dvc repro {file}"})
-    else:
-        print(f"wrote {file}; run it with: dvc repro {file}; without its folder `dvc status` does not name it")
+    line = f"wrote {file}; run it with: dvc repro {file}; without its folder `dvc status` does not name it"
+    print_result(as_json, {"file": str(file), "command": f"dvc repro {file}"}, line)
 
 
 def print_recipes(as_json: bool) -> None:

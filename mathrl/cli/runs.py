@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mathrl.cli.output import AsJson, print_document, print_lines, print_table
+from mathrl.cli.output import AsJson, print_document, print_lines, print_result, print_table
 from mathrl.cli.recipe import controls
 from mathrl.cli.ui import running_servers
 from mathrl.compose import load_params
-from mathrl.compose.changes import differences
+from mathrl.compose.changes import differences, edit_yaml
 from mathrl.core.errors import EXIT_NO, EXIT_TERMINATED, UserError
 from mathrl.core.files import write_text
 from mathrl.core.paths import RECIPES, checkout_or_here, main_checkout
@@ -143,7 +143,7 @@ def _adopt(root: Path, folder: Path, note: Mapping[str, Any]) -> str:
     Raises:
         UserError: params/ has changed since the run started, so that other results would follow.
     """
-    from mathrl.sweeps.promote import edit_yaml, promote  # optuna
+    from mathrl.sweeps.winner import promote  # optuna
 
     os.chdir(root)
     diff_command = ["git", "diff", "--name-only", str(note["commit"]), "HEAD", "--", "params"]
@@ -222,10 +222,8 @@ def report(
     material = _material(run, here)
     target = target or Path("reports") / "html" / f"{material.title.replace('/', '-').replace(' ', '-')}.html"
     colour = write_report(material, target, project_params())
-    if as_json:
-        print_document({"file": str(target.absolute()), "health": colour})
-        return
-    print(f"{target}  (health {colour}); open it in a browser: {target.absolute().as_uri()}")
+    line = f"{target}  (health {colour}); open it in a browser: {target.absolute().as_uri()}"
+    print_result(as_json, {"file": str(target.absolute()), "health": colour}, line)
 
 
 def _material(run: str, here: Path) -> Material:
@@ -326,14 +324,9 @@ def audit(
         _ask(started)
     rates = started.write(annotator_error)
     added = add_cases(files[1], started.cases()) if files[1] is not None else 0
-    if as_json:
-        folder = started.folder.absolute()
-        print_document(asdict(rates) | {"open": len(started.open), "folder": str(folder), "cases": added})
-        return
-    for line in rates.lines():
-        print(line)
-    if files[1] is not None:
-        print(f"{added} new cases in {files[1]}")
+    folder = started.folder.absolute()
+    document = asdict(rates) | {"open": len(started.open), "folder": str(folder), "cases": added}
+    print_result(as_json, document, *rates.lines(), *([f"{added} new cases in {files[1]}"] if files[1] else []))
 
 
 def _ask(started: Audit) -> None:
@@ -378,7 +371,4 @@ runs.command()(controls)
 def sync(as_json: AsJson = False) -> None:
     """Upload to MLflow and the other trackers the metrics and files that could not be uploaded during the runs."""
     complete = mirror.sync()
-    if as_json:
-        print_document({"complete": complete})
-    else:
-        print(f"{complete} runs are complete in MLflow")
+    print_result(as_json, {"complete": complete}, f"{complete} runs are complete in MLflow")

@@ -10,7 +10,7 @@ from mathrl.cli.options import Choices, Overrides, Presets, join_presets, with_c
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_loopback, main_checkout
-from mathrl.servers.vllm_login import KEY
+from mathrl.servers.protocol import KEY
 
 
 def serve(

@@ -18,11 +18,10 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.paths import main_checkout
 from mathrl.core.request_origin import OwnPages
-from mathrl.sweeps.promote import promote as write_winner
 from mathrl.sweeps.report import best_first, cells, row
-from mathrl.sweeps.storage import study_folder
-from mathrl.sweeps.study import best, open_study, read_study
-from mathrl.sweeps.worker import sweep_section
+from mathrl.sweeps.run import sweep_section
+from mathrl.sweeps.study import best, open_study, read_study, study_folder
+from mathrl.sweeps.winner import promote as write_winner
 from mathrl.tasks.workspace import with_study, workspace
 
 sweep = typer.Typer(name="sweep", add_completion=False, no_args_is_help=True, help=__doc__)

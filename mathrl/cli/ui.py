@@ -27,8 +27,7 @@ from mathrl.core.files import write_json
 from mathrl.core.mirroring import TRAINING, results_address
 from mathrl.core.paths import home, is_loopback, main_checkout, state_root, tracking_uri
 from mathrl.params.load import read_yaml
-from mathrl.tasks.concurrency import SLOTS
-from mathrl.tasks.prefect_server import ORIGINS
+from mathrl.tasks.prefect_server import ORIGINS, SLOTS
 from mathrl.tracking.client import EXPERIMENT, KIND, follow_move, keep_views
 
 HOST, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")

@@ -4,7 +4,8 @@
 
 A member is its name as a string, so that it stands wherever a variable's name does.
 
-The commands that install what is missing or start the servers: make's in a checkout of mathrl, else pip's.
+The commands that install what is missing or start the servers: make's in a checkout of mathrl, else pip's. Whether the
+Hugging Face hub answers: its client would try for half a minute, with a line per attempt.
 """
 
 import gc
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -33,17 +35,17 @@ class Variable(StrEnum):
     HOME = ("MATHRL_HOME", "folder of records, state, studies and local MLflow store; default .mathrl", "core.paths")
     STATE = ("MATHRL_STATE", "folder of checkpoints to resume from; default $MATHRL_HOME/state", "core.paths")
     DATA = ("MATHRL_DATA", "folder with the files of named problem sets; else the Hugging Face hub", "data.sources")
-    SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "rollout.vllm_login")
+    SERVE_KEY = ("MATHRL_SERVE_KEY", "key that `mathrl serve` and its clients share", "servers.protocol")
     SANDBOX_KEY = ("MATHRL_SANDBOX_KEY", "bearer key of the server of tools.url", "tools.open_tool")
     SERVERS = (
         "MATHRL_SERVERS",
         "addresses of the vLLM servers that a cluster's job has started, with commas; they replace "
         "rollout.servers.urls",
-        "rollout.servers",
+        "servers.server_pool",
     )
     JUDGE_KEY = ("MATHRL_JUDGE_KEY", "bearer key of the endpoint of a judge model", "rewards.model_judge")
     ENDPOINT_KEY = ("MATHRL_ENDPOINT_KEY", "bearer key of a model's endpoint that is asked", "rollout.endpoint")
-    SWEEP_STORAGE = ("MATHRL_SWEEP_STORAGE", "PostgreSQL URL for sweep.storage=environment", "sweeps.storage")
+    SWEEP_STORAGE = ("MATHRL_SWEEP_STORAGE", "PostgreSQL URL for sweep.storage=environment", "sweeps.study")
     VERL_PYTHON = (
         "MATHRL_VERL_PYTHON",
         "Python of the environment that has verl and mathrl, for rl.engine verl; default this one",
@@ -69,7 +71,6 @@ class Variable(StrEnum):
     PROGRESS = ("MATHRL_PROGRESS", "file of a stage's progress", "core.progress")
     RECORD = ("MATHRL_RECORD", "folder of the running stage's record", "core.progress, stages.stage_run")
     FLOW_RUN = ("MATHRL_FLOW_RUN", "id of the Prefect flow run that started the stage", "stages.stage_run")
-    SWEEP = ("MATHRL_SWEEP", "study that the stage belongs to", "stages.stage_run")
     TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "stages.stage_run")
     CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "mathrl.tasks.live_progress")
     OWN_SERVER = ("MATHRL_OWN_SERVER", "1: this command has a Prefect server of its own", "tasks")
@@ -129,3 +130,35 @@ def install_command(extra: str = "platform", *, gpu: bool = False) -> str:
     # A project has a copy of the versions for the machine on which it was made.
     versions = PACKAGE / "template" / "constraints-gpu.txt" if gpu else "constraints.txt"
     return f"pip install -c {versions} 'mathrl[{extra}]'"
+
+
+PROBE_SECONDS = 10.0
+NO_HUB = "it does not answer ($HF_ENDPOINT), or HF_HUB_OFFLINE is set"
+
+
+@cache
+def ask_hub_once() -> bool:
+    """Whether the hub answers one request; if it does not, its client looks only in its cache from then on.
+
+    Processes that this one starts inherit the answer.
+    """
+    from huggingface_hub import constants  # seconds to import, and only what comes from the hub needs it
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    import httpx
+
+    try:
+        httpx.head(constants.ENDPOINT, timeout=PROBE_SECONDS)
+    except httpx.TransportError as error:
+        if "CERTIFICATE" not in str(error):  # the hub's client may know other certificates
+            _look_only_in_the_cache()
+            return False
+    return True
+
+
+def _look_only_in_the_cache() -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read at the import of the hub's packages
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        if module := sys.modules.get(name):
+            module.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]

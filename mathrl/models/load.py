@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from mathrl.core.environment import ask_hub_once
 from mathrl.core.errors import UserError, memory_part
 from mathrl.core.files import read_json
-from mathrl.core.hub import ask_hub_once
 from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.device import keep_freed_memory, use_tf32
 from mathrl.models.export import export_model

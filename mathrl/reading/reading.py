@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.environment import NO_HUB, ask_hub_once
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed, sha256_file
-from mathrl.core.hub import NO_HUB, ask_hub_once
 from mathrl.core.types import Problem
 from mathrl.generators import VERSIONS, generate
 from mathrl.reading.row_files import Draw, Row, read_rows

@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mathrl.core.environment import NO_HUB, ask_hub_once
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest_path
-from mathrl.core.hub import NO_HUB, ask_hub_once
 from mathrl.core.paths import home
 from mathrl.registry.reproduction import JSON, PAGE
 from mathrl.registry.versions import weights_of

@@ -21,8 +21,8 @@ from mathrl.rollout.resolve import resolve_rollout
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.rollout.vllm_engine import generation_config, open_vllm
+from mathrl.servers.serve import StartedServers, start_servers
 from mathrl.servers.server_pool import ServerPool
-from mathrl.servers.started_servers import StartedServers, start_servers
 from mathrl.servers.vllm_arguments import dtype_name
 
 

@@ -26,9 +26,9 @@ from mathrl.params.rollout import Rollout
 from mathrl.rollout.engine import Ended, Groups, Progress, Prompts, Sampling, keep_nothing, request_seeds
 from mathrl.rollout.ranks import from_rank_0, gather
 from mathrl.rollout.vllm_engine import finish_reason
+from mathrl.servers.protocol import ADAPTER
 from mathrl.servers.server import SentWeights, Server, ServerDied
 from mathrl.servers.server_pool import ServerPool
-from mathrl.servers.vllm_login import ADAPTER
 
 if TYPE_CHECKING:
     from mathrl.servers.weight_transfer import Sender, SyncedWeights

@@ -13,7 +13,7 @@ from typing import Any
 
 from mathrl.core.request_origin import Message, Receive, Send
 from mathrl.models.weights import adapter_digest
-from mathrl.servers.vllm_login import (
+from mathrl.servers.protocol import (
     ADAPTER,
     FAILED,
     FINISH,

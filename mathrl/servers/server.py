@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 
 from mathrl.core.errors import UserError
-from mathrl.servers.ask_server import SECONDS, ask_server
-from mathrl.servers.vllm_login import HAS_OTHERS, NOT_AS_SENT, PATH, WEIGHTS, login_headers
+from mathrl.servers.protocol import HAS_OTHERS, NOT_AS_SENT, PATH, SECONDS, WEIGHTS, ask_server, login_headers
 
 CONNECT_SECONDS = 30.0
 PIECE_TOKENS = 256  # of a response per message, which bounds a message's size

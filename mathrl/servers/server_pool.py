@@ -16,8 +16,8 @@ from dataclasses import asdict
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.params.rollout import Servers
+from mathrl.servers.protocol import ServerState, write_states
 from mathrl.servers.server import OtherWeights, SentWeights, Server, ServerDied
-from mathrl.servers.server_states import ServerState, write_states
 
 POLL_SECONDS = 1.0
 WATCH_SECONDS = 15.0  # between two looks at the progress of servers with requests, at most

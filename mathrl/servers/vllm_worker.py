@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 import mathrl.servers.vllm_worker  # noqa: F401  # registers its engines with vLLM
 from mathrl.core.guard import die_with_parent
 from mathrl.models.weights import WeightDigest, folder_weights, with_head
-from mathrl.servers.gpu_handles import handles_from_json
+from mathrl.servers.transfer_client import handles_from_json
 from mathrl.servers.vllm_arguments import TRANSFER_BACKENDS
 
 
@@ -99,7 +99,7 @@ class IpcReceiver(Counted, IPCWeightTransferEngine):  # type: ignore[misc]  # un
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> Any:
         if update_dict.get("ipc_handles_pickled") is not None:
-            raise ValueError("handles are JSON here (mathrl/servers/gpu_handles.py): nothing is unpickled")
+            raise ValueError("handles are JSON here (mathrl/servers/transfer_client.py): nothing is unpickled")
         handles = handles_from_json(update_dict["ipc_handles"])
         return super().parse_update_info({**update_dict, "ipc_handles": handles})
 

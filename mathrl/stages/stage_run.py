@@ -31,7 +31,7 @@ from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import code_version, state_root, typed_overrides, workspace_groups, workspace_preset
-from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record
+from mathrl.core.records import Evaluated, RunRecord, Status, open_record, read_record, records_folder
 from mathrl.core.types import Problem
 from mathrl.params import Params, stage_params
 from mathrl.params.load import FOLDER, read_yaml
@@ -286,6 +286,7 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
     if stage.step:
         sections = load_params().model_dump(mode="json", by_alias=True)
     pipeline = {section: sections[section] for name in STAGES for section in READS[name]}
+    trial = read_record(records_folder() / Variable.TRIAL.get()) if Variable.TRIAL.get() else None
     return {
         "stage": stage.name,
         "name": stage.title,
@@ -304,7 +305,7 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "pipeline_params": pipeline,
         "changed": changed_since_commit(pipeline, workspace_preset(), groups=workspace_groups()),
         "prefect_flow_run": Variable.FLOW_RUN.get(),
-        "sweep": Variable.SWEEP.get(),
+        "sweep": trial.sweep if trial else "",
         "trial": Variable.TRIAL.get(),
     }
 

@@ -1,29 +1,83 @@
-"""Run or resume a study on this machine: `python -m mathrl.sweeps.run [override …]`.
+"""Run or resume a study on this machine: `python -m mathrl.sweeps.run [override …]`, and each of its workers.
 
-Started again after any end, or on another machine beside this one, it continues the same study.
+Started again after any end, or on another machine beside this one, it continues the same study. A worker claims and
+runs trials until none is left. When its standard input is closed (its parent has ended, or asks it to end) or it is
+signalled, it stops its trainer after a checkpoint, and the trial stays unfinished.
 """
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from optuna.trial import TrialState
 
+from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, exit_on_user_error
+from mathrl.core.guard import at_end_of_input
 from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import home, state_root, tracking_uri
 from mathrl.core.progress import progress
 from mathrl.core.records import METRICS
+from mathrl.params.sweep import Sweep
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.study import OpenStudy, open_study
-from mathrl.sweeps.worker import sweep_section
+from mathrl.sweeps.trial import Interrupted, run_trial
+from mathrl.sweeps.trial_claim import TrialLost, claim
 
 POLL_SECONDS = 1.0
+MOST_FAILURES = 3  # failed trials in a row, after which the worker gives up
+WORKER = "--worker"  # before the arguments of a worker: when it starts no further trial, or -, and overrides
+
+
+def sweep_section(overrides: Sequence[str]) -> Sweep:
+    """params/sweep.yaml with overrides; overrides of other sections are set for every trial.
+
+    Raises:
+        UserError: wrong parameters.
+    """
+    of_sweep = [override for override in overrides if override.startswith("sweep.")]
+    of_trials = [override for override in overrides if not override.startswith("sweep.")]
+    sweep = load_params(overrides=of_sweep).sweep
+    load_params(overrides=[*sweep.set, *of_trials])
+    return sweep.model_copy(update={"set": (*sweep.set, *of_trials)})
+
+
+def run_trials(overrides: Sequence[str], until: float | None = None) -> None:
+    """Run trials until none is left.
+
+    Raises:
+        UserError: the study cannot be opened, or trial after trial fails.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    at_end_of_input(stop.set)
+    failures = 0
+    while not stop.is_set():
+        opened = open_study(sweep_section(overrides))  # again: params/ may have changed meanwhile
+        claimed = claim(opened, until)
+        if claimed is None:
+            return
+        number = claimed.trial.number
+        try:
+            outcome = run_trial(opened, claimed, stop.is_set)
+            print(f"\n{outcome}", flush=True)  # on its own line, below the bar
+        except Interrupted:
+            print(f"trial {number}: stopped; the next `mathrl sweep run` resumes it", flush=True)
+            return
+        except TrialLost as lost:
+            print(f"\ntrial {number} no longer belongs to this worker: {lost}", flush=True)
+            continue
+        last = opened.study.get_trials(deepcopy=False)[number]
+        failures = failures + 1 if last.state == TrialState.FAIL else 0
+        if failures == MOST_FAILURES:
+            raise UserError(f"{MOST_FAILURES} trials in a row failed; the last: {last.user_attrs['error']}")
 
 
 def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: False) -> None:
@@ -35,7 +89,7 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
     sweep = sweep_section(overrides)
     opened = open_study(sweep)
     until = "-" if sweep.hours is None else str(time.time() + 3600 * sweep.hours)
-    command = [sys.executable, "-m", "mathrl.sweeps.worker", until, *overrides]
+    command = [sys.executable, "-m", "mathrl.sweeps.run", WORKER, until, *overrides]
     plural = "s" * (sweep.workers != 1)
     print(f"study {sweep.study}, {sweep.workers} worker{plural}, in {opened.folder}", flush=True)
     per_trial = opened.steps * sweep.seeds
@@ -101,4 +155,8 @@ def main(overrides: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == [WORKER]:
+        deadline = float(sys.argv[2]) if sys.argv[2] != "-" else None
+        exit_on_user_error(lambda: run_trials(sys.argv[3:], deadline))
+    else:
+        main(sys.argv[1:])

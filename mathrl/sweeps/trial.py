@@ -27,8 +27,7 @@ from mathrl.core.paths import code_version, home, state_root
 from mathrl.core.records import METRICS, RunRecord, Status, newest_record, records_folder
 from mathrl.params.schema import STAGES
 from mathrl.sweeps.space import overrides, trial_params, values_of
-from mathrl.sweeps.storage import locked_file
-from mathrl.sweeps.study import OpenStudy
+from mathrl.sweeps.study import OpenStudy, locked_file
 from mathrl.sweeps.trial_claim import ClaimedTrial, TrialLost, while_holding
 
 
@@ -328,7 +327,6 @@ def _environment(opened: OpenStudy, trial: str) -> dict[str, str]:
         {"OMP_NUM_THREADS": str(threads)}
         | inherited
         | {
-            Variable.SWEEP: opened.tracked,
             Variable.TRIAL: trial,
             Variable.HOME: str(home()),
             Variable.STATE: str(state_root()),

@@ -21,8 +21,7 @@ from optuna.trial import Trial, TrialState
 from mathrl.core.hashing import derive_seed
 from mathrl.params.sweep import Categorical, Integer, Sweep
 from mathrl.sweeps.space import distribution
-from mathrl.sweeps.storage import TrialLock, study_lock, trial_lock
-from mathrl.sweeps.study import OpenStudy
+from mathrl.sweeps.study import OpenStudy, TrialLock, study_lock, trial_lock
 
 HOLDER = "holder"
 

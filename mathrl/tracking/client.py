@@ -11,7 +11,7 @@ import re
 import socket
 import sqlite3
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from mathrl.core.mirroring import CURVES_VIEW, RESULTS_VIEW
 from mathrl.core.paths import home, tracking_uri, without_password
 
 EXPERIMENT = "mathrl"
+PAGE = 1000  # runs of one answer
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI
 QUIET = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # not that a new file gets its tables
@@ -92,6 +93,17 @@ def experiments(client: Any) -> list[str]:
     """The ids of all experiments of mathrl, since lineage crosses them."""
     candidates = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT}%'")
     return [str(item.experiment_id) for item in candidates if item.name.split("/")[0] == EXPERIMENT]
+
+
+def search_runs(client: Any, query: str = "", order_by: Sequence[str] = ()) -> Iterator[Any]:
+    """Every run of mathrl's experiments for which the query holds."""
+    where, token = experiments(client), None
+    while True:
+        page = client.search_runs(where, query, max_results=PAGE, order_by=list(order_by), page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 def check_answers(uri: str) -> None:
@@ -239,8 +251,8 @@ def description(question: str) -> str:
 
 
 def views(question: str) -> dict[str, str]:
-    """The tags of an experiment for MLflow's menu Views, the list of results and the curves of RL, rewards first; and its
-    description.
+    """The tags of an experiment for MLflow's menu Views: the list of results, and the curves of RL, rewards first; and
+    its description.
 
     A view is a tag `mlflow.sharedViewState.<id>` of at most 5,000 characters:
 

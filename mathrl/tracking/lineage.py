@@ -9,15 +9,14 @@ made an input has the same digest under `….output.<path>` (`names.link`). Exam
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.tracking.batches import CODE, LONGEST_PARAM, link_to, links, queries, tags_under, unescape
-from mathrl.tracking.client import experiments
+from mathrl.tracking.client import experiments, search_runs
 
-PAGE = 1000
 REMEDY = (
     "`mathrl runs sync` uploads what is missing, `mlflow runs restore --run-id RUN` restores a deleted run, "
     "`dvc repro --force --single-item STAGE` makes it again"
@@ -208,7 +207,7 @@ def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
     Raises:
         UserError: no run read or made bytes of this digest.
     """
-    runs = [_step(run) for run in _every_run(client)]
+    runs = [_step(run) for run in search_runs(client)]
     start = {
         (path, value)
         for run in runs
@@ -269,16 +268,6 @@ def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
         if runs := client.search_runs(experiments(client), query, max_results=1):
             return runs[0]
     return None
-
-
-def _every_run(client: Any) -> Iterable[Any]:
-    token, experiment_ids = None, experiments(client)
-    while True:
-        page = client.search_runs(experiment_ids, max_results=PAGE, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _step(run: Any) -> Step:

@@ -6,7 +6,7 @@ params.yaml has all. Imported runs that MLflow lacks are rows too.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mathrl.core.mirroring import TRAINING
 from mathrl.core.records import IMPORTED, MAIN, RunRecord, all_records, change_words
 from mathrl.params.load import dump_yaml
 from mathrl.tracking.batches import MlflowBatches, Point, tags_under
-from mathrl.tracking.client import experiments
+from mathrl.tracking.client import search_runs
 
 LINKED = 50  # stages that a note links
 COLOURS = ("green", "yellow", "red")
@@ -116,9 +116,6 @@ def _note(parent: Any, stages: Mapping[str, Any], figures: Mapping[str, float], 
     return "\n".join(lines)
 
 
-PAGE = 1000
-
-
 @dataclass(frozen=True)
 class RunRow:
     """One run.
@@ -176,7 +173,7 @@ class RunRow:
 
 def list_runs(client: Any) -> list[RunRow]:
     """Every run, the newest first: those of MLflow, and the imported ones that it does not have."""
-    tracked = list(_mlflow_rows(client))
+    tracked = [_row(run) for run in search_runs(client, "tags.`mathrl.role` LIKE '%'", ["start_time DESC"])]
     known = {row.name for row in tracked}
     imported = [_foreign_row(record) for record in all_records(IMPORTED) if record.name not in known]
     return sorted([*tracked, *imported], key=lambda row: row.started, reverse=True)
@@ -186,18 +183,6 @@ def _foreign_row(record: RunRecord) -> RunRow:
     health = record.health["colour"] if record.health else ""
     minutes = {"minutes": (record.ended - record.started) / 60} if record.ended else {}
     return RunRow(record.name, "", record.started, "FINISHED", "", health, record.summary | minutes)
-
-
-def _mlflow_rows(client: Any) -> Iterator[RunRow]:
-    where, token = experiments(client), None
-    while True:
-        page = client.search_runs(
-            where, "tags.`mathrl.role` LIKE '%'", max_results=PAGE, order_by=["start_time DESC"], page_token=token
-        )
-        yield from map(_row, page)
-        token = page.token
-        if not token:
-            return
 
 
 def _row(run: Any) -> RunRow:

@@ -170,7 +170,7 @@ LONGEST_TEXT = 100_000  # characters
 
 
 class TensorboardTracker:
-    """An event file per record, written without TensorFlow or torch; `state.size` is the length up to which it is whole.
+    """An event file per record, written without TensorFlow or torch; up to the length `state.size` it is whole.
 
     A kill leaves at most a tail that the state does not count; the next session cuts it off and sends it again.
     """

@@ -6,9 +6,9 @@ import pytest
 
 from mathrl.cli.doctor import sampling_servers
 from mathrl.core.records import RunRecord
+from mathrl.servers.protocol import ServerState, read_states, servers_text, write_states
 from mathrl.servers.server import SentWeights
 from mathrl.servers.server_pool import ServerPool
-from mathrl.servers.server_states import ServerState, read_states, servers_text, write_states
 from tests.servers.stand import Stand, params
 
 

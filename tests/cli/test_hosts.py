@@ -32,7 +32,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
 from mathrl.reports.rollout_server import Library, make_server
 from mathrl.servers import serve
-from mathrl.servers.vllm_login import KEY, Login, login_headers
+from mathrl.servers.protocol import KEY, Login, login_headers
 from mathrl.tracking.client import connect, experiment
 from tests.foreign_requests import check_refused
 
@@ -57,7 +57,6 @@ PORTS = {
     "mathrl/cli/sweep.py": "tests/sweeps/test_run.py::test_the_dashboard_is_served_on_loopback",
     "mathrl/cli/serve.py": VLLM,
     "mathrl/servers/serve.py": VLLM,
-    "mathrl/servers/started_servers.py": VLLM,
     "mathrl/cli/launch.sbatch.j2": "no page: a cluster's nodes, whose vLLM servers ask for the key that the job draws",
     "mathrl/cli/launch.jobset.yaml.j2": "no page: a cluster's pods, whose vLLM servers ask for the secret's key",
     "mathrl/stages/launch.py": RANKS,

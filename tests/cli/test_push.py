@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mathrl.cli.models import push
+from mathrl.core.environment import ask_hub_once
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest_path
-from mathrl.core.hub import ask_hub_once
 from mathrl.core.paths import home
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model

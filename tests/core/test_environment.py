@@ -34,10 +34,10 @@ def test_every_variable_that_is_mentioned_anywhere_is_in_the_table() -> None:
 
 
 def test_a_member_stands_where_a_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MATHRL_SWEEP", "demo")
-    assert os.environ[Variable.SWEEP] == Variable.SWEEP.get() == "demo" and f"${Variable.SWEEP}" == "$MATHRL_SWEEP"
-    monkeypatch.delenv(Variable.SWEEP)
-    assert Variable.SWEEP.get() == ""
+    monkeypatch.setenv("MATHRL_TRIAL", "demo")
+    assert os.environ[Variable.TRIAL] == Variable.TRIAL.get() == "demo" and f"${Variable.TRIAL}" == "$MATHRL_TRIAL"
+    monkeypatch.delenv(Variable.TRIAL)
+    assert Variable.TRIAL.get() == ""
     seen = subprocess.run(
         [sys.executable, "-c", "import os; print(os.environ['MATHRL_TRIAL'])"],
         env={Variable.TRIAL: "t1"},

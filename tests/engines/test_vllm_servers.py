@@ -31,10 +31,10 @@ from mathrl.rollout.endpoint import EndpointSampler
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
 from mathrl.servers import serve
-from mathrl.servers.ask_server import state_of
+from mathrl.servers.protocol import state_of
+from mathrl.servers.serve import close_servers, start_servers
 from mathrl.servers.server import Server
 from mathrl.servers.server_pool import ServerPool
-from mathrl.servers.started_servers import close_servers, start_servers
 from tests.engines.tiny_rl import MODEL, STEPS
 from tests.engines.two_servers import (
     PROMPTS,

@@ -21,7 +21,7 @@ from mathrl.params.train import Rl
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.sampler import Sampler
-from mathrl.servers.started_servers import StartedServers
+from mathrl.servers.serve import StartedServers
 from tests.engines.tiny_rl import MODEL, STEPS, run_rl
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11], list(range(5, 40)), [12], [13, 14]]

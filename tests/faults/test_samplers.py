@@ -21,9 +21,9 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.core.errors import EXIT_KILLED
 from mathrl.models.base import make_base
-from mathrl.servers.ask_server import state_of
+from mathrl.servers.protocol import state_of
+from mathrl.servers.serve import StartedServers, hold_port
 from mathrl.servers.server_keeper import ServerCommand
-from mathrl.servers.started_servers import StartedServers, hold_port
 from tests.faults.test_kills import Attempt
 from tests.trainers.conftest import OVERRIDES
 

@@ -15,7 +15,7 @@ import pytest
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from ruamel.yaml import YAML
 
-from mathrl.tasks import concurrency as slots
+from mathrl.tasks import prefect_server as slots
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "kubernetes"

@@ -9,7 +9,7 @@ from mathrl.core.environment import Variable
 from mathrl.core.files import write_json
 from mathrl.core.progress import progress
 from mathrl.core.records import read_record
-from mathrl.servers.server_states import ServerState, write_states
+from mathrl.servers.protocol import ServerState, write_states
 from mathrl.tasks import live_progress as live
 from mathrl.tasks.live_progress import LiveProgress
 

@@ -17,7 +17,7 @@ from mathrl.core.guard import is_alive
 from mathrl.params.load import dump_yaml
 from mathrl.tasks.graph import last_maker, needed_steps
 from mathrl.tasks.repro import Repro, end_with_block, stages_up_to_date, was_stopped
-from mathrl.tasks.runner import places_for, side_by_side
+from mathrl.tasks.runs import places_for, side_by_side
 
 Checkout = Any
 pytestmark = pytest.mark.timeout(1800)
@@ -26,7 +26,7 @@ from pathlib import Path
 from prefect import flow
 from mathrl.tasks.graph import Graph
 from mathrl.tasks.repro import environment
-from mathrl.tasks.runner import run_graph
+from mathrl.tasks.runs import run_graph
 
 @flow
 def at_once():

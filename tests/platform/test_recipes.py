@@ -18,7 +18,7 @@ from mathrl.params.schema import READS
 from mathrl.recipes.graph import graph, graph_files
 from mathrl.recipes.recipe import load_recipe, recipe_files, recipe_names
 from mathrl.stages.command import parse, wire
-from mathrl.tasks.mlflow_links import artifact_key
+from mathrl.tasks.report import artifact_key
 
 Checkout = Any
 ROOT = Path(__file__).parents[2]

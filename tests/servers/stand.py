@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from mathrl.params.rollout import Servers
-from mathrl.servers.vllm_login import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
+from mathrl.servers.protocol import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
 
 HANG_SECONDS = 120.0
 FILES = {"transfer": "", "gpus": []}  # weights come as files alone

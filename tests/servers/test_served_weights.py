@@ -16,8 +16,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from mathrl.models.weights import folder_digest, write_buckets
+from mathrl.servers.protocol import FINISH, GENERATION, PATH, START, UPDATE, WEIGHTS
 from mathrl.servers.served_weights import ServedWeights
-from mathrl.servers.vllm_login import FINISH, GENERATION, PATH, START, UPDATE, WEIGHTS
 
 
 class Engine:

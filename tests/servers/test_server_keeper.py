@@ -17,8 +17,8 @@ from mathrl.core.errors import UserError
 from mathrl.core.guard import is_alive
 from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.servers import server_keeper
+from mathrl.servers.serve import StartedServers, hold_port, server_environments
 from mathrl.servers.server_keeper import Keeper, ServerCommand
-from mathrl.servers.started_servers import StartedServers, hold_port, server_environments
 
 ROOT = Path(__file__).parents[2]
 # As vLLM: the process that listens has started another one, whose id it answers with.

@@ -17,9 +17,9 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.server_engine import MOST_TRIES, ServerEngine
+from mathrl.servers.protocol import PATH
 from mathrl.servers.server import SentWeights
 from mathrl.servers.server_pool import ServerPool
-from mathrl.servers.vllm_login import PATH
 from mathrl.trainers.rollout_stream import SamplerThread
 from tests.servers.stand import HANG_SECONDS, Stand, params
 

@@ -22,12 +22,11 @@ from mathrl.params.optimizer import Lora
 from mathrl.params.rollout import Rollout, Servers
 from mathrl.params.run import FreshModel, Model
 from mathrl.rollout.server_engine import transfer_of
-from mathrl.servers.gpu_handles import handles_as_json, handles_from_json
+from mathrl.servers.protocol import FINISH, INIT, START, UPDATE
 from mathrl.servers.server import SentWeights
 from mathrl.servers.server_pool import ServerPool
-from mathrl.servers.transfer_client import TransferClient
+from mathrl.servers.transfer_client import TransferClient, handles_as_json, handles_from_json
 from mathrl.servers.vllm_arguments import transfer_arguments
-from mathrl.servers.vllm_login import FINISH, INIT, START, UPDATE
 from tests.servers.stand import params
 from tests.servers.test_servers import used
 

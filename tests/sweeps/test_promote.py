@@ -8,7 +8,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.params.loss import LossKl
-from mathrl.sweeps.promote import edit_yaml, promote
+from mathrl.sweeps.winner import edit_yaml, promote
 
 ROOT = Path(__file__).parents[2]
 RL = """# What this project changes.

@@ -27,15 +27,13 @@ from mathrl.core.errors import UserError
 from mathrl.core.guard import is_alive
 from mathrl.params.load import parse_yaml
 from mathrl.recipes.graph import graph_file, write_recipe_graph
-from mathrl.sweeps.compare import comparison_recipe, write_comparison_recipe, write_verdict
 from mathrl.sweeps.report import write_report
-from mathrl.sweeps.run import _steps_done
+from mathrl.sweeps.run import _steps_done, sweep_section
 from mathrl.sweeps.space import distribution
-from mathrl.sweeps.storage import study_lock
-from mathrl.sweeps.study import open_study, read_study
+from mathrl.sweeps.study import open_study, read_study, study_lock
 from mathrl.sweeps.trial import run_trial
 from mathrl.sweeps.trial_claim import HOLDER, claim, while_holding
-from mathrl.sweeps.worker import sweep_section
+from mathrl.sweeps.winner import comparison_recipe, write_comparison_recipe, write_verdict
 from tests.foreign_requests import check_refused
 
 Place = Any
@@ -272,7 +270,7 @@ def test_progress_counts_the_steps_within_a_trial(place: Place) -> None:
 
 def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place: Place) -> None:
     words = ["sweep.study=slept", "sweep.trials=1", "rl.steps=2000", "rl.dev.samples=1"]
-    far = place.start("mathrl.sweeps.worker", "-", *words)
+    far = place.start("mathrl.sweeps.run", "--worker", "-", *words)
     opened = open_study(sweep_section(words))
     wait(lambda: len(steps_of(opened.folder / "t0000-s0")) > 1)
 

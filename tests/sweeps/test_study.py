@@ -20,8 +20,7 @@ from optuna.trial import TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.params.sweep import Sweep
-from mathrl.sweeps.storage import locked_file, study_folder
-from mathrl.sweeps.study import best, open_study, read_study
+from mathrl.sweeps.study import best, locked_file, open_study, read_study, study_folder
 from mathrl.sweeps.trial import Interrupted, TrialRun, execute
 from mathrl.sweeps.trial_claim import TrialLost, claim, while_holding
 

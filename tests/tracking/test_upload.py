@@ -7,7 +7,7 @@ import pytest
 from mathrl.cli.ui import _store
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.paths import tracking_uri, without_password
-from mathrl.sweeps.storage import _url
+from mathrl.sweeps.study import _url
 from mathrl.tracking.client import check_answers, connect
 from mathrl.tracking.upload import flatten
 

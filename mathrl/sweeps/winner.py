@@ -1,26 +1,62 @@
-"""Is the winner better than the present parameters? A recipe trains both on fresh seeds and evaluates them on test.
+"""The winner of a study: compared with the present parameters, and written into params/.
 
-`python -m mathrl.sweeps.compare recipe [override …]` writes the recipe, `… verdict RECIPE WINNER [override …]` the
-result of its runs.
+A recipe trains both on fresh seeds and evaluates them on test. `python -m mathrl.sweeps.winner recipe [override …]`
+writes the recipe, `… verdict RECIPE WINNER [override …]` the result of its runs.
 """
 
+import difflib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mathrl.compose import load_params
+from mathrl.compose.changes import edit_yaml
+from mathrl.compose.names import PRESETS
 from mathrl.core.errors import UserError, exit_on_user_error
-from mathrl.core.files import write_json
+from mathrl.core.files import write_json, write_text
 from mathrl.core.paths import RECIPES
 from mathrl.evaluation.compare import compare_sides
 from mathrl.evaluation.responses import common_problems, read_run
 from mathrl.params.load import FOLDER
 from mathrl.params.recipe_steps import EvaluateStep, Recipe, RlStep, seed_label
 from mathrl.recipes.recipe import load_recipe, write_recipe
+from mathrl.sweeps.run import sweep_section
 from mathrl.sweeps.space import override, trial_params
 from mathrl.sweeps.study import OpenStudy, best, open_study
-from mathrl.sweeps.worker import sweep_section
+
+
+def promote(values: Mapping[str, Any], folder: Path = FOLDER, preset: str | None = None) -> str:
+    """Write dotted values into the section files, or into the study's preset where that is the project's own, and
+    return the diff; empty if nothing differs.
+
+    The files are written only after all values were checked against the schema.
+
+    Raises:
+        UserError: the values do not fit the present values of other parameters.
+    """
+    load_params(folder, preset=preset, overrides=[override(key, value) for key, value in values.items()])
+    by_file: dict[Path, dict[str, Any]] = {}
+    own = folder / PRESETS / f"{preset.split('+')[-1]}.yaml" if preset else None
+    if own is not None and own.is_file():
+        by_file[own] = dict(values)
+    else:  # a preset of the package is the same for everybody
+        for key, value in values.items():
+            section, _, rest = key.partition(".")
+            by_file.setdefault(folder / f"{section}.yaml", {})[rest] = value
+    diff = ""
+    for file, changes in by_file.items():
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        after = edit_yaml(before, changes, str(file))
+        if after != before:
+            write_text(file, after)
+            lines = difflib.unified_diff(
+                before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{file}", f"b/{file}"
+            )
+            diff += "".join(lines)
+    return diff
+
 
 FRESH = 1000  # distance of the first fresh seed from run.seed: no trial has used it
 SIDES = ("present", "winner")
