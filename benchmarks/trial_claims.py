@@ -42,8 +42,7 @@ from optuna.study import MaxTrialsCallback
 from optuna.trial import Trial, TrialState
 
 from mathrl.params.sweep import Sweep
-from mathrl.sweeps.study import OpenStudy, storage_of, study_lock
-from mathrl.sweeps.trial_claim import TrialLost, claim, while_holding
+from mathrl.sweeps.study import OpenStudy, TrialLost, claim, storage_of, study_lock, while_holding
 
 STEPS, STEP_SECONDS, EVERY_SECONDS, STOP_SECONDS = 5, 0.2, 3.0, 8.0
 LIMIT_SECONDS = 240.0

@@ -35,11 +35,10 @@ from mathrl.recipes.graph import LINKED, graph_file, write_recipe_graph
 from mathrl.recipes.recipe import recipe_is_judged, recipe_warnings, step_overrides
 from mathrl.tasks.graph import PIPELINE, Graph, Show, follow_each, needed_steps
 from mathrl.tasks.lengths import check_lengths, is_judged
-from mathrl.tasks.live_progress import LiveProgress, line_handler
+from mathrl.tasks.live_progress import LiveProgress, announce_model, line_handler, name_run
 from mathrl.tasks.prefect_server import slot
 from mathrl.tasks.report import report_recipe, report_stages, report_step
 from mathrl.tasks.repro import ADVICE, Preempted, Repro, end_with_block, environment, remove_if_half_written
-from mathrl.tasks.run_names import announce_model, name_run
 from mathrl.tasks.workspace import Workspace, hold_workspace, link_inputs, prepare, prepare_recipe
 
 GPUS = "CUDA_VISIBLE_DEVICES"

@@ -23,10 +23,9 @@ from mathrl.core.files import read_json
 from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import home, main_checkout
 from mathrl.params.form import form_overrides
-from mathrl.tasks.live_progress import LiveProgress, line_handler
+from mathrl.tasks.live_progress import LiveProgress, line_handler, name_run
 from mathrl.tasks.prefect_server import slot
 from mathrl.tasks.repro import environment
-from mathrl.tasks.run_names import name_run
 from mathrl.tasks.runs import run_recipe
 from mathrl.tasks.workspace import Workspace, answer_of, in_use, with_study, workspace
 

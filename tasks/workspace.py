@@ -312,9 +312,9 @@ def git(root: Path, *words: str, check: bool = True) -> str:
     return done.stdout
 
 
-def answer_of(command: Sequence[str], folder: Path, env: Mapping[str, str], text: str = "") -> str:
+def answer_of(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> str:
     """What a program of mathrl prints that runs in `folder`; raises UserError with its error where it has one."""
-    done = subprocess.run(command, cwd=folder, env=env, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(done.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
     return done.stdout

@@ -19,13 +19,14 @@ from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import home, main_checkout
 from mathrl.registry import promote as gate
+from mathrl.registry.reproduction import JSON, PAGE, Certificate, plan_reproduction, publish, read_check
+from mathrl.registry.versions import push as push_model
 from mathrl.reports.model_card import default_texts
 from mathrl.tasks.reproduction import FreshClone
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import REMEDY, Back, way_back, way_forward
 
 if TYPE_CHECKING:
-    from mathrl.registry.reproduction import Certificate
     from mathrl.reports.alignment import ThreeForwards
 
 
@@ -65,9 +66,6 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Upload a model with its card, evaluation, lineage and certificate to the Hugging Face hub."""
-    # MLflow: 1.4 s
-    from mathrl.registry.push import push as push_model
-
     folder = Path(model).absolute()
     client = None if folder.is_dir() else connect()
     pushed = push_model(client, str(folder) if folder.is_dir() else model, to, private=not public)
@@ -156,9 +154,6 @@ def reproduce(
     """
     start = Path.cwd()
     os.chdir(main_checkout())
-    # MLflow: 1.4 s
-    from mathrl.registry.reproduction import PAGE, plan_reproduction, publish
-
     client = connect()
     certificate = plan_reproduction(way_back(client, model))
     names = [check.stage for check in certificate.stages]
@@ -182,10 +177,8 @@ def reproduce(
         sys.exit(EXIT_NO)
 
 
-def _again(certificate: "Certificate", clone: Any, place: Path, first: int) -> "Certificate":
+def _again(certificate: Certificate, clone: Any, place: Path, first: int) -> Certificate:
     """Run the stages from number `first` again, the ones before fetched, up to the first that differs."""
-    from mathrl.registry.reproduction import JSON, read_check
-
     file = place / JSON
     before = {row["stage"]: read_check(row) for row in read_json(file)["stages"]} if file.exists() else {}
     codes = clone.codes()

@@ -68,8 +68,8 @@ class Variable(StrEnum):
     LOCAL_RANK = ("LOCAL_RANK", "number of this process on its machine: its GPU", "models.device")
     # Handed down by mathrl to the processes that it starts.
     MIRROR = ("MATHRL_MIRROR", "id of the process that mirrors records to MLflow; `none` for none", "core.mirroring")
-    PROGRESS = ("MATHRL_PROGRESS", "file of a stage's progress", "core.progress")
-    RECORD = ("MATHRL_RECORD", "folder of the running stage's record", "core.progress, stages.stage_run")
+    PROGRESS = ("MATHRL_PROGRESS", "file of a stage's progress", "core.metrics")
+    RECORD = ("MATHRL_RECORD", "folder of the running stage's record", "core.metrics, stages.stage_run")
     FLOW_RUN = ("MATHRL_FLOW_RUN", "id of the Prefect flow run that started the stage", "stages.stage_run")
     TRIAL = ("MATHRL_TRIAL", "record of the trial that the stage belongs to", "stages.stage_run")
     CONSOLE = ("MATHRL_CONSOLE", "1: a flow's output goes to the terminal as it comes", "mathrl.tasks.live_progress")

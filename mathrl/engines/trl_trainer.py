@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from mathrl.core.errors import UserError
-from mathrl.core.progress import Progress, progress
+from mathrl.core.metrics import Progress, progress
 from mathrl.engines.trl_checkpoints import SealedCheckpoint, seal
 from mathrl.engines.trl_packages import GRPOTrainer, SFTTrainer, TrainerCallback
 from mathrl.learners.distributed import Ranks

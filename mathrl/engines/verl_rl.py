@@ -16,8 +16,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from mathrl.core.errors import UserError
-from mathrl.core.metrics import JsonlSink
-from mathrl.core.progress import progress
+from mathrl.core.metrics import JsonlSink, progress
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_of, verl_settings
 from mathrl.engines.verl_process import VerlTraining, attention_of, latest_checkpoint, merge_checkpoint, verl_python

@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow.exceptions import MlflowException
-
 from mathrl.core.code_values import code_text
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
@@ -174,6 +172,8 @@ def publish(client: Any, certificate: Certificate, folder: Path) -> None:
     row = certificate.to_row()
     write_text(folder / PAGE, render(PAGE, row=row))
     version = client.get_model_version(certificate.name, certificate.version)
+    from mlflow.exceptions import MlflowException  # 1.4 s
+
     environment = certificate.environment
     platform = f"Python {environment['python']}, torch {environment['torch']}, {environment['system']}"
     try:

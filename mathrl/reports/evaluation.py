@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
+from mathrl.core.metrics import progress
 from mathrl.core.paths import CURATED_SFT
-from mathrl.core.progress import progress
 from mathrl.core.results import BenchmarkResults, EvaluationSummary, ModelFigures, short_name
 from mathrl.core.types import Problem
 from mathrl.evaluation.benchmark import Benchmark, EvaluatedModel, prompt_of, read_benchmark

@@ -13,8 +13,8 @@ from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
 from mathrl.core.hashing import derive_seed, digest_path
+from mathrl.core.metrics import progress
 from mathrl.core.paths import state_root
-from mathrl.core.progress import progress
 from mathrl.core.types import Problem, read_problems
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.difficulty import (

@@ -15,8 +15,8 @@ from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
+from mathrl.core.metrics import progress
 from mathrl.core.paths import CURATED_SFT, CURATED_TEST
-from mathrl.core.progress import progress
 from mathrl.core.results import PIPELINE, BenchmarkResults, EvaluationSummary
 from mathrl.core.types import Problem
 from mathrl.evaluation.benchmark import EvaluatedModel, prompt_of, read_benchmark

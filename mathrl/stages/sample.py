@@ -16,7 +16,7 @@ from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import derive_seed
-from mathrl.core.progress import progress
+from mathrl.core.metrics import progress
 from mathrl.core.types import Problem, read_problems
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.difficulty import seeded_subset

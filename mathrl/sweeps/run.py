@@ -20,15 +20,14 @@ from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, exit_on_user_error
 from mathrl.core.guard import at_end_of_input
+from mathrl.core.metrics import progress
 from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import home, state_root, tracking_uri
-from mathrl.core.progress import progress
 from mathrl.core.records import METRICS
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.report import write_report
-from mathrl.sweeps.study import OpenStudy, open_study
+from mathrl.sweeps.study import OpenStudy, TrialLost, claim, open_study
 from mathrl.sweeps.trial import Interrupted, run_trial
-from mathrl.sweeps.trial_claim import TrialLost, claim
 
 POLL_SECONDS = 1.0
 MOST_FAILURES = 3  # failed trials in a row, after which the worker gives up

@@ -27,8 +27,7 @@ from mathrl.core.paths import code_version, home, state_root
 from mathrl.core.records import METRICS, RunRecord, Status, newest_record, records_folder
 from mathrl.params.schema import STAGES
 from mathrl.sweeps.space import overrides, trial_params, values_of
-from mathrl.sweeps.study import OpenStudy, locked_file
-from mathrl.sweeps.trial_claim import ClaimedTrial, TrialLost, while_holding
+from mathrl.sweeps.study import ClaimedTrial, OpenStudy, TrialLost, locked_file, while_holding
 
 
 class TrialRecord:

@@ -22,9 +22,9 @@ from filelock import FileLock, Timeout
 
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.guard import at_end_of_input, is_alive
+from mathrl.core.metrics import pause
 from mathrl.core.mirroring import mlflow_page
 from mathrl.core.paths import rollouts_page
-from mathrl.core.progress import pause
 from mathrl.core.records import RunRecord, read_record, written_times
 from mathrl.tracking.client import connect, experiment
 from mathrl.tracking.trackers import MetricsTail, Trackers, has_all

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mathrl.core.hashing import derive_seed
-from mathrl.core.progress import progress
+from mathrl.core.metrics import progress
 from mathrl.core.results import eval_name
 from mathrl.core.types import Problem
 from mathrl.curation.prompt_leaks import check_prompts

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
-from mathrl.core.progress import progress
+from mathrl.core.metrics import progress
 from mathrl.core.types import Problem
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.sft_sets import demonstration

@@ -17,7 +17,7 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.paths import home
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
-from mathrl.registry import push as push_module
+from mathrl.registry import versions as push_module
 from mathrl.registry.versions import describe
 from tests.cli.test_promote import Registry, made  # noqa: F401  # a fixture
 

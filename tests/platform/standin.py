@@ -17,7 +17,7 @@ from mathrl.core.environment import rank
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
-from mathrl.core.progress import progress
+from mathrl.core.metrics import progress
 from mathrl.stages.stage_run import StageRun, run_stage
 
 STAGE = Path(__file__).stem

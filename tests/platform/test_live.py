@@ -7,7 +7,7 @@ import pytest
 
 from mathrl.core.environment import Variable
 from mathrl.core.files import write_json
-from mathrl.core.progress import progress
+from mathrl.core.metrics import progress
 from mathrl.core.records import read_record
 from mathrl.servers.protocol import ServerState, write_states
 from mathrl.tasks import live_progress as live

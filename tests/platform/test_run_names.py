@@ -3,7 +3,7 @@
 import pytest
 from prefect.utilities.names import generate_slug
 
-from mathrl.tasks.run_names import was_generated
+from mathrl.tasks.live_progress import was_generated
 
 
 def test_every_name_that_prefects_server_generates_is_replaced() -> None:

@@ -30,9 +30,8 @@ from mathrl.recipes.graph import graph_file, write_recipe_graph
 from mathrl.sweeps.report import write_report
 from mathrl.sweeps.run import _steps_done, sweep_section
 from mathrl.sweeps.space import distribution
-from mathrl.sweeps.study import open_study, read_study, study_lock
+from mathrl.sweeps.study import HOLDER, claim, open_study, read_study, study_lock, while_holding
 from mathrl.sweeps.trial import run_trial
-from mathrl.sweeps.trial_claim import HOLDER, claim, while_holding
 from mathrl.sweeps.winner import comparison_recipe, write_comparison_recipe, write_verdict
 from tests.foreign_requests import check_refused
 

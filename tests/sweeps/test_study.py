@@ -20,9 +20,8 @@ from optuna.trial import TrialState
 
 from mathrl.core.errors import UserError
 from mathrl.params.sweep import Sweep
-from mathrl.sweeps.study import best, locked_file, open_study, read_study, study_folder
+from mathrl.sweeps.study import TrialLost, best, claim, locked_file, open_study, read_study, study_folder, while_holding
 from mathrl.sweeps.trial import Interrupted, TrialRun, execute
-from mathrl.sweeps.trial_claim import TrialLost, claim, while_holding
 
 ROOT = Path(__file__).parents[2]
 SPACE = {
