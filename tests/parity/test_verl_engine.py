@@ -24,8 +24,8 @@ from mathrl.core.errors import EXIT_USER_ERROR
 from mathrl.core.hashing import digest_path
 from mathrl.engines.verl_config import VerlFiles, hydra_overrides, verl_settings
 from mathrl.params.schema import STAGES
-from mathrl.tracking.lineage import way_back
 from mathrl.tracking.batches import escape
+from mathrl.tracking.lineage import way_back
 from tests.imports.make_verl_run import ON_CPU, SMALL
 from tests.platform.conftest import Checkout, copy_databases, make_checkout
 
