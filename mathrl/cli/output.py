@@ -28,10 +28,6 @@ def only_json() -> None:
     os.dup2(2, 1)
 
 
-def is_only_json() -> bool:
-    return _Documents.stream is not None
-
-
 def print_document(document: Mapping[str, Any]) -> None:
     """Print the command's document; numbers that are not finite are null."""
     _Documents.printed = True
@@ -49,7 +45,7 @@ def print_result(as_json: bool, document: Mapping[str, Any], *lines: str) -> Non
 
 def print_error(message: str) -> None:
     """The document of a command that failed, unless it has printed its own: {"error": "no stage 'rx'"}."""
-    if is_only_json() and not _Documents.printed:
+    if _Documents.stream is not None and not _Documents.printed:
         print_document({"error": message})
 
 

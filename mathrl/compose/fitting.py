@@ -138,8 +138,8 @@ class _Case:
         params = with_values(self.params, left_open({PROCESSES: _processes(self.params, self.hardware)}, self.written))
         if params.run.processes > self.hardware.count:
             return None
-        several = self.offloads(params) if self.attempt.offload else self.arrangements(params)
-        found = [(values, self.micro_batches(params, values)) for values in several]
+        several = OFFLOADS if self.attempt.offload else self.arrangements(params)
+        found = [(v, self.micro_batches(params, v)) for v in several if self.may_change(params, v)]
         fitting = [(values, batches) for values, batches in found if batches is not None]
         if not fitting:
             return None
@@ -159,16 +159,12 @@ class _Case:
         return None
 
     def arrangements(self, params: Params) -> list[Values]:
-        """Backends that keep everything on the GPUs, the fastest first; written ones alone if there are."""
-        several = [PLAIN, *([SHARDED] if params.run.processes > 1 or BACKEND in self.written else [])]
+        """Backends that keep everything on the GPUs, the fastest first; ZeRO where somebody wrote deepspeed."""
         if BACKEND in self.written and params.training.backend == "deepspeed":
             zero = params.training.deepspeed
             own = {STAGE: zero.stage, OFFLOAD_OPTIMIZER: zero.offload_optimizer}
-            several = [{BACKEND: "deepspeed", **own, OFFLOAD_PARAMETERS: zero.offload_parameters}, *ZERO]
-        return [values for values in several if self.may_change(params, values)]
-
-    def offloads(self, params: Params) -> list[Values]:
-        return [values for values in OFFLOADS if self.may_change(params, values)]
+            return [{BACKEND: "deepspeed", **own, OFFLOAD_PARAMETERS: zero.offload_parameters}, *ZERO]
+        return [PLAIN, *([SHARDED] if params.run.processes > 1 or BACKEND in self.written else [])]
 
     def may_change(self, params: Params, values: Values) -> bool:
         """Whether nobody wrote other values, and the rest of the run can do with these."""

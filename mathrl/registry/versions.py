@@ -47,10 +47,6 @@ class Usage:
     examples: Sequence[Problem] = ()
 
 
-def is_transformers(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
-
-
 def weights_of(folder: Path) -> Path:
     """The Hugging Face folder in the downloaded files of a version; earlier versions have no flavour."""
     return folder / WEIGHTS if (folder / "MLmodel").is_file() else folder
@@ -68,7 +64,7 @@ def save_flavour(folder: Path, usage: Usage, target: Path, run_id: str, model_id
         str(folder.absolute()),
         str(target),
         task="text-generation",
-        model_card=ModelCard(_card(folder)) if _has_card(folder) else None,
+        model_card=ModelCard(_card(folder)) if (folder / "README.md").is_file() else None,
         mlflow_model=Model(run_id=run_id, model_id=model_id),
         signature=_signature(usage.max_tokens),
         prompt_template=prompt_template(folder, usage),
@@ -96,10 +92,6 @@ def _card(folder: Path) -> str:
     """The model's README with a metadata block, whose absence the hub's library warns of."""
     text = (folder / "README.md").read_text(encoding="utf-8")
     return text if text.startswith("---") else f"---\nlibrary_name: transformers\n---\n{text}"
-
-
-def _has_card(folder: Path) -> bool:
-    return (folder / "README.md").is_file()
 
 
 def _signature(max_tokens: int) -> Any:
@@ -143,7 +135,7 @@ def register_version(
     model = log_model(client, place, str(folder), tags["mathrl.digest"], run_id)
     with TemporaryDirectory() as temporary:
         files = folder
-        if usage is not None and is_transformers(folder):
+        if usage is not None and (folder / "config.json").is_file():
             files = Path(temporary) / "version"
             save_flavour(folder, usage, files, run_id, model.model_id)
         client.log_model_artifacts(model.model_id, str(files))

@@ -96,7 +96,8 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
     with mirror_trials(), progress("RL steps of all trials", total, done, unit="step") as bar:
 
         def show() -> None:
-            bar.advance(max(0, _steps_done(opened, per_trial) - bar.bar.n), trials_done=_count_ended(opened))
+            ended = sum(trial.state.is_finished() for trial in opened.study.get_trials(deepcopy=False))
+            bar.advance(max(0, _steps_done(opened, per_trial) - bar.bar.n), trials_done=ended)
 
         workers = [
             subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) for _ in range(sweep.workers)
@@ -118,10 +119,6 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
             f"a worker ended with exit status {next(filter(None, codes))}, see above; unfinished trials: "
             f"{', '.join(map(str, unfinished)) or 'none'}; start it again to resume"
         )
-
-
-def _count_ended(opened: OpenStudy) -> int:
-    return sum(trial.state.is_finished() for trial in opened.study.get_trials(deepcopy=False))
 
 
 def _steps_done(opened: OpenStudy, per_trial: int) -> int:
