@@ -16,7 +16,6 @@ import typer
 
 from mathrl.cli.options import AllowDirty, Choices, Overrides, Presets, as_words, join_presets, with_choices
 from mathrl.cli.output import AsJson, print_document, print_lines, print_table
-from mathrl.cli.own_server import own_server
 from mathrl.cli.ui import running_servers
 from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
@@ -33,6 +32,7 @@ from mathrl.params.messages import did_you_mean
 from mathrl.params.paths import leaves
 from mathrl.params.schema import TARGETS, sections_read, stages_until
 from mathrl.planning.final_values import check_final_values, ignored_settings
+from mathrl.tasks.prefect_server import own_server
 
 LONGEST_KEY, LONGEST_VALUE = 72, 96  # characters of a line of the dry run
 QUIET = {

@@ -22,7 +22,6 @@ import pytest
 import uvicorn
 
 from mathrl.cli import ui
-from mathrl.cli.own_server import own_server
 from mathrl.cli.serve import check_key
 from mathrl.cli.ui import check_host
 from mathrl.core.errors import UserError
@@ -33,6 +32,7 @@ from mathrl.params.run import Model
 from mathrl.reports.rollout_server import Library, make_server
 from mathrl.servers import serve
 from mathrl.servers.protocol import KEY, Login, login_headers
+from mathrl.tasks.prefect_server import own_server
 from mathrl.tracking.client import connect, experiment
 from tests.foreign_requests import check_refused
 
@@ -43,15 +43,13 @@ OPENS = re.compile(
 )
 UI = "tests/platform/test_ui.py::test_other_pages_and_host_names_are_refused_at_every_port"
 VLLM = "tests/cli/test_hosts.py::test_a_vllm_server_without_a_key_answers_no_page"
-OWN = "tests/cli/test_hosts.py::test_the_prefect_server_of_a_command_answers_it_alone"
 RANKS = "no HTTP: the ranks of a stage meet here, in torch's own protocol"
 # Every file that opens a port: the test that asks there as a page of the web can, or why none can.
 PORTS = {
     "mathrl/cli/ui.py": UI,
-    "tasks/prefect_server.py": UI,
+    "tasks/prefect_server.py": UI,  # that of a command: test_the_prefect_server_of_a_command_answers_it_alone
     "mlflow/postgres-s3.sh": UI,  # as `mathrl ui` starts it
     "mlflow/sqlite.sh": UI,
-    "mathrl/cli/own_server.py": OWN,
     "mathrl/cli/runs.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
     "mathrl/reports/rollout_server.py": "tests/cli/test_hosts.py::test_the_page_of_rollouts_answers_no_other_page",
     "mathrl/cli/sweep.py": "tests/sweeps/test_run.py::test_the_dashboard_is_served_on_loopback",
