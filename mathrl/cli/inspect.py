@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 from mathrl.curation.inspection import Inspection
 from mathrl.curation.quality import DESCRIPTIONS
-from mathrl.reports.lineage_picture import render
+from mathrl.reports.pictures import render
 
 KEYS = (
     "format",

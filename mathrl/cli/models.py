@@ -19,7 +19,7 @@ from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import home, main_checkout
 from mathrl.registry import promote as gate
-from mathrl.reports.model_card import default_texts
+from mathrl.reports.html import default_texts
 from mathrl.tasks.reproduction import FreshClone
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import REMEDY, Back, way_back, way_forward

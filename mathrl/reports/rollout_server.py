@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from mathrl.core.records import all_records, records_folder
 from mathrl.core.request_origin import refusal
-from mathrl.reports.lineage_picture import render
+from mathrl.reports.pictures import render
 from mathrl.rollout.rollout_files import read_responses, read_tokens, rollout_files
 
 BINS = 8  # of numbers with more different values than `VALUES`
