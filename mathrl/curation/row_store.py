@@ -306,7 +306,7 @@ class StoredProblems:
         return self.store.problems(self.numbers)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StoredProblems) and list(self) == list(other)
+        return isinstance(other, Sequence | StoredProblems) and list(self) == list(other)
 
     def of(self, *splits: str) -> "StoredProblems":
         """Those of some splits."""
