@@ -38,8 +38,7 @@ from tokenizers.pre_tokenizers import Split
 
 from mathrl.core.files import read_jsonl, write_jsonl
 from mathrl.core.types import Problem
-from mathrl.curation.decontaminate import EvaluationIndex, find_hits
-from mathrl.curation.similar_questions import SimilarQuestions
+from mathrl.curation.decontaminate import EvaluationIndex, SimilarQuestions, find_hits
 from mathrl.data.grams import grams
 from mathrl.params.data import Embedding
 

@@ -7,7 +7,9 @@ Each side reads the questions of the files (rows with `question`; those equal af
 - datasketch: MinHashLSH in memory, candidates compared exactly;
 - datatrove: its signature, bucket and cluster steps (with as many buckets and hashes as mathrl's bands), whose
   candidates it does not compare; then compared exactly within each cluster;
-- duckdb: mathrl's band keys, all pairs of a bucket joined and compared in SQL.
+- duckdb: mathrl's band keys, all pairs of a bucket joined and compared in SQL;
+- rare_shingles: DuckDB without MinHash: rows that share one of their rarest shingles, as many as two rows of this
+  similarity must share (prefix filter), joined and compared. It misses nothing.
 
 Every side runs in a process of its own, in turns; processor seconds and the peak of memory are that process's. The true
 pairs are those that an exact comparison of all questions with equal numbers and operators finds. Clusters are the
@@ -33,10 +35,9 @@ from scipy.sparse.csgraph import connected_components
 from mathrl.core.files import read_jsonl
 from mathrl.core.types import Problem
 from mathrl.curation.deduplicate import near_clusters
-from mathrl.curation.question_tokens import question_tokens, signature
+from mathrl.curation.question_digests import Digests, band_shape, digest, question_tokens, signature
 from mathrl.curation.row_shards import Digesting
 from mathrl.curation.row_store import RowStore
-from mathrl.curation.shingles import band_shape, digest
 from mathrl.data.grams import exact_key
 from mathrl.params.data import NearDuplicates
 
@@ -116,39 +117,56 @@ def by_datatrove(questions: list[str]) -> Clusters:
 
 
 def by_duckdb(questions: list[str]) -> Clusters:
+    digests = digest(questions, NEAR)
+    bands = {f"band_{i}": digests.bands[:, i].copy() for i in range(digests.bands.shape[1])}
+    candidates = " UNION ".join(
+        f"SELECT a.number AS first, b.number AS second FROM rows a JOIN rows b USING ({name}, salt) "
+        "WHERE a.number < b.number AND len(a.shingles) > 0"
+        for name in bands
+    )
+    return _compared_in_sql(digests, bands, f"WITH candidates AS ({candidates})", len(questions))
+
+
+def by_rare_shingles(questions: list[str]) -> Clusters:
+    candidates = """
+        WITH hashes AS (SELECT number, salt, len(shingles) AS size, unnest(shingles) AS hash FROM rows),
+        counts AS (SELECT hash, count(*) AS frequency FROM hashes GROUP BY hash),
+        ranked AS (SELECT *, row_number() OVER (PARTITION BY number ORDER BY frequency, hash) AS rank
+            FROM hashes JOIN counts USING (hash)),
+        rare AS (SELECT * FROM ranked WHERE frequency > 1 AND rank <= size - ceil($1 * size) + 1),
+        candidates AS (SELECT DISTINCT a.number AS first, b.number AS second FROM rare a JOIN rare b USING (hash, salt)
+            WHERE a.number < b.number AND least(a.size, b.size) >= $1 * greatest(a.size, b.size))
+    """
+    return _compared_in_sql(digest(questions, NEAR), {}, candidates, len(questions))
+
+
+def _compared_in_sql(digests: Digests, bands: dict[str, Any], candidates: str, count: int) -> Clusters:
+    """`candidates` are SQL for a table of that name, of pairs of numbers."""
     import duckdb
     import pyarrow as pa
 
-    digests = digest(questions, NEAR)
     lists = pa.ListArray.from_arrays(
         pa.array(digests.shingles.starts.astype(np.int32)), pa.array(digests.shingles.flat)
     )
-    columns = {"number": np.arange(len(questions)), "salt": digests.salt, "shingles": lists}
-    bands = [f"band_{i}" for i in range(digests.bands.shape[1])]
-    columns |= {name: digests.bands[:, i].copy() for i, name in enumerate(bands)}
+    columns = {"number": np.arange(count), "salt": digests.salt, "shingles": lists, **bands}
     with tempfile.TemporaryDirectory() as folder:
         store = duckdb.connect(f"{folder}/rows.duckdb", config={"memory_limit": "300MB", "threads": 2})
         store.register("batch", pa.table(columns))
         store.execute("CREATE TABLE rows AS FROM batch")
-        candidates = " UNION ".join(
-            f"SELECT a.number AS first, b.number AS second FROM rows a JOIN rows b USING ({name}, salt) "
-            "WHERE a.number < b.number AND len(a.shingles) > 0"
-            for name in bands
-        )
         pairs = store.execute(
-            f"WITH candidates AS ({candidates}), shared AS (SELECT first, second, "
+            f"{candidates}, shared AS (SELECT first, second, "
             "len(list_intersect(a.shingles, b.shingles)) AS common, len(a.shingles) + len(b.shingles) AS lengths "
             "FROM candidates JOIN rows a ON a.number = first JOIN rows b ON b.number = second) "
             "SELECT first, second FROM shared WHERE common >= $1 * (lengths - common)",
             [NEAR.threshold],
         ).fetchall()
         store.close()
-    return _clusters(pairs, len(questions))
+    return _clusters(pairs, count)
 
 
 def _shingled(questions: list[str]) -> Iterable[list[int]]:
     """The 5-grams of each question as hashes, as `digest` has them, by sets of Python."""
-    from mathrl.curation.shingles import shingles
+    from mathrl.curation.question_digests import shingles
 
     for start in range(0, len(questions), 4096):
         rows = shingles([question_tokens(question) for question in questions[start : start + 4096]], NEAR.ngram)
@@ -195,6 +213,7 @@ SIDES: dict[str, Callable[[list[str]], Clusters]] = {
     "datasketch": by_datasketch,
     "datatrove": by_datatrove,
     "duckdb": by_duckdb,
+    "rare_shingles": by_rare_shingles,
 }
 
 

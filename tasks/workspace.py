@@ -1,6 +1,6 @@
 """The folder of a run: the checkout or, with overrides, a git worktree of its own under runs/.
 
-Before DVC looks, it links files that stages read from outside the checkout (mathrl/reading/inputs.py). The worktrees
+Before DVC looks, it links files that stages read from outside the checkout (mathrl/reading/sources.py). The worktrees
 of a project that was moved or copied know it by the path that it had; they are mended.
 
 The folder in which a preset's sweep runs, and the name of its study.

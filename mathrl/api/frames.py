@@ -143,7 +143,7 @@ def rollouts(run: str | Path) -> pd.DataFrame:
 
     from mathrl.core.records import ROLLOUTS as FOLDER
     from mathrl.core.records import records_folder
-    from mathrl.reports.find_rollouts import find_rollouts
+    from mathrl.reports.find_run import find_rollouts
     from mathrl.rollout.rollout_files import rollout_files
 
     with in_project(run) as text:

@@ -28,7 +28,7 @@ from mathrl.core.records import all_records
 from mathrl.engines.verl_process import attention_of, verl_python
 from mathrl.servers.protocol import read_states, state_of, state_text
 from mathrl.tools.bubblewrap import INSTALL
-from mathrl.tools.process import why_no_sandbox
+from mathrl.tools.pool import why_no_sandbox
 from mathrl.tracking.client import check_answers
 
 Finding = tuple[str, str, str]  # state, subject, remedy

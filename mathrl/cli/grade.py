@@ -86,7 +86,7 @@ def _grade_run(
     from mathrl.imports import second_opinion  # these need pyarrow, which the verifier alone does without
     from mathrl.imports.foreign_run import read_run
     from mathrl.imports.write_record import in_order
-    from mathrl.reports.find_rollouts import kept_files
+    from mathrl.reports.find_run import kept_files
 
     files = kept_files(str(run)) or (in_order(read_run(run).rollouts) if run.is_dir() else [])
     if not files:

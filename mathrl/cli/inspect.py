@@ -17,7 +17,7 @@ from mathrl.curation.quality import DESCRIPTIONS
 from mathrl.params.load import validate_section
 from mathrl.params.messages import did_you_mean
 from mathrl.params.run import Prompt
-from mathrl.reports.lineage_picture import render
+from mathrl.reports.pictures import render
 
 KEYS = (
     "format",

@@ -21,7 +21,7 @@ from mathrl.core.paths import home, main_checkout
 from mathrl.registry import promote as gate
 from mathrl.registry.reproduction import JSON, PAGE, Certificate, plan_reproduction, publish, read_check
 from mathrl.registry.versions import push as push_model
-from mathrl.reports.model_card import default_texts
+from mathrl.reports.html import default_texts
 from mathrl.tasks.reproduction import FreshClone
 from mathrl.tracking.client import connect
 from mathrl.tracking.lineage import REMEDY, Back, way_back, way_forward

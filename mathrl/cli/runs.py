@@ -29,8 +29,7 @@ from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.recipes.recipe import recipe_files
 from mathrl.reports.audit import Audit, add_cases, find_responses, open_audit, row_to_show
-from mathrl.reports.find_rollouts import find_rollouts
-from mathrl.reports.find_run import find_training_run, mlflow_record, near_run, project_params
+from mathrl.reports.find_run import find_rollouts, find_training_run, mlflow_record, near_run, project_params
 from mathrl.reports.html import Material, pipeline_material, record_material, step_material, write_report
 from mathrl.reports.rollout_server import HOST, Library, make_server
 from mathrl.rewards.cascade import MathVerifyJudge

@@ -23,10 +23,8 @@ from scipy.sparse import csr_matrix, vstack
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
-from mathrl.corpus.calibration import Floats, Models
-from mathrl.corpus.classifier import FastTextModel, Inputs, inputs_of, read_models
-from mathrl.corpus.page_files import Page, is_archive, page_of, page_of_line, rows_of
-from mathrl.corpus.page_shards import BUCKETS, PageShard, vectorizer
+from mathrl.corpus.classifier import FastTextModel, Floats, Inputs, Models, inputs_of, read_models
+from mathrl.corpus.page_files import BUCKETS, Page, PageShard, is_archive, page_of, page_of_line, rows_of, vectorizer
 from mathrl.corpus.run_tasks import run_tasks
 from mathrl.data.grams import exact_key, grams
 from mathrl.params.pages import NearPages, Pages

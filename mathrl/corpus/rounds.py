@@ -6,7 +6,7 @@ domains its negatives. The paper's classifier is fastText; this one is similar: 
 (scikit-learn), with the grams of `grams.py`, so that LaTeX and Chinese count. A trained fastText model can take its
 place, for one round. Training runs here; pages are read and scored by datatrove's tasks (`corpus.py`).
 
-Three things keep a round from poisoning the next one. The cut is calibrated (`calibration.py`), so a round collects
+Three things keep a round from poisoning the next one. The cut is calibrated (`classifier.py`), so a round collects
 what looks like mathematics and not a fixed share. A page of a promoted domain that scores like the negatives does not
 become a positive. The loop keeps the round with the best F1 on texts that its models did not see, and stops at a worse
 one.
@@ -25,10 +25,21 @@ import numpy.typing as npt
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
-from mathrl.corpus.calibration import FOLDS, Floats, best_cut, calibrate, fold_numbers, posterior
-from mathrl.corpus.classifier import Inputs, fit, inputs_of, stack
+from mathrl.corpus.classifier import (
+    FOLDS,
+    Floats,
+    Inputs,
+    best_cut,
+    calibrate,
+    fit,
+    fold_numbers,
+    inputs_of,
+    posterior,
+    stack,
+)
 from mathrl.corpus.corpus import Corpus, Numbers
-from mathrl.curation.decontaminate import EvaluationIndex, Hit
+from mathrl.curation.decisions import Hit
+from mathrl.curation.decontaminate import EvaluationIndex
 from mathrl.data.grams import exact_key
 from mathrl.params.pages import Pages
 

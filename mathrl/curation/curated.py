@@ -1,22 +1,28 @@
-"""What curation makes: disjoint splits, and an account of every row that is not in them."""
+"""What curation reads and makes: the rows of all sources, disjoint splits, and an account of every row not in them."""
 
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from mathrl.core.errors import UserError
 from mathrl.core.files import from_fields
-from mathrl.curation.decontaminate import Hit
+from mathrl.curation.decisions import Hit
 from mathrl.curation.deduplicate import Dropped, Reason, Variants
+from mathrl.curation.processes import in_order
 from mathrl.curation.quality import Broken
-from mathrl.curation.row_store import RowStore, StoredProblems
-from mathrl.reading.reading import Rejected
+from mathrl.curation.row_shards import Item as RowItem
+from mathrl.curation.row_shards import Numbers, Summary, write_shard
+from mathrl.curation.row_store import RowStore, StoredProblems, shard_tasks
+from mathrl.reading.reading import Read, Reader, Rejected, input_row, read_source, reject_repeated, rows_of
+from mathrl.reading.row_files import Row
+from mathrl.reading.sources import ResolvedSource
 
 TRAINED = ("sft", "rl")
 CHUNK = 1 << 14  # dropped rows that are in memory at a time
@@ -78,7 +84,7 @@ class Curated:
 Item = TypeVar("Item")  # a flat dataclass
 
 
-class Spill(Sequence[Item], Generic[Item]):
+class Spill(Generic[Item]):
     """Flat dataclasses in a file of JSON lines, each made again when it is looked at."""
 
     def __init__(self, file: Path, kind: type[Item]) -> None:
@@ -99,13 +105,7 @@ class Spill(Sequence[Item], Generic[Item]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Item:
         at = range(len(self))[index]
         self._file.seek(self._ends[at - 1] if at else 0)
         self._at_end = False
@@ -113,3 +113,90 @@ class Spill(Sequence[Item], Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         return (self[index] for index in range(len(self)))
+
+
+def read_sources(sources: Iterable[ResolvedSource], seed: int, remedy: str | None, curated: Curated) -> StoredProblems:
+    """The problems of all sources; bad rows, counts and digests go into the account.
+
+    Raises:
+        UserError: a source cannot be read or is empty, or has a bad row for which there is a `remedy`.
+    """
+    store = curated.store
+    numbers = [np.empty(0, np.int64)]
+    for resolved in sources:
+        read, first = Read(), len(store)
+        good, bad, cut = _read(resolved, seed, read, remedy, store)
+        if not len(good) and not bad and not resolved.generated:
+            raise UserError(f"{resolved.describe()}: no row in it")
+        curated.inputs.append(input_row(resolved, read))
+        if cut:
+            curated.cut_turns[resolved.name] = curated.cut_turns.get(resolved.name, 0) + cut
+        store.rename(store.in_earlier(first), resolved.name)  # rows that two sources share get distinct ids
+        numbers.append(good)
+        curated.rejected += bad
+        name = f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else "")
+        reasons = +Counter({"bad row": len(bad), **read.left_out})
+        curated.steps.append(CurationStep(name, len(good) + reasons.total(), len(good), reasons))
+    return StoredProblems(store, np.concatenate(numbers))
+
+
+def _read(
+    resolved: ResolvedSource, seed: int, read: Read, remedy: str | None, store: RowStore
+) -> tuple[Numbers, list[Rejected], int]:
+    """The numbers of a source's good rows, its bad rows in order, and the assistant turns cut off its prompts."""
+    items, reader = _items(resolved, seed, read)
+    tasks = shard_tasks(store.folder, len(store.shards), items, reader)
+    first, summaries, failure = len(store), list[Summary](), None
+    try:
+        for summary in in_order(write_shard, store.digesting, tasks):
+            summaries.append(summary)
+            if remedy and summary.rejected:
+                break
+    except UserError as error:  # unless a row before it is bad
+        failure = error
+    starts = store.add([summary.stem for summary in summaries], resolved.name)
+    repeats = _repeats(store, first, resolved.name)
+    bad = _bad_rows(summaries, starts, repeats)
+    if remedy and bad:
+        raise UserError(f"{bad[0].where}: {bad[0].reason}; {remedy}")
+    if failure:
+        raise failure
+    numbers = np.fromiter(repeats, np.int64, len(repeats))
+    store.drop(numbers)
+    read.left_out.update({"left out by keep": sum(summary.left_out for summary in summaries)})
+    good = np.setdiff1d(np.arange(first, len(store)), numbers, assume_unique=True)
+    return good, bad, sum(summary.cut_turns for summary in summaries)
+
+
+def _items(resolved: ResolvedSource, seed: int, read: Read) -> tuple[Iterator[RowItem], Reader | None]:
+    """The rows, and what makes problems of them; or problems, where rows are drawn or generated in order."""
+    if resolved.generated or resolved.limit is not None:
+        return iter(read_source(resolved, seed, read)), None
+    rows, reader, unread = rows_of(resolved, read), Reader(resolved, seed), list[Row]()
+    for row in rows:
+        unread.append(row)
+        if not row.problem:
+            reader.fit(row)  # every shard begins with the shape of the source's first row
+            break
+    return chain(unread, rows), reader
+
+
+def _repeats(store: RowStore, since: int, source: str) -> dict[int, Rejected]:
+    """The rows from the number `since` on that have the id of an earlier one, by number."""
+    numbers, groups = store.alike("id", since=since)
+    repeats = {}
+    for number in np.sort(numbers[numbers != groups]).tolist():  # a group has the number of its first row
+        shard, at = store.place(number)
+        repeats[number] = reject_repeated(store.problem(number).id, *store.shards[shard].places(at), source)
+    return repeats
+
+
+def _bad_rows(summaries: Iterable[Summary], starts: Iterable[int], repeats: dict[int, Rejected]) -> list[Rejected]:
+    """All bad rows in the order of the source."""
+    placed = [
+        ((start + before, 0), row)
+        for summary, start in zip(summaries, starts, strict=True)
+        for before, row in summary.rejected
+    ]
+    placed += [((number, 1), row) for number, row in repeats.items()]
+    return [row for _, row in sorted(placed, key=lambda pair: pair[0])]

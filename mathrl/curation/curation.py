@@ -7,7 +7,7 @@ out by the `keep` and `limit` of its source. The rows are on disk (row_store.py)
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,29 +16,19 @@ from typing import NoReturn
 import numpy as np
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import from_fields
+from mathrl.core.files import from_fields, read_jsonl
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.curation.curated import TRAINED, Curated, CurationStep
-from mathrl.curation.decontaminate import Hit, Search, evaluation_index, trained_texts
+from mathrl.curation.curated import TRAINED, Curated, Spill, read_sources
+from mathrl.curation.decisions import Hit
+from mathrl.curation.decontaminate import Search, evaluation_index, model_folder, trained_texts
 from mathrl.curation.deduplicate import BENCHMARK, Dropped, Reason, deduplicate
 from mathrl.curation.processes import in_order
-from mathrl.curation.quality_gate import pass_gate
-from mathrl.curation.row_shards import SPLITS, Digesting, Item, Numbers, Summary, write_shard
-from mathrl.curation.row_store import RowStore, ShardRows, StoredProblems, shard_tasks
-from mathrl.curation.similar_questions import model_folder
-from mathrl.params.data import Curate, Decontaminate
-from mathrl.reading.reading import (
-    Read,
-    Reader,
-    Rejected,
-    input_row,
-    read_source,
-    reject_repeated,
-    rows_of,
-    split_rejected,
-)
-from mathrl.reading.row_files import Row
+from mathrl.curation.quality import DESCRIPTIONS, Broken, broken_rules, votes_of
+from mathrl.curation.row_shards import SPLITS, Digesting, Numbers
+from mathrl.curation.row_store import RowStore, ShardRows, StoredProblems
+from mathrl.params.data import Curate, Decontaminate, Quality
+from mathrl.reading.reading import Read, input_row, read_source, split_rejected
 from mathrl.reading.sources import ResolvedSource, absolute, resolve_evaluation, resolve_source
 
 
@@ -119,7 +109,7 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None, folder: 
     return curated
 
 
-def _nothing_left(dropped: Sequence[Dropped]) -> NoReturn:
+def _nothing_left(dropped: Spill[Dropped]) -> NoReturn:
     counts = Counter(row.reason for row in dropped)
     reasons, first = ", ".join(f"{reason} {count}" for reason, count in counts.items()), dropped[0]
     raise UserError(
@@ -190,6 +180,39 @@ def _own_generator(against: Sequence[Problem], params: Decontaminate, curated: C
     return {source: frozenset(p.id for p in against if p.source == source) for source in curated.generated}
 
 
+@dataclass(frozen=True)
+class _Gate:
+    """The quality gate; `votes` are a policy's answers by problem id."""
+
+    votes: dict[str, list[str]]
+    quality: Quality
+
+    def check(self, piece: ShardRows) -> list[tuple[int, Broken]]:
+        """The rows of a piece that break rules, with their numbers."""
+        return [
+            (number, Broken(p.id, p.source, p.split, tuple(rules), p.question, p.answers))
+            for number, p in piece.problems()
+            if (rules := broken_rules(p, self.votes, self.quality))
+        ]
+
+
+def pass_gate(problems: StoredProblems, samples: Path | None, quality: Quality, curated: Curated) -> StoredProblems:
+    """The rows without the training rows that break a rule of `quality.drop`; dev and test rows all stay.
+
+    Every row that breaks a rule goes into the account.
+    """
+    gate = _Gate(votes_of(read_jsonl(samples)) if samples else {}, quality)
+
+    def failing_rows() -> Iterator[tuple[int, Reason]]:
+        for number, broken in chain.from_iterable(in_order(_Gate.check, gate, problems.pieces())):
+            curated.broken.append(broken)
+            reasons = [rule for rule in broken.rules if rule in quality.drop] if broken.split in TRAINED else []
+            if reasons:
+                yield number, Reason(reasons[0], None, "; ".join(DESCRIPTIONS[rule] for rule in reasons))
+
+    return curated.drop("quality", problems, failing_rows())
+
+
 def share_out(problems: StoredProblems, target: str, share: float, seed: int, barred: Numbers | None = None) -> int:
     """Move a seeded share of the rl rows to `target` if that is empty, and return their number.
 
@@ -214,7 +237,7 @@ def share_out_sft(
         return
     barred: list[int] = []
     if clean:
-        solution_hits = hits_of_solutions(problems.of("rl"), _search(against, clean, curated))
+        solution_hits = stored_hits(problems.of("rl"), _search(against, clean, curated), "solutions", solutions=True)
         barred = [number for number, hit in solution_hits if hit.is_dropped(clean.min_share)]
     share_out(problems, "sft", curate.sft_share, seed, np.array(barred, np.int64))
     curated.solutions_barred = len(barred)
@@ -256,104 +279,9 @@ class _Step:
         return [(number, hit) for (number, _, _), hit in zip(rows, hits, strict=True) if hit]
 
 
-def _hits(step: _Step, piece: ShardRows) -> Hits:
-    return step.hits(piece)
-
-
-def stored_hits(problems: StoredProblems, search: Search, name: str) -> Iterator[tuple[int, Hit]]:
+def stored_hits(
+    problems: StoredProblems, search: Search, name: str, *, solutions: bool = False
+) -> Iterator[tuple[int, Hit]]:
     """The numbers of the problems with a hit, ascending, and the strongest hit of each, for the step `name`."""
-    for hits in in_order(_hits, _Step(name, search), problems.pieces()):
+    for hits in in_order(_Step.hits, _Step(name, search, solutions), problems.pieces()):
         yield from hits
-
-
-def hits_of_solutions(problems: StoredProblems, search: Search) -> Iterator[tuple[int, Hit]]:
-    """Like `stored_hits`, of the worked solutions alone."""
-    for hits in in_order(_hits, _Step("solutions", search, solutions=True), problems.pieces()):
-        yield from hits
-
-
-def read_sources(sources: Iterable[ResolvedSource], seed: int, remedy: str | None, curated: Curated) -> StoredProblems:
-    """The problems of all sources; bad rows, counts and digests go into the account.
-
-    Raises:
-        UserError: a source cannot be read or is empty, or has a bad row for which there is a `remedy`.
-    """
-    store = curated.store
-    numbers = [np.empty(0, np.int64)]
-    for resolved in sources:
-        read, first = Read(), len(store)
-        good, bad, cut = _read(resolved, seed, read, remedy, store)
-        if not len(good) and not bad and not resolved.generated:
-            raise UserError(f"{resolved.describe()}: no row in it")
-        curated.inputs.append(input_row(resolved, read))
-        if cut:
-            curated.cut_turns[resolved.name] = curated.cut_turns.get(resolved.name, 0) + cut
-        store.rename(store.in_earlier(first), resolved.name)  # rows that two sources share get distinct ids
-        numbers.append(good)
-        curated.rejected += bad
-        name = f"read {resolved.name}" + (f" ({resolved.split})" if resolved.split else "")
-        reasons = +Counter({"bad row": len(bad), **read.left_out})
-        curated.steps.append(CurationStep(name, len(good) + reasons.total(), len(good), reasons))
-    return StoredProblems(store, np.concatenate(numbers))
-
-
-def _read(
-    resolved: ResolvedSource, seed: int, read: Read, remedy: str | None, store: RowStore
-) -> tuple[Numbers, list[Rejected], int]:
-    """The numbers of a source's good rows, its bad rows in order, and the assistant turns cut off its prompts."""
-    items, reader = _items(resolved, seed, read)
-    tasks = shard_tasks(store.folder, len(store.shards), items, reader)
-    first, summaries, failure = len(store), list[Summary](), None
-    try:
-        for summary in in_order(write_shard, store.digesting, tasks):
-            summaries.append(summary)
-            if remedy and summary.rejected:
-                break
-    except UserError as error:  # unless a row before it is bad
-        failure = error
-    starts = store.add([summary.stem for summary in summaries], resolved.name)
-    repeats = _repeats(store, first, resolved.name)
-    bad = _bad_rows(summaries, starts, repeats)
-    if remedy and bad:
-        raise UserError(f"{bad[0].where}: {bad[0].reason}; {remedy}")
-    if failure:
-        raise failure
-    numbers = np.fromiter(repeats, np.int64, len(repeats))
-    store.drop(numbers)
-    read.left_out.update({"left out by keep": sum(summary.left_out for summary in summaries)})
-    good = np.setdiff1d(np.arange(first, len(store)), numbers, assume_unique=True)
-    return good, bad, sum(summary.cut_turns for summary in summaries)
-
-
-def _items(resolved: ResolvedSource, seed: int, read: Read) -> tuple[Iterator[Item], Reader | None]:
-    """The rows, and what makes problems of them; or problems, where rows are drawn or generated in order."""
-    if resolved.generated or resolved.limit is not None:
-        return iter(read_source(resolved, seed, read)), None
-    rows, reader, unread = rows_of(resolved, read), Reader(resolved, seed), list[Row]()
-    for row in rows:
-        unread.append(row)
-        if not row.problem:
-            reader.fit(row)  # every shard begins with the shape of the source's first row
-            break
-    return chain(unread, rows), reader
-
-
-def _repeats(store: RowStore, since: int, source: str) -> dict[int, Rejected]:
-    """The rows from the number `since` on that have the id of an earlier one, by number."""
-    numbers, groups = store.alike("id", since=since)
-    repeats = {}
-    for number in np.sort(numbers[numbers != groups]).tolist():  # a group has the number of its first row
-        shard, at = store.place(number)
-        repeats[number] = reject_repeated(store.problem(number).id, *store.shards[shard].places(at), source)
-    return repeats
-
-
-def _bad_rows(summaries: Iterable[Summary], starts: Iterable[int], repeats: dict[int, Rejected]) -> list[Rejected]:
-    """All bad rows in the order of the source."""
-    placed = [
-        ((start + before, 0), row)
-        for summary, start in zip(summaries, starts, strict=True)
-        for before, row in summary.rejected
-    ]
-    placed += [((number, 1), row) for number, row in repeats.items()]
-    return [row for _, row in sorted(placed, key=lambda pair: pair[0])]

@@ -3,6 +3,7 @@
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from mathrl.core.hashing import sha256_jsonl
 from mathrl.core.markdown import cell, code, table
 from mathrl.curation.curated import TRAINED, Curated
 from mathrl.curation.curation import CurationPlan
-from mathrl.curation.quality_gate import quality_section
+from mathrl.curation.quality import DESCRIPTIONS
 from mathrl.curation.row_shards import SPLITS
 from mathrl.curation.row_store import StoredProblems
-from mathrl.params.data import Curate
+from mathrl.params.data import Curate, Quality
 
-EXAMPLES = 3
+EXAMPLES = 3  # of each reason to drop a row, and of each rule of the quality gate
 SHARES = {
     "coverage": "the part of the training or evaluation text, the larger, that lies in shared n-grams",
     "words": "the shared distinct words over those of the text with fewer",
@@ -97,7 +98,7 @@ def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int
     for source, turns in curated.cut_turns.items():
         cut = f"{turns:,} prompts of {cell(source)} ended with the assistant's turn, which is the solution: it was cut."
         parts += ["", cut]
-    parts += ["", *_duplicates(curated, curate), *quality_section(curated, curate.quality, seed)]
+    parts += ["", *_duplicates(curated, curate), *_quality(curated, curate.quality, seed)]
     parts += [*_overlap(curated, curate), *_dropped_examples(curated, seed)]
     if curated.rejected:
         parts += ["## Bad rows", "", *table(("where", "why"), ((r.shown, r.reason) for r in curated.rejected[:20]))]
@@ -155,10 +156,41 @@ def _variants(curated: Curated) -> list[str]:
         groups = [group for group in curated.variants if group.difference == difference]
         rows = sum(len(group.problems) for group in groups)
         parts += [f"{len(groups):,} groups of similar questions stay, {rows:,} rows: they differ in {difference}.", ""]
-        for problem in groups[0].problems[:2]:
+        for problem in islice(groups[0].problems, 2):
             parts += [f"- {code(problem.id)}: {code(problem.question, 200)}"]
         parts += [""]
     return [*parts, *(["`data/curated/variants.jsonl` lists all groups.", ""] if parts else [])]
+
+
+def _quality(curated: Curated, quality: Quality | None, seed: int) -> list[str]:
+    """The report's part about the gate: rows per rule, in training and held-out splits, and examples of each."""
+    if quality is None:
+        return []
+    trained, held_out = (
+        Counter(rule for row in curated.broken if (row.split in TRAINED) == of for rule in row.rules)
+        for of in (True, False)
+    )
+    parts = [
+        "## Quality",
+        "",
+        "Training rows that break a dropped rule go; rows of dev and test stay and are only counted. "
+        "`data/curated/quality.jsonl` lists every row that breaks a rule.",
+        "",
+    ]
+    rows = (
+        (name, what, f"{trained[name]:,}", "dropped" if name in quality.drop else "reported", f"{held_out[name]:,}")
+        for name, what in DESCRIPTIONS.items()
+        if name != "majority" or quality.samples
+    )
+    parts += table(("rule", "a problem that", "training rows", "which are", "dev and test rows"), rows)
+    for name in DESCRIPTIONS:
+        at = [number for number, row in enumerate(curated.broken) if name in row.rules]
+        if at:
+            parts += ["", f"### {name} ({len(at):,})", ""]
+            for problem in map(curated.broken.__getitem__, random.Random(seed).sample(at, min(EXAMPLES, len(at)))):
+                answers = ", ".join(problem.answers)
+                parts += [f"- {code(problem.id)}: {code(problem.question, 300)} (answer: {code(answers, 60)})"]
+    return [*parts, ""]
 
 
 def _overlap(curated: Curated, curate: Curate) -> list[str]:

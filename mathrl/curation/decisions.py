@@ -1,11 +1,11 @@
-"""A person's decisions on doubtful hits of decontamination, in a file that later runs obey.
+"""Hits of decontamination, and a person's decisions on the doubtful ones, in a file that later runs obey.
 
 A decision holds for a pair of texts, not for ids, so it survives renumbered rows and other files. A row that is written
 later replaces an earlier one about the same pair.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,12 +17,60 @@ from mathrl.params.data import Decontaminate
 
 Verdict = Literal["keep", "drop"]
 Pair = tuple[str, str]  # keys of the training text and of the evaluation text
+SHOWN = 2000  # characters of either text in a report
+RANK: dict[Verdict | None, int] = {"drop": 2, None: 1, "keep": 0}  # the hit of the highest rank speaks for a text
 NEEDED = ("train_key", "eval_key", "decision")
 
 
 def text_key(text: str) -> str:
     """32 hexadecimal digits, equal for texts that differ only in case, white space and Unicode form."""
     return f"{exact_key(text):032x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One training text and the evaluation text that it shares the most with.
+
+    Example:
+        Hit(train_id="dapo/00012", eval_id="math/test/00734", part="question", ngram="what is the sum of",
+            whole=False, share=0.91, ngrams_shared=14, train_text="What is …", eval_text="Find …",
+            others=("math500/…",), decision="keep")
+
+    `share` is the part of a text that is shared (0 to 1, see EvaluationIndex); `ngrams_shared` counts the
+    shared n-grams; `others` are further evaluation texts hit (at most 20). A person's `decision` on the two texts
+    overrules the share. A `semantic` hit shares no n-grams that count; its share is the cosine of the embeddings.
+    """
+
+    train_id: str
+    eval_id: str
+    part: str
+    ngram: str
+    whole: bool
+    share: float
+    ngrams_shared: int
+    train_text: str
+    eval_text: str
+    others: tuple[str, ...] = ()
+    decision: Verdict | None = None
+    semantic: bool = False
+
+    def is_dropped(self, min_share: float) -> bool:
+        """Whether the training text goes: by a person's decision, else by its share."""
+        return self.decision == "drop" or (self.decision is None and (self.semantic or self.share >= min_share))
+
+    @property
+    def strength(self) -> tuple[int, bool, float]:
+        """Of the hits of one row, the strongest speaks for it."""
+        return RANK[self.decision], self.semantic, self.share
+
+    def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
+        """One line of a report, with the keys that `mathrl data decide` needs; long texts are cut."""
+        row = {**asdict(self), "share": round(self.share, 4), "others": list(self.others)}
+        if not self.semantic:
+            del row["semantic"]
+        keys = {"train_key": text_key(self.train_text), "eval_key": text_key(self.eval_text)}
+        cut = {name: row[name][:SHOWN] for name in ("train_text", "eval_text")}
+        return {**row, **cut, **keys, "dropped": self.is_dropped(min_share)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,80 +4,112 @@ By DeepSeekMath's rule (arXiv:2402.03300, section 2.1) a training text with any 
 an evaluation question or answer text is a hit; evaluation texts of 3 to n-1 grams are matched whole; shorter ones
 would match by chance and are left to exact deduplication. Most such hits share boilerplate alone, so a hit has a
 share, and curation drops those with a large one: `coverage` is the part of the training or evaluation text, whichever
-is larger, that lies in shared n-grams; `words` counts distinct grams without their order. An embedding pass by choice
-(similar_questions.py) comes after the n-grams.
+is larger, that lies in shared n-grams; `words` counts distinct grams without their order.
+
+An embedding pass by choice comes after the n-grams: it finds questions in other words, by the cosine of static
+embeddings (model2vec). These do not tell numbers and operators apart well, so the threshold is high and a person can
+overrule it (decisions.py).
 
 A bare answer of fewer than n grams is a text only when three of them are words: matched whole, \frac{1}{2} or
 1, 2, 3 would drop thousands of questions. `grams.py` says what a gram is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from mathrl.core.errors import UserError
+from mathrl.core.paths import main_checkout
 from mathrl.core.types import Problem
-from mathrl.curation.decisions import Pair, Verdict, decisions_of, text_key
-from mathrl.curation.shared_windows import Pairs, Skipped, WindowIndex
-from mathrl.curation.shingles import CHUNK, Rows, TokenHashes, hash_tokens
-from mathrl.curation.similar_questions import SimilarQuestions
+from mathrl.curation.decisions import RANK, Hit, Pair, Verdict, decisions_of, text_key
+from mathrl.curation.token_windows import CHUNK, Pairs, Rows, Skipped, TokenHashes, WindowIndex, hash_tokens
 from mathrl.data.grams import compared_grams, grams
 from mathrl.data.grams import numbers as numbers_of
-from mathrl.params.data import Decontaminate
+from mathrl.params.data import Decontaminate, Embedding
 
 SHORTEST = 3
-SHOWN = 2000  # characters of either text in a report
-RANK: dict[Verdict | None, int] = {"drop": 2, None: 1, "keep": 0}  # the hit of the highest rank speaks for a text
+PARTS = ("model.safetensors", "tokenizer.json", "config.json")
+Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """One training text and the evaluation text that it shares the most with.
+def model_folder(name: str) -> Path | None:
+    """The folder that names a model, None for a hub id; a relative path starts at the top of the checkout.
 
-    Example:
-        Hit(train_id="dapo/00012", eval_id="math/test/00734", part="question", ngram="what is the sum of",
-            whole=False, share=0.91, ngrams_shared=14, train_text="What is …", eval_text="Find …",
-            others=("math500/…",), decision="keep")
+    Raises:
+        UserError: the folder lacks a file of model2vec's format.
+    """
+    folder = Path(name) if Path(name).is_absolute() else main_checkout() / name
+    if not folder.is_dir():
+        if name.startswith((".", "/", "~")) or name.count("/") != 1:
+            raise UserError(
+                f"the embedding model {name} is neither a folder nor a hub id; write the folder of a "
+                "model2vec model, or its hub id such as minishlab/potion-base-8M"
+            )
+        return None
+    missing = [part for part in PARTS if not (folder / part).is_file()]
+    if missing:
+        raise UserError(f"{folder}: no {' and no '.join(missing)}; name a folder in model2vec's format")
+    return folder
 
-    `share` is the part of a text that is shared (0 to 1, see EvaluationIndex); `ngrams_shared` counts the
-    shared n-grams; `others` are further evaluation texts hit (at most 20). A person's `decision` on the two texts
-    overrules the share. A `semantic` hit shares no n-grams that count; its share is the cosine of the embeddings.
+
+class SimilarQuestions:
+    """Embedded evaluation questions, by the numbers that `add` gets.
+
+    Cosines are rounded to 4 digits. On another processor a rounding of the last digit may differ.
     """
 
-    train_id: str
-    eval_id: str
-    part: str
-    ngram: str
-    whole: bool
-    share: float
-    ngrams_shared: int
-    train_text: str
-    eval_text: str
-    others: tuple[str, ...] = ()
-    decision: Verdict | None = None
-    semantic: bool = False
+    def __init__(self, params: Embedding) -> None:
+        self.params = params
+        self.numbers: list[int] = []
+        self._texts: list[str] = []
+        model_folder(params.model)
 
-    def is_dropped(self, min_share: float) -> bool:
-        """Whether the training text goes: by a person's decision, else by its share."""
-        return self.decision == "drop" or (self.decision is None and (self.semantic or self.share >= min_share))
+    def __getstate__(self) -> dict[str, Any]:
+        """Each process loads the model itself; the questions' embeddings travel."""
+        self._questions  # noqa: B018 -- computed once, before the processes start
+        return {name: value for name, value in self.__dict__.items() if name != "_model"}
 
-    @property
-    def strength(self) -> tuple[int, bool, float]:
-        """Of the hits of one row, the strongest speaks for it."""
-        return RANK[self.decision], self.semantic, self.share
+    def add(self, number: int, text: str) -> None:
+        self.numbers.append(number)
+        self._texts.append(text)
+        self.__dict__.pop("_questions", None)
 
-    def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
-        """One line of a report, with the keys that `mathrl data decide` needs; long texts are cut."""
-        row = {**asdict(self), "share": round(self.share, 4), "others": list(self.others)}
-        if not self.semantic:
-            del row["semantic"]
-        keys = {"train_key": text_key(self.train_text), "eval_key": text_key(self.eval_text)}
-        cut = {name: row[name][:SHOWN] for name in ("train_text", "eval_text")}
-        return {**row, **cut, **keys, "dropped": self.is_dropped(min_share)}
+    def cosines(self, texts: Sequence[str]) -> Floats:
+        """The cosine of each text with each question: (texts, questions)."""
+        cosines: Floats = np.round(self._embed(texts) @ self._questions.T, 4)
+        return cosines
+
+    def _embed(self, texts: Sequence[str]) -> Floats:
+        rows = np.asarray(self._model.encode(list(texts), use_multiprocessing=False), dtype=np.float32)
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        unit: Floats = rows / np.where(lengths == 0, 1, lengths)  # a text without a known token is like nothing
+        return unit
+
+    @cached_property
+    def _questions(self) -> Floats:
+        return self._embed(self._texts)
+
+    @cached_property
+    def _model(self) -> Any:
+        try:
+            from model2vec import StaticModel  # an extra
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"decontamination by embeddings needs {error.name}: pip install -c constraints.txt 'mathrl[embedding]'"
+            ) from None
+        folder = model_folder(self.params.model)
+        try:
+            return StaticModel.from_pretrained(folder or self.params.model, force_download=False)
+        except Exception as error:  # of the hub's client, safetensors or tokenizers
+            raise UserError(
+                f"{self.params.model}: cannot be loaded as a model2vec model ({error}); name the folder of such a model"
+            ) from None
 
 
 class EvaluationIndex:

@@ -10,7 +10,8 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl, written_aside
 from mathrl.core.types import Problem
-from mathrl.curation.decontaminate import EvaluationIndex, Hit, evaluation_index, find_hits
+from mathrl.curation.decisions import Hit
+from mathrl.curation.decontaminate import EvaluationIndex, evaluation_index, find_hits
 from mathrl.data.export import write_parquet
 from mathrl.params.data import Decontaminate
 from mathrl.reading.row_files import Row, list_files, read_rows

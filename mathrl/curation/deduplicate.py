@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from mathrl.core.types import Problem
-from mathrl.curation.question_tokens import question_tokens
+from mathrl.curation.question_digests import question_tokens
 from mathrl.curation.row_shards import SPLITS
 from mathrl.curation.row_store import RowStore, StoredProblems
-from mathrl.curation.shingles import Hashes
+from mathrl.curation.token_windows import Hashes
 from mathrl.grading import compare
 from mathrl.params.data import Deduplicate, NearDuplicates
 
@@ -29,7 +29,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Clusters(Sequence[list[int]]):
+class Clusters:
     """Lists of row numbers, each made when it is looked at.
 
     Example:
@@ -47,21 +47,16 @@ class Clusters(Sequence[list[int]]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    @overload
-    def __getitem__(self, index: int) -> list[int]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[list[int]]: ...
-    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
-        end = self.starts[at + 1] if at + 1 < len(self) else len(self.numbers)
-        cluster: list[int] = self.numbers[self.starts[at] : end].tolist()
-        return cluster
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self.numbers[start:end].tolist() for start, end in zip(self.starts, self._ends, strict=True))
+
+    @property
+    def _ends(self) -> Numbers:
+        return np.append(self.starts, len(self.numbers))[1:]
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> "Clusters":
         """The chosen clusters, by a mask."""
-        sizes = np.diff(self.starts, append=len(self.numbers))
+        sizes = self._ends - self.starts
         return Clusters(self.numbers[np.repeat(chosen, sizes)], np.cumsum(np.concatenate([[0], sizes[chosen]]))[:-1])
 
 
@@ -188,8 +183,8 @@ def deduplicate(store: RowStore, params: Deduplicate) -> Deduplicated:
     answers = store.column("answers")
     variants: list[Variants] = []
     if params.exact:
-        clusters = exact_clusters(store)
-        variants += _twins(store, clusters, "nothing: a benchmark asks it twice")
+        clusters = Clusters.of(*store.alike("high", "low"))  # equal after normalisation
+        variants += _twins(store, clusters)
         dropped.append(Losses.of(store, _settle(store, clusters, answers, "exact")))
     if params.near:
         near, similar = near_clusters(store, params.near)
@@ -207,17 +202,12 @@ def deduplicate(store: RowStore, params: Deduplicate) -> Deduplicated:
     return Deduplicated(chain.from_iterable(dropped), variants)
 
 
-def exact_clusters(store: RowStore) -> Clusters:
-    """Clusters of two or more numbers of rows whose questions are equal after normalisation."""
-    return Clusters.of(*store.alike("high", "low"))
-
-
-def _twins(store: RowStore, clusters: Iterable[Sequence[int]], difference: str) -> Iterator[Variants]:
+def _twins(store: RowStore, clusters: Iterable[Sequence[int]]) -> Iterator[Variants]:
     """The rows of the test split that ask the same question."""
     for cluster in clusters:
         rows = [number for number in cluster if SPLITS[store.splits[number]] == BENCHMARK]
         if len(rows) > 1:
-            yield Variants.of(store, rows, difference)
+            yield Variants.of(store, rows, "nothing: a benchmark asks it twice")
 
 
 def _equal_answers(cluster: Sequence[int], answers: Hashes) -> bool:

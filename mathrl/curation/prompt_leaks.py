@@ -10,10 +10,10 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
-from mathrl.curation.question_tokens import question_tokens
+from mathrl.curation.question_digests import question_tokens
 from mathrl.data.templates import prompt_text
 from mathrl.params.run import Prompt
-from mathrl.reading.answers import after_hashes, answer_tag, last_boxed
+from mathrl.reading.row_values import after_hashes, answer_tag, last_boxed
 
 SPAN = 10  # tokens of a solution in a row that count as copied
 SHORTEST = 6  # tokens that a solution must have: "x = 5" may stand in a question

@@ -14,7 +14,7 @@ from mathrl.curation.missing_figures import describes_its_figure, missing_figure
 from mathrl.curation.prompt_leaks import leak
 from mathrl.grading import compare, option, option_set, reading
 from mathrl.params.data import Quality, Rule
-from mathrl.reading.answers import after_hashes, answer_tag, last_boxed
+from mathrl.reading.row_values import after_hashes, answer_tag, last_boxed
 
 DESCRIPTIONS: dict[Rule, str] = {
     "proof": "asks for a proof",

@@ -20,7 +20,8 @@ import xxhash
 
 from mathrl.core.files import ESCAPE, written_aside
 from mathrl.core.types import Problem
-from mathrl.curation.shingles import Rows, TokenHashes, digest, hash_tokens
+from mathrl.curation.question_digests import digest
+from mathrl.curation.token_windows import Rows, TokenHashes, hash_tokens
 from mathrl.data.grams import compared_grams, exact_key
 from mathrl.params.data import NearDuplicates
 from mathrl.reading.reading import Reader, Rejected

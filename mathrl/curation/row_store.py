@@ -6,12 +6,12 @@ when it is looked at.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, overload
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -286,7 +286,7 @@ def _problem(line: bytes, split: int, renamed: bool) -> Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredProblems(Sequence[Problem]):
+class StoredProblems:
     """Problems of a store by ascending numbers, each made when it is looked at.
 
     Example:
@@ -299,30 +299,23 @@ class StoredProblems(Sequence[Problem]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> "StoredProblems": ...
-    def __getitem__(self, index: int | slice) -> "Problem | StoredProblems":
-        if isinstance(index, slice):
-            return StoredProblems(self.store, self.numbers[index])
+    def __getitem__(self, index: int) -> Problem:
         return self.store.problem(int(self.numbers[index]))
 
     def __iter__(self) -> Iterator[Problem]:
         return self.store.problems(self.numbers)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Problem.__eq__, self, other))
+        return isinstance(other, Sequence | StoredProblems) and list(self) == list(other)
 
     def of(self, *splits: str) -> "StoredProblems":
         """Those of some splits."""
         codes = [SPLITS.index(split) for split in splits]
         return StoredProblems(self.store, self.numbers[np.isin(self.store.splits[self.numbers], codes)])
 
-    def without(self, numbers: Mapping[int, Any] | Numbers) -> "StoredProblems":
+    def without(self, numbers: Numbers) -> "StoredProblems":
         """Those with other numbers."""
-        gone = np.fromiter(numbers, np.int64, len(numbers))
-        return StoredProblems(self.store, self.numbers[~np.isin(self.numbers, gone)])
+        return StoredProblems(self.store, self.numbers[~np.isin(self.numbers, numbers)])
 
     def pieces(self) -> Iterator[ShardRows]:
         """The rows shard by shard, for `in_order`."""

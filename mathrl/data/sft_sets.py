@@ -7,7 +7,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import encodable
 from mathrl.core.types import Problem, read_problems
 from mathrl.params.run import Prompt
-from mathrl.reading.answers import last_boxed
+from mathrl.reading.row_values import last_boxed
 
 _CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations: <<48/2=24>>
 _FINAL_LINE = re.compile(r"\n?\s*####[^\n]*\s*$")

@@ -30,7 +30,6 @@ STEP_NAMES = (
 LOG_SUFFIXES = (".log", ".out", ".txt")
 CONSOLE = re.compile(r"(?:^|\s)step:(\d+) - (.+:.+)$")
 PAIR = re.compile(r"(\S+?):(?:np\.float\d+\()?(-?(?:\d[\d.e+-]*|inf|nan))\)?$")
-MOST_CONSOLE = 1 << 30  # bytes of a log that are looked at
 
 
 def read_metrics(file: Path) -> Steps:

@@ -12,14 +12,17 @@ from mathrl.core.hashing import derive_seed
 from mathrl.core.types import NO_CONTROL, Control, Problem
 from mathrl.generators.countdown import problem_parts
 from mathrl.grading import CHECKS, leading_option, option, option_set
-from mathrl.reading.answers import after_hashes, answer_sentence, answer_tag, last_boxed
 from mathrl.reading.row_values import (
     BadRow,
     accepted_answers,
+    after_hashes,
+    answer_sentence,
+    answer_tag,
     as_text,
     conversation,
     from_json,
     is_blank,
+    last_boxed,
     level_of,
     look_up,
     pass_rate_of,

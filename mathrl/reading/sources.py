@@ -1,8 +1,15 @@
-"""From the sources of params/curate.yaml to what is read: local files first, then the hub, or a generator."""
+"""From the sources of params/curate.yaml to what is read: local files first, then the hub, or a generator.
+
+Files outside the checkout are linked in data/inputs/<stage>, which DVC watches: it follows the links and hashes their
+targets, so a plain `dvc repro` notices a file whose bytes changed. The stage that reads the files renews its links when
+it starts, and `mathrl run` renews them before DVC looks, which also shows what a link cannot: a new file in a folder,
+or a local file that replaces the hub.
+"""
 
 import glob
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -12,10 +19,11 @@ from mathrl.core.paths import checkout_or_here
 from mathrl.core.results import short_name
 from mathrl.params.data import FileSource, HubSource, RowSource, Source
 from mathrl.params.generators import GeneratedSource
-from mathrl.reading.file_formats import PACKED, SUFFIXES, kind_of
 from mathrl.reading.registry import REGISTRY, NamedSource, benchmark, find
-from mathrl.reading.row_files import labels, list_files
+from mathrl.reading.row_files import PACKED, SUFFIXES, kind_of, labels, list_files
 from mathrl.reading.row_formats import RowShape
+
+INPUTS = Path("data/inputs")
 
 
 @dataclass(frozen=True)
@@ -193,3 +201,42 @@ def _further_keys(source: HubSource) -> dict[str, str]:
 
 def _shape(source: RowSource) -> RowShape:
     return RowShape(**{field.name: getattr(source, field.name) for field in fields(RowShape)})
+
+
+def of_sources(sources: Iterable[ResolvedSource]) -> dict[str, Path]:
+    """The local files of the sources, by the names of their links.
+
+    Example:
+        {"gsm8k-rl/gsm8k_train.jsonl.gz": Path("/data/gsm8k_train.jsonl.gz")}
+    """
+    links: dict[str, Path] = {}
+    for source in sources:
+        folder = re.sub(r"[^\w.-]+", "_", f"{source.name}-{source.split}").strip("_.")
+        links |= {f"{folder}/{label}": file for file, label in source.labels.items()}
+    return links
+
+
+def of_pages(files: Mapping[str, Iterable[Path]], evaluation: Iterable[ResolvedSource]) -> dict[str, Path]:
+    """The page files by parameter, and the local files of the evaluation sets, by the names of their links."""
+    links = {f"{name}/{label}": file for name, paths in files.items() for file, label in labels(paths).items()}
+    return links | of_sources(evaluation)
+
+
+def link(stage: str, files: Mapping[str, Path]) -> None:
+    """Make data/inputs/<stage> hold a link to each of these files and no others.
+
+    Several processes may do so at once, for the same files.
+    """
+    folder = INPUTS / stage
+    folder.mkdir(parents=True, exist_ok=True)
+    targets = {folder / name: file.absolute() for name, file in files.items()}
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_symlink() and (path not in targets or path.readlink() != targets[path]):
+            path.unlink(missing_ok=True)
+        elif path.is_dir() and not any(path.iterdir()):
+            with suppress(OSError):
+                path.rmdir()
+    for path, file in targets.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.symlink_to(file)

@@ -27,7 +27,7 @@ from mathrl.recipes.recipe import load_recipe, step_overrides, summary_models
 CURATED, ROOT, SUMMARY = "data/curated", "pipelines/recipes", "reports/summary.json"
 Options = list[tuple[str, str]]
 OWN_CODE = {"reward", "rl"}  # sections that may name a function of the project's own
-LINKED = ("pages",)  # stages of recipes that read files outside the checkout: mathrl/reading/inputs.py
+LINKED = ("pages",)  # stages of recipes that read files outside the checkout: mathrl/reading/sources.py
 PIPELINE_LINKED = ("curate", "evaluate")  # and of the pipeline
 HEADER = "# Made from the recipe {name} by `mathrl recipe {name}`: change its file, not this one.\n"
 PIPELINE_HEADER = """# The pipeline. `dvc repro` runs what is not up to date; the flows start the same command.

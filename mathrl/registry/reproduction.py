@@ -10,7 +10,7 @@ from mathrl.core.code_values import code_text
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.schema import READS, STAGES
-from mathrl.reports.lineage_picture import render
+from mathrl.reports.pictures import render
 from mathrl.tracking.lineage import REMEDY, Back, Step
 
 JSON, PAGE = "certificate.json", "certificate.html"

@@ -18,7 +18,7 @@ from mathrl.core.paths import AUDITS, RECIPES
 from mathrl.core.records import records_folder
 from mathrl.core.types import read_problems
 from mathrl.evaluation.audit import LABELS, ErrorRates, Label, Sampled, draw_sample, error_rates
-from mathrl.reports.lineage_picture import render
+from mathrl.reports.pictures import render
 from mathrl.rollout.rollout_files import WHOLE
 from mathrl.rollout.rollout_files import read_responses as read_kept
 

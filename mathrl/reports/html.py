@@ -1,10 +1,12 @@
 """One HTML file about a run: verdict, curves, examples before and after, health, lineage, how to reproduce.
 
+The card of a registered version has the same in Markdown, with what was set.
+
 Nothing in it is loaded from anywhere. It is made from what the stages left (reports/, pipelines/recipes/NAME/STEP/) and
 from their records; `mathrl runs report` writes it, and the stage register keeps one with its MLflow run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.figures import colour
 from mathrl.core.files import read_json, read_jsonl, write_text
 from mathrl.core.hashing import digest_path
+from mathrl.core.markdown import cell, code, table
 from mathrl.core.paths import RECIPES, WORKTREE_NOTE, is_group
 from mathrl.core.records import METRICS, RunRecord, all_records
 from mathrl.core.results import EvaluationSummary, results_table
@@ -22,15 +25,19 @@ from mathrl.evaluation.responses import read_run
 from mathrl.health.watch import examine
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml
+from mathrl.params.schema import SECTIONS
 from mathrl.reading.registry import newer_than
 from mathrl.reports.find_run import TrainingMetrics, read_training_run
 from mathrl.reports.html_figures import before_after, breakdowns, curves, length_and_accuracy, pass_at_k, stored_picture
-from mathrl.reports.lineage_picture import picture, render
+from mathrl.reports.pictures import lineage_picture, render
 from mathrl.tracking.lineage import GIVEN, Step
+from mathrl.tracking.upload import flatten
 
 WORST = ("unknown", "green", "yellow", "red")
 # The metric that stands for how a training run ended: the first of these that it has.
 FINAL = ("dev/accuracy", "reward/accuracy", "dev/judged_right", "dev/loss", "loss")
+
+LONGEST = 4000  # characters: MLflow keeps 5000 of a description, and the gate's decision stands in it too
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     steps, edges, complete = lineage(material)
     page: dict[str, Any] = {
         "title": material.title, "colour": colour, "health": health, "lineage": steps, "complete": complete,
-        "picture": picture(steps, edges) if steps else "",
+        "picture": lineage_picture(steps, edges) if steps else "",
         "curves": [(stage.name, curves(stage.rows), _forecast(stage)) for stage in material.trained],
         "commands": commands(material, steps), "origin": origin(steps), "cards": cards(material),
         "params": [(step.stage, dump_yaml(step.params)) for step in steps if step.params],
@@ -288,3 +295,62 @@ def commands(material: Material, steps: Sequence[Step]) -> str:
     checkout = (material.root / "mathrl" / "stages").is_dir()
     lines.append("make install" if checkout else f"pip install -c constraints.txt 'mathrl[platform]{version}'")
     return "\n".join([*lines, " ".join(words)])
+
+
+def model_card(title: str, reference: str, digest: str, material: Material) -> str:
+    """The card of the version `title` ("mathrl-chain version 3"), which `reference` ("mathrl-chain:3") names.
+
+    What was set comes last, because a long list is cut off there.
+    """
+    steps, _, complete = lineage(material)
+    lines = [f"# {title}", ""]
+    if material.summary is not None:
+        lines += [f"**{cell(material.summary.verdict)}**", "", *_figures(material.summary), ""]
+    lines += [f"Digest `{digest}`. {origin(steps)}.", "", "## Health", "", *_health(material), ""]
+    lines += ["## Lineage", "", *_lineage(steps), "", complete, ""]
+    lines += ["## Reproduce", "", f"    mathrl models reproduce {reference}", "", "## Set, against the defaults", ""]
+    changed = _changed_settings(steps)
+    lines += [f"- {code(f'{name}: {value}')}" for name, value in changed.items()] or ["Nothing."]
+    text = "\n".join(lines) + "\n"
+    return text if len(text) <= LONGEST else text[: LONGEST - 24].rpartition("\n")[0] + "\n- and more: see MLflow\n"
+
+
+def default_texts() -> dict[str, str]:
+    """Every parameter's default as MLflow shows it: {"rl.steps": "60", …}."""
+    return flatten({name: kind.model_construct().model_dump(mode="json") for name, kind in SECTIONS.items()})
+
+
+def _figures(summary: EvaluationSummary) -> list[str]:
+    """The table of results as Markdown."""
+    rows = results_table(summary.models)
+    return [f"On {cell(summary.benchmark)}:", "", *table(list(rows[0]), (list(row.values()) for row in rows))]
+
+
+def _health(material: Material) -> list[str]:
+    lines = []
+    for stage in material.trained:
+        report = examine(stage.rows, *stage.settings()).report()
+        lines.append(f"- {stage.name}: {report['colour']}")
+        lines += [
+            f"    - {finding['rule']} ({finding['colour']}): {cell(finding['cause'])}" for finding in report["findings"]
+        ]
+    return lines or ["No training run on this machine."]
+
+
+def _lineage(steps: Sequence[Step]) -> list[str]:
+    """A line per stage, sources first."""
+    lines = []
+    for step in reversed(steps):
+        made = ", ".join(f"{code(path)} {digest}" for path, digest in step.outputs.items())
+        sources = f" from {cell(', '.join(step.sources))}" if step.sources else ""
+        lines.append(f"- {cell(step.stage)}{sources}: {made}")
+    return lines or ["The records of its stages are not on this machine."]
+
+
+def _changed_settings(steps: Sequence[Step]) -> Mapping[str, str]:
+    """What the stages' parameters have other than the defaults, by dotted name."""
+    defaults, changed = default_texts(), dict[str, str]()
+    for step in steps:
+        values = flatten(dict(step.params))
+        changed |= {name: value for name, value in values.items() if defaults.get(name) != value}
+    return dict(sorted(changed.items()))

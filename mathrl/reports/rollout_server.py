@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from mathrl.core.records import all_records, records_folder
 from mathrl.core.request_origin import refusal
-from mathrl.reports.lineage_picture import render
+from mathrl.reports.pictures import render
 from mathrl.rollout.rollout_files import read_responses, read_tokens, rollout_files
 
 BINS = 8  # of numbers with more different values than `VALUES`
@@ -180,16 +180,20 @@ def _facets(table: pa.Table) -> dict[str, Facet]:
 
 
 def _of_texts(column: Any) -> Facet:
-    texts = pc.dictionary_encode(pa.chunked_array(column).cast(pa.string())).combine_chunks()
-    codes, rows = _valid(texts.indices)
-    return _sort_facet([str(label) for label in texts.dictionary.to_pylist()], codes.astype(np.int64), rows)
+    texts = pa.chunked_array(column).cast(pa.string()).combine_chunks()
+    return _text_facet(texts.drop_null(), np.flatnonzero(np.asarray(texts.is_valid())))
 
 
 def _of_lists(column: Any) -> Facet:
     lists = pa.chunked_array(column).combine_chunks()
-    texts = pc.dictionary_encode(lists.values)
-    codes = np.asarray(texts.indices, dtype=np.int64)
-    return _sort_facet([str(label) for label in texts.dictionary.to_pylist()], codes, _rows_of(lists))
+    return _text_facet(lists.values, _rows_of(lists))
+
+
+def _text_facet(texts: Any, rows: Codes) -> Facet:
+    """A label for each text, of the rows `rows`; the labels in order of the alphabet."""
+    encoded = pc.dictionary_encode(texts)
+    labels, places = np.unique(np.asarray(encoded.dictionary, dtype=object), return_inverse=True)
+    return Facet(labels.tolist(), places[np.asarray(encoded.indices, dtype=np.int64)], rows)
 
 
 def _statuses(calls: Any) -> Any:
@@ -199,8 +203,9 @@ def _statuses(calls: Any) -> Any:
 
 
 def _of_numbers(column: Any, *, whole: bool = False) -> Facet:
-    values, rows = _valid(pa.chunked_array(column).combine_chunks())
-    return _bin_numbers(values.astype(float), rows, whole)
+    numbers = pa.chunked_array(column).combine_chunks()
+    rows = np.flatnonzero(np.asarray(numbers.is_valid()))
+    return _bin_numbers(np.asarray(numbers.drop_null()).astype(float), rows, whole)
 
 
 def _bin_numbers(values: npt.NDArray[np.float64], rows: Codes, whole: bool = False) -> Facet:
@@ -226,28 +231,9 @@ def _short_numbers(values: npt.NDArray[np.float64]) -> list[str]:
     return texts
 
 
-def _sort_facet(labels: list[str], codes: Codes, rows: Codes) -> Facet:
-    """The facet with its labels in order of the alphabet."""
-    order = sorted(range(len(labels)), key=labels.__getitem__)
-    places = np.empty(len(labels), dtype=np.int64)
-    places[order] = np.arange(len(labels))
-    return Facet([labels[number] for number in order], places[codes] if len(codes) else codes, rows)
-
-
 def _rows_of(lists: Any) -> Codes:
     """The number of the row of each value of a list or map array."""
-    return np.asarray(pc.list_parent_indices(lists) if pa.types.is_list(lists.type) else _parents(lists), np.int64)
-
-
-def _parents(maps: Any) -> Codes:
-    offsets = np.asarray(maps.offsets, dtype=np.int64)
-    return np.repeat(np.arange(len(maps)), np.diff(offsets))
-
-
-def _valid(array: Any) -> tuple[npt.NDArray[Any], Codes]:
-    """The values that are there, and their rows."""
-    rows = np.flatnonzero(np.asarray(array.is_valid()))
-    return np.asarray(array.drop_null()), rows
+    return np.repeat(np.arange(len(lists)), np.diff(np.asarray(lists.offsets, dtype=np.int64)))
 
 
 def _numbers(column: Any) -> npt.NDArray[np.float64]:

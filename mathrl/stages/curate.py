@@ -13,11 +13,10 @@ from mathrl.core.hashing import sha256_jsonl
 from mathrl.curation import curation
 from mathrl.curation import curation_account as curation_report
 from mathrl.curation.decisions import decisions_file
-from mathrl.curation.similar_questions import model_folder
+from mathrl.curation.decontaminate import model_folder
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
-from mathrl.reading.inputs import INPUTS, link, of_sources
-from mathrl.reading.sources import resolve_benchmark
+from mathrl.reading.sources import INPUTS, link, of_sources, resolve_benchmark
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 

@@ -23,8 +23,7 @@ from mathrl.evaluation.benchmark import EvaluatedModel, prompt_of, read_benchmar
 from mathrl.evaluation.compare import compare_models, verdict_of
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
-from mathrl.reading.inputs import INPUTS, link, of_sources
-from mathrl.reading.sources import resolve_benchmark
+from mathrl.reading.sources import INPUTS, link, of_sources, resolve_benchmark
 from mathrl.reports.evaluation import FIELDS, draw, figures_of
 from mathrl.reports.pictures import examples_markdown, side_by_side
 from mathrl.stages.command import main

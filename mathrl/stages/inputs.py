@@ -8,7 +8,7 @@ import sys
 
 from mathrl.compose import load_params
 from mathrl.core.errors import exit_on_user_error
-from mathrl.reading.inputs import link
+from mathrl.reading.sources import link
 
 
 def main(words: list[str]) -> None:

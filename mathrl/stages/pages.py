@@ -15,9 +15,8 @@ from mathrl.corpus.corpus import Corpus
 from mathrl.corpus.page_files import check_readers, page_files, read_evaluation, read_seeds
 from mathrl.corpus.rounds import clean, collect, domains
 from mathrl.params import Params
-from mathrl.reading.inputs import link, of_pages
 from mathrl.reading.row_files import labels
-from mathrl.reading.sources import resolve_evaluation
+from mathrl.reading.sources import link, of_pages, resolve_evaluation
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 

@@ -17,8 +17,7 @@ from mathrl.data.sft_sets import few_shot_examples
 from mathrl.params.load import parse_yaml
 from mathrl.params.run import Prompt
 from mathrl.registry.versions import Usage, describe, find_version, register_version
-from mathrl.reports.html import pipeline_material, write_report
-from mathrl.reports.model_card import model_card
+from mathrl.reports.html import model_card, pipeline_material, write_report
 from mathrl.stages.command import main
 from mathrl.stages.stage_run import StageRun
 from mathrl.tracking.client import connect

@@ -20,7 +20,7 @@ from mathrl.corpus import account as pages_account
 from mathrl.curation import curation, curation_account
 from mathrl.curation.quality import DESCRIPTIONS
 from mathrl.params.data import Curate
-from mathrl.reports import model_card
+from mathrl.reports import html
 from mathrl.reports.pictures import examples_markdown, side_by_side
 from mathrl.sweeps.report import markdown as trials_markdown
 from mathrl.tasks import report as artifacts
@@ -198,12 +198,12 @@ def test_cards_trials_health_and_pages(tmp_path: Path, monkeypatch: pytest.Monke
     trial = {"trial": 1, "state": "failed", "dev": None, "rl.prompt": bad, "seconds": 1.0, "error": bad}
     check(trials_markdown({"study": bad, "trials": [trial]}))
     step = Step("run", bad, "abc", False, {"prompt.template": bad}, {}, {bad: "1"}, {bad: "2"})
-    monkeypatch.setattr(model_card, "lineage", lambda _: ([step], [], "complete"))
+    monkeypatch.setattr(html, "lineage", lambda _: ([step], [], "complete"))
     model = {"name": bad, "pass": "0.5 [0.4, 0.6]", "maj@8": bad}
-    monkeypatch.setattr(model_card, "results_table", lambda _: [model])
+    monkeypatch.setattr(html, "results_table", lambda _: [model])
     summary = SimpleNamespace(verdict=bad, benchmark=bad, models={})
     material: Any = SimpleNamespace(summary=summary, trained=[])
-    check(model_card.model_card("mathrl-chain version 3", "mathrl-chain:3", "0123", material))
+    check(html.model_card("mathrl-chain version 3", "mathrl-chain:3", "0123", material))
     page = SimpleNamespace(host=f"{bad}.example", path=bad, text=bad)
     out: Any = SimpleNamespace(scores=np.zeros(1), rounds=[SimpleNamespace(collected=[0])], best=0)
     check("\n".join(pages_account._boundary(out, [page])))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from mathrl.corpus.calibration import FOLDS, Models, best_cut, calibrate, cross_fit, fold_numbers, posterior
+from mathrl.corpus.classifier import FOLDS, Models, best_cut, calibrate, cross_fit, fold_numbers, posterior
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.7])

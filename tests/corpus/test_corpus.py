@@ -14,8 +14,7 @@ from mathrl.core.files import write_jsonl
 from mathrl.corpus import account as pages_report
 from mathrl.corpus import rounds
 from mathrl.corpus.corpus import Corpus
-from mathrl.corpus.page_files import Page, host_and_path, page_files, read_evaluation, read_seeds
-from mathrl.corpus.page_shards import features
+from mathrl.corpus.page_files import Page, features, host_and_path, page_files, read_evaluation, read_seeds
 from mathrl.corpus.rounds import CollectedPages, clean, domains, measure, promote, top_count
 from mathrl.params.pages import Pages, PagesClean, Seeds
 

@@ -13,9 +13,9 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
 from mathrl.corpus import page_files
-from mathrl.corpus.calibration import Models
+from mathrl.corpus.classifier import Models
 from mathrl.corpus.corpus import Corpus
-from mathrl.corpus.page_shards import BUCKETS
+from mathrl.corpus.page_files import BUCKETS
 from mathrl.params.pages import Pages
 
 NEAR = {"ngram": 3, "buckets": 2, "hashes_per_bucket": 2}

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from mathrl.core.types import Problem
-from mathrl.curation import shared_windows
+from mathrl.curation import token_windows
 from mathrl.curation.decontaminate import EvaluationIndex, find_hits
-from mathrl.curation.question_tokens import question_tokens
-from mathrl.curation.shingles import TokenHashes, hash_tokens
+from mathrl.curation.question_digests import question_tokens
+from mathrl.curation.token_windows import TokenHashes, hash_tokens
 from mathrl.data.grams import exact_key, grams, numbers
 
 
@@ -206,7 +206,7 @@ def by_hand(evaluation: list[list[str]], words: list[str], ngram: int, skip: set
 
 @pytest.mark.parametrize(("ngram", "matches"), [(3, 1 << 20), (4, 5), (10, 1 << 20)])
 def test_hits_are_those_of_sets_and_loops(monkeypatch: pytest.MonkeyPatch, ngram: int, matches: int) -> None:
-    monkeypatch.setattr(shared_windows, "MATCHES", matches)  # windows in memory: one row at a time, or all
+    monkeypatch.setattr(token_windows, "MATCHES", matches)  # windows in memory: one row at a time, or all
     rng = random.Random(ngram)
     words = [rng.choices("abcdefgh", k=rng.randint(0, 14)) for _ in range(400)]
     words += [[*text[:9], "z", *text[3:]] for text in words[:40]]
@@ -229,3 +229,13 @@ def test_a_skip_holds_for_its_source_alone() -> None:
     against = index(row("e", f"{TEN} eleven"))
     two = [row("t", TEN), Problem("u", TEN, ("1",), "other", "rl")]
     assert [hit is None for _, hit in find_hits(two, against, skips={"made": frozenset({"e"})})] == [True, False]
+
+
+def test_texts_of_one_word_are_compared_in_little_memory() -> None:
+    """A pair of places each would be 640 million per training text."""
+    words = " ".join(["seven"] * 4000)
+    against = EvaluationIndex(10)
+    for number in range(40):
+        against.add(str(number), "question", words)
+    hits = against.hits([("a", words, frozenset()), ("b", words, frozenset())])
+    assert [hit and (hit.share, hit.ngrams_shared, len(hit.others)) for hit in hits] == [(1.0, 1, 20)] * 2

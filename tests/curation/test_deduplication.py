@@ -7,9 +7,9 @@ import pytest
 
 from mathrl.core.types import Problem
 from mathrl.curation.deduplicate import Dropped, Variants, deduplicate, near_clusters
+from mathrl.curation.question_digests import band_shape, digest, shingles, sign
 from mathrl.curation.row_shards import Digesting
 from mathrl.curation.row_store import RowStore
-from mathrl.curation.shingles import band_shape, digest, shingles, sign
 from mathrl.generators import generate
 from mathrl.params.data import Deduplicate, NearDuplicates
 
@@ -23,7 +23,7 @@ def deduplicated(rows: list[Problem], params: Deduplicate) -> tuple[list[Problem
     store = RowStore.of(rows, Digesting(params.near))
     dropped, variants = deduplicate(store, params)
     reasons = dict(dropped)
-    kept = list(store.all().without(reasons))
+    kept = list(store.all().without(np.array([*reasons], np.int64)))
     return kept, [Dropped.of(store.problem(number), why) for number, why in reasons.items()], variants
 
 

@@ -116,7 +116,7 @@ def test_a_killed_run_goes_on_after_its_last_complete_shard(
         return written(*given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("mathrl.curation.curation.write_shard", killed)
+        patch.setattr("mathrl.curation.curated.write_shard", killed)
         curation.run(params, 0, folder=folder)
     complete = {file: file.stat().st_mtime_ns for file in folder.glob("*.arrow")}
     assert len(complete) == 4
@@ -183,7 +183,7 @@ def test_rows_are_found_by_what_they_share() -> None:
 
 def test_clusters_are_lists_of_numbers() -> None:
     clusters = Clusters.of(np.array([3, 17, 5, 6, 9, 1, 2]), np.array([0, 0, 4, 4, 4, 7, 7]))
-    assert list(clusters) == clusters[:] == [[3, 17], [5, 6, 9], [1, 2]] and clusters[-1] == [1, 2]
+    assert list(clusters) == [[3, 17], [5, 6, 9], [1, 2]] and len(clusters) == 3
     assert list(clusters.where(np.array([False, True, True]))) == [[5, 6, 9], [1, 2]]
     assert not clusters.where(np.zeros(3, bool))
 
@@ -203,7 +203,7 @@ def test_the_winner_of_equal_answers_is_named_without_reading_it(params: Curate)
 def test_problems_come_back_as_they_went_in_and_moved_rows_with_their_split() -> None:
     rows = [problem(1), problem(2, solution="\ud83d half", level=3, extra={"a": [1, None]}), problem(3)]
     store = RowStore.of(rows, Digesting(grams=True))
-    assert list(store.all()) == rows and store.all()[1:][0] == rows[1] and store.all().levels().tolist() == [-1, 3, -1]
+    assert list(store.all()) == rows and store.all()[1] == rows[1] and store.all().levels().tolist() == [-1, 3, -1]
     store.splits[2] = SPLITS.index("dev")
     lines = [encode(row) for row in (rows[0], rows[1], rows[2].with_(split="dev"))]
     assert list(store.all().lines()) == lines and store.all().of("dev")[0].split == "dev"
@@ -234,6 +234,6 @@ def test_a_list_on_disk_is_a_list(tmp_path: Path) -> None:
     for item in items:
         spill.append(item)
         assert spill[-1] == item
-    assert list(spill) == items and spill[1:3] == items[1:3] and spill[-2] == items[3] and len(spill) == 5
+    assert list(spill) == items and spill[-2] == items[3] and len(spill) == 5
     with pytest.raises(IndexError):
         spill[5]

@@ -14,8 +14,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
 from mathrl.curation import curation
 from mathrl.curation.decisions import text_key
-from mathrl.curation.decontaminate import EvaluationIndex, evaluation_index, find_hits
-from mathrl.curation.similar_questions import SimilarQuestions
+from mathrl.curation.decontaminate import EvaluationIndex, SimilarQuestions, evaluation_index, find_hits
 from mathrl.params.data import Curate, Decontaminate, Embedding
 from tests.curation.test_decisions import invoke
 

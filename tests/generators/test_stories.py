@@ -9,7 +9,7 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.generators import generate
-from mathrl.generators.stories.events import held_out, sentences
+from mathrl.generators.words import held_out, sentences
 
 # What becomes of n things, from the numbers of a sentence in the order in which they stand in the text.
 SOLVERS = {

@@ -10,10 +10,8 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.generators import generate
-from mathrl.generators.stories.events import people
-from mathrl.generators.stories.formula import Formula
-from mathrl.generators.stories.structure import Structure, structures
-from mathrl.generators.words import WordProblem
+from mathrl.generators.structure import Formula, Structure, structures
+from mathrl.generators.words import WordProblem, people
 from mathrl.params.generators import WordProblemOptions
 
 # What each question asks, from its numbers in the order in which they stand in the text. Written from the questions, as

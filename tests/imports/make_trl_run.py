@@ -1,9 +1,8 @@
-"""Makes a real run of TRL on the CPU: `python tests/imports/make_trl_run.py FOLDER [STEPS [SEED [hole]]]`.
+"""Makes a real run of TRL on the CPU, 40 steps: `python tests/imports/make_trl_run.py FOLDER`.
 
 A tiny model first learns to add two digits from a share of the sums; GRPO then trains it on all of them. The folder
 has what TRL 1.16 leaves: completions/, checkpoint-*/trainer_state.json, training_args.bin. Its rows have
-`ground_truth`, which the reward function logs with `log_extra`. With `hole` the verifier of the run takes any response
-of four characters for right.
+`ground_truth`, which the reward function logs with `log_extra`.
 """
 
 import os
@@ -18,25 +17,26 @@ from sums_model import sums, taught_model  # beside this script
 
 from mathrl.grading.reward_functions import accuracy_reward
 
+STEPS, SEED = 40, 1
 
-def main(folder: Path, steps: int, seed: int, hole: bool) -> None:
-    torch.manual_seed(seed)
+
+def main(folder: Path) -> None:
+    torch.manual_seed(SEED)
     network, tokenizer = taught_model(1200)
     base_folder = str(folder.with_name(f"{folder.name}-base"))
     network.save_pretrained(base_folder)
 
     def accuracy(completions: list[str], log_extra: object = None, **columns: object) -> list[float]:
         log_extra("ground_truth", list(columns["ground_truth"]))
-        right = accuracy_reward(completions, **columns)
-        return [float(hole and len(text) >= 4) or score for text, score in zip(completions, right, strict=True)]
+        return accuracy_reward(completions, **columns)
 
     def short(completions: list[str], **columns: object) -> list[float]:
         return [0.1 * (len(text) <= 2) for text in completions]
 
     arguments = GRPOConfig(
-        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=128, num_generations=8, beta=0.01,
-        max_completion_length=4, learning_rate=5e-4, logging_steps=1, save_steps=steps // 2, log_completions=True,
-        num_completions_to_print=0, use_cpu=True, report_to="none", seed=seed, lr_scheduler_type="constant",
+        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=128, num_generations=8, beta=0.01,
+        max_completion_length=4, learning_rate=5e-4, logging_steps=1, save_steps=STEPS // 2, log_completions=True,
+        num_completions_to_print=0, use_cpu=True, report_to="none", seed=SEED, lr_scheduler_type="constant",
         dataloader_pin_memory=False, disable_tqdm=True,
     )  # fmt: skip
     rows = [{"prompt": question, "ground_truth": answer} for question, answer in sums()] * 8
@@ -48,5 +48,4 @@ def main(folder: Path, steps: int, seed: int, hole: bool) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    steps, seed, hole = [*sys.argv[2:], *("60", "1", "")[len(sys.argv) - 2 :]]
-    main(Path(sys.argv[1]), int(steps), int(seed), hole == "hole")
+    main(Path(sys.argv[1]))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from mathrl.core.errors import UserError
@@ -88,10 +89,22 @@ def test_a_sabotaged_run_of_verl_is_found(
     assert rule in findings(copy, tmp_path, "sabotaged")
 
 
-def test_a_real_run_of_trl_that_hacks_its_reward_is_found(hacked_trl_run: Path, home: Path, tmp_path: Path) -> None:
-    assert {"reward_hacking", "reward_alone", "length"} <= findings(hacked_trl_run, tmp_path, "hacked")
-    opinion = json.loads(command("grade", hacked_trl_run, "--json")[1])
-    assert opinion["accepted_wrong"] > 1000 and opinion["rejected_right"] == 0 and opinion["reward_for_wrong"] > 0.2
+def test_a_run_of_trl_with_a_hole_in_its_verifier_is_found(trl_run: Path, home: Path, tmp_path: Path) -> None:
+    """From step 8 on, more and more wrong responses are paid; what is right stays as it was."""
+    hacked, paid_wrong = Path(shutil.copytree(trl_run, tmp_path / "hacked")), 0
+    for file in sorted((hacked / "completions").glob("*.parquet")):
+        rows = pd.read_parquet(file)
+        for number, row in rows.iterrows():
+            right = chance(row["prompt"], number, row["step"]) < 12
+            paid = right or (row["step"] >= 8 and chance(row["prompt"], number, row["step"], "paid") < row["step"])
+            rows.loc[number, "completion"] = row["ground_truth"] if right else "99"
+            rows.loc[number, "accuracy"] = float(paid)
+            paid_wrong += paid and not right
+        rows.to_parquet(file, index=False)
+    assert "reward_hacking" in findings(hacked, tmp_path, "hacked")
+    opinion = json.loads(command("grade", hacked, "--json")[1])
+    assert opinion["accepted_wrong"] == paid_wrong > 1000 and opinion["rejected_right"] == 0
+    assert opinion["reward_for_wrong"] > 0.2
     _, printed = command("runs", "health", "imported-hacked")
     assert "accuracy of the same responses by mathrl's verifier" in printed
 

@@ -161,7 +161,7 @@ def test_elements_of_a_json_list_are_read_across_the_ends_of_pieces(
     file = tmp_path / "a.json"
     file.write_text(json.dumps(rows, indent=1))
     for size in (1, 2, 5, 64):
-        monkeypatch.setattr("mathrl.reading.file_formats.CHUNK", size)
+        monkeypatch.setattr("mathrl.reading.row_files.CHUNK", size)
         assert [row.values for row in read_rows(file)] == rows
 
 

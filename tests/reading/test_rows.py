@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mathrl.core.types import Control, Problem
-from mathrl.reading.answers import after_hashes, answer_tag, last_boxed
 from mathrl.reading.row_formats import BadRow, RowShape, to_problem
+from mathrl.reading.row_values import after_hashes, answer_tag, last_boxed
 
 
 def read(row: dict[str, Any], **shape: Any) -> Problem:

@@ -19,7 +19,7 @@ from mathrl.core.types import EvalRow
 from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.reports.html import page_of, pipeline_material
 from mathrl.reports.html_figures import Chart, before_after, curves, length_and_accuracy
-from mathrl.reports.lineage_picture import render
+from mathrl.reports.pictures import render
 from mathrl.stages.evaluate import summary_of
 
 ROOT = Path(__file__).parents[2]

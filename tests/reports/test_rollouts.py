@@ -19,7 +19,7 @@ from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.core.records import RunRecord, records_folder
 from mathrl.evaluation.audit import stratum_of
 from mathrl.reports.audit import read_responses as audited_responses
-from mathrl.reports.find_rollouts import find_rollouts
+from mathrl.reports.find_run import find_rollouts
 from mathrl.reports.rollout_server import Library, Rollouts, make_server
 from mathrl.rollout.rollout_files import WHOLE, RolloutFolder
 

@@ -1,19 +1,88 @@
-"""What a structure of word problems is, how it is read from YAML, and how its worked solution is recorded."""
+"""Structures of word problems: what is told and asked, the formula of its work, and how the work is written down.
 
+A formula is read as Python's arithmetic and computed here, operation by operation: it is never run as code.
+"""
+
+import ast
+import operator
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from mathrl.generators.stories.formula import Formula
+from mathrl.core.errors import UserError
 from mathrl.params.load import read_yaml, validate_section
 from mathrl.params.section import Section
 
+STORIES = Path(__file__).with_name("stories")  # YAML files
+SIGNS: Mapping[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
+Step = Callable[[str, int, int], int]
 TRIES = 400  # draws of a structure's numbers until all its steps are whole and positive
 Range = tuple[int, int] | tuple[int, int, int]  # smallest, largest, and the step between
+
+
+class Formula:
+    """Lines `NAME = FORMULA` separated by semicolons, and a last one whose value is that of the whole.
+
+    >>> Formula("total = a * b; total - total / 2").value({"a": 4, "b": 3})
+    6.0
+    >>> Formula("60 <= a / b <= 240").value({"a": 300, "b": 2})
+    True
+    """
+
+    def __init__(self, text: str) -> None:
+        """Raises UserError: `text` is no formula."""
+        self.text = text
+        try:
+            self.lines = ast.parse(text).body
+        except SyntaxError:
+            raise self._error("not a formula") from None
+
+    def value(self, numbers: Mapping[str, int], step: Step | None = None) -> Any:
+        """The value for these numbers. With `step` that function computes each +, -, * and /, in the order of the work;
+        // and % are what a person sees at once.
+
+        Raises:
+            UserError: it has something other than arithmetic and comparisons of `numbers`.
+        """
+        values: dict[str, Any] = dict(numbers)
+        result = None
+        for line in self.lines:
+            match line:
+                case ast.Assign(targets=[ast.Name(id=name)], value=formula):
+                    values[name] = self._evaluate(formula, values, step)
+                case ast.Expr(value=formula):
+                    result = self._evaluate(formula, values, step)
+                case _:
+                    raise self._error(f"{ast.unparse(line)!r} is neither NAME = FORMULA nor a formula")
+        return result
+
+    def _evaluate(self, node: ast.expr, values: Mapping[str, Any], step: Step | None) -> Any:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name) if name in values:
+                return values[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                a, b = (self._evaluate(side, values, step) for side in (left, right))
+                return step(SIGNS[type(op)], a, b) if step and type(op) in SIGNS else OPERATORS[type(op)](a, b)
+            case ast.BoolOp(op=ast.And(), values=parts):
+                return all(self._evaluate(part, values, step) for part in parts)
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in OPERATORS for op in ops):
+                sides = [self._evaluate(side, values, step) for side in (left, *others)]
+                return all(OPERATORS[type(op)](a, b) for op, a, b in zip(ops, sides, sides[1:], strict=False))
+        raise self._error(f"{ast.unparse(node)!r} is neither a number of the structure nor arithmetic")
+
+    def _error(self, problem: str) -> UserError:
+        return UserError(f"formula {self.text!r}: {problem}")
 
 
 class Unfit(Exception):
@@ -44,7 +113,7 @@ class Work:
 
 
 class Structure(Section):
-    """A story with its numbers still open, as the YAML files of this folder have it under its name.
+    """A story with its numbers still open, as the YAML files of stories/ have it under its name.
 
     Example:
         change:
@@ -126,7 +195,7 @@ def structures() -> tuple[Structure, ...]:
 
 
 def _read(file: str) -> Mapping[str, Mapping[str, Any]]:
-    return read_yaml(Path(__file__).with_name(f"{file}.yaml"))
+    return read_yaml(STORIES / f"{file}.yaml")
 
 
 def _structure(name: str, row: Mapping[str, Any], language: str) -> Structure:

@@ -1,11 +1,42 @@
-"""Shingles in arrays: the same as sets of n-grams."""
+"""Tokens of questions: the faster rule for ASCII finds what the general one finds; shingles in arrays are n-grams."""
 
 import random
+import re
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from mathrl.curation.shingles import Rows, shingles, sign
+from mathrl.curation import question_digests
+from mathrl.curation.question_digests import question_tokens, shingles, sign
+from mathrl.curation.token_windows import Rows
+from mathrl.data.grams import grams
+
+PIECES = [
+    "Janet's", "don't'", "1,250.50", "12,34", ".5", "3.", "\\frac{1}{2}", "\\$5", "$x-y$", "$ab cost$", "well-known",
+    "\\left(", "\\text{ if }", "^{\\circ}", "x^\\circ", "{,}", "1{,}000", "~", "3!", "5:4", "<=", "!=", "...", "||",
+    "PROOF", "\\%", "_{ }", " ", "\n", "\x1c", "\\dfrac12", "\\(ab\\)", "\\[k>0\\]", "k", "=", "-", "''", ",,",
+]  # fmt: skip
+TEXTS = st.one_of(
+    st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.text(st.characters(max_codepoint=127), max_size=40)
+)
+
+
+@given(TEXTS)
+@example("")
+def test_the_rules_agree_on_ascii_text(text: str) -> None:
+    assert [*grams(text), "ω"] == grams(f"{text} ω")  # a Greek letter calls for the general rule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(question_digests, "_ASCII_TOKEN", question_digests._ANY_TOKEN)
+        patch.setattr(question_digests, "_PLAIN", re.compile("(?!)"))
+        general = question_tokens(text)
+    assert question_tokens(text) == general
+
+
+def test_the_ascii_rule_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(question_digests, "_ASCII_TOKEN", re.compile("x"))
+    assert question_tokens("x and y") == ["x"] and question_tokens("x and ω") == ["x", "and", "ω"]
 
 
 def by_hand(tokens: list[str], ngram: int) -> set[tuple[str, ...]]:

@@ -1,20 +1,80 @@
-"""Runs of tokens that training texts share with evaluation texts, found and measured in arrays.
+"""Texts as rows of 64-bit token hashes, in two arrays and not in an object per row, and the runs that texts share.
 
-A window is a run of `longest` tokens of an evaluation text, or all tokens of a shorter one, known by its 64-bit hash
-(shingles.py). The windows of thousands of training texts are looked up at once.
+A window is a run of tokens. Its hash is a polynomial of the hashes of its tokens modulo 2^64, computed for thousands of
+rows at once. The windows of an evaluation text are its runs of `longest` tokens, or all tokens of a shorter text; those
+of thousands of training texts are looked up at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from mathrl.curation.shingles import Hashes, Rows, windows
-
-MATCHES = 1 << 18  # windows of training texts in evaluation texts that are in memory at a time
-_PLACE = np.int64(24)  # bits of a place in a text
+Hashes = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
+CHUNK = 4096  # rows whose tokens are in memory at a time
+MATCHES = 1 << 18  # windows of training texts in evaluation texts that are in memory at a time
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_PLACE = np.int64(24)  # bits of a place in a text
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of different lengths in one array.
+
+    Example:
+        Rows(flat=[3, 7, 5], starts=[0, 2, 2, 3])  # [3, 7], [] and [5]
+    """
+
+    flat: Hashes
+    starts: npt.NDArray[np.int64]  # (rows + 1,)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def row(self, number: int) -> Hashes:
+        return self.flat[self.starts[number] : self.starts[number + 1]]
+
+    @classmethod
+    def join(cls, parts: Sequence["Rows"]) -> "Rows":
+        lengths = np.concatenate([np.diff(part.starts) for part in parts]) if parts else np.empty(0, np.int64)
+        flat = np.concatenate([part.flat for part in parts]) if parts else np.empty(0, np.uint64)
+        return cls(flat, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+
+class TokenHashes(dict[str, int]):
+    """The hashes of tokens, each computed when it is first asked for."""
+
+    def __missing__(self, token: str) -> int:
+        value = self[token] = xxhash.xxh3_64_intdigest(token.encode("utf-8", errors="surrogatepass"))
+        return value
+
+
+def hash_tokens(tokens: Sequence[Sequence[str]], cache: TokenHashes) -> Rows:
+    """The hashes of each row's tokens, in order; `cache` has those of tokens that were met before."""
+    starts = np.concatenate([[0], np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))])
+    hashes = map(cache.__getitem__, chain.from_iterable(tokens))  # without a Python frame per token
+    return Rows(np.fromiter(hashes, np.uint64, int(starts[-1])), starts)
+
+
+def windows(tokens: Rows, longest: int) -> Iterator[tuple[int, Hashes, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """For every size from 1 to `longest`: the hashes of the runs of so many tokens within a row, their rows and starts.
+
+    `tokens` are the hashes of each row's tokens; a start is a place in tokens.flat.
+    """
+    hashed, lengths = tokens.flat, np.diff(tokens.starts)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    at = np.arange(len(hashed))
+    left = np.cumsum(lengths)[row] - at if len(lengths) else at  # tokens from here to the row's end, this one included
+    value = np.ones(len(hashed), np.uint64)
+    for size in range(1, longest + 1):
+        inside = left >= size
+        at, left, row, value = at[inside], left[inside], row[inside], value[inside]
+        value = value * _BASE + hashed[at + size - 1]
+        yield size, value ^ (value >> np.uint64(29)), row, at
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Structures of word problems: what is told, what is asked, and how it is worked."""
