@@ -21,10 +21,10 @@ from mathrl.tracking import mirror as module
 from mathrl.tracking.client import connect
 from mathrl.tracking.mirror import Mirror
 from mathrl.tracking.wandb_tracker import wandb_records
+from tests.marks import needs_trackers
 from tests.tracking.test_mirror import HEALTH, NAME, record, say
 
-pytest.importorskip("wandb")
-pytest.importorskip("tensorboard")
+pytestmark = needs_trackers
 __all__ = ["record"]  # a fixture
 
 
@@ -138,6 +138,7 @@ MIRROR_THAT_IS_KILLED = """
 import json, os, signal, sys, time
 from pathlib import Path
 from mathrl.tracking import mirror as module
+from tests.marks import needs_trackers
 from tests.tracking.test_mirror import Unwatched
 module._system_monitor = lambda run_id: Unwatched()
 mirror = module.Mirror()

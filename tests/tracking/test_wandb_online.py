@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from mathrl.core.records import TrackerState
+from tests.marks import needs_trackers
 from tests.tracking.test_mirror import record, say
 from tests.tracking.test_trackers import curve, log, mlflow_run, wandb_steps
 
-pytest.importorskip("wandb")
+pytestmark = needs_trackers
 __all__ = ["record"]
 KEY = "0123456789" * 4
 Mirror = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -115,6 +116,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 MIRROR = """
 import os, signal, sys, time
 from mathrl.tracking import mirror as module, wandb_tracker
+from tests.marks import needs_trackers
 from tests.tracking.test_mirror import Unwatched
 module._system_monitor = lambda run_id: Unwatched()
 wandb_tracker.ANSWER_SECONDS = float(sys.argv[2])
