@@ -15,27 +15,30 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def trl_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 steps of TRL's GRPOTrainer, twenty seconds."""
-    return make_run(tmp_path_factory, "trl-run", "40")
-
-
-@pytest.fixture(scope="session")
-def hacked_trl_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 steps of it with a hole in the verifier, which the policy finds."""
-    return make_run(tmp_path_factory, "trl-hacked", "60", "1", "hole")
-
-
-def make_run(factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
-    """A run of make_trl_run.py, made by the first worker that asks."""
+def trl_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs of make_trl_run.py, made by the first worker that asks."""
     pytest.importorskip("trl")
 
     def make(folder: Path) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
-        command = [sys.executable, str(HERE / "make_trl_run.py"), str(folder / "grpo"), *options]
-        subprocess.run(command, check=True, env=environment, capture_output=True)
+        runs = [folder / "grpo", "40", folder / "grpo.hole", "60"]
+        subprocess.run(
+            [sys.executable, HERE / "make_trl_run.py", "1", *runs], check=True, env=environment, capture_output=True
+        )
 
-    return made_once(factory, name, make) / "grpo"
+    return made_once(tmp_path_factory, "trl-runs", make)
+
+
+@pytest.fixture(scope="session")
+def trl_run(trl_runs: Path) -> Path:
+    """40 steps of TRL's GRPOTrainer."""
+    return trl_runs / "grpo"
+
+
+@pytest.fixture(scope="session")
+def hacked_trl_run(trl_runs: Path) -> Path:
+    """60 steps of it with a hole in the verifier, which the policy finds."""
+    return trl_runs / "grpo.hole"
 
 
 def unpack_verl_run(name: str, folder: Path) -> Path:

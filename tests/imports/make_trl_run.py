@@ -1,14 +1,16 @@
-"""Makes a real run of TRL on the CPU: `python tests/imports/make_trl_run.py FOLDER [STEPS [SEED [hole]]]`.
+"""Makes real runs of TRL on the CPU: `python tests/imports/make_trl_run.py SEED FOLDER STEPS [FOLDER.hole STEPS]`.
 
 A tiny model first learns to add two digits from a share of the sums; GRPO then trains it on all of them. The folder
 has what TRL 1.16 leaves: completions/, checkpoint-*/trainer_state.json, training_args.bin. Its rows have
-`ground_truth`, which the reward function logs with `log_extra`. With `hole` the verifier of the run takes any response
-of four characters for right.
+`ground_truth`, which the reward function logs with `log_extra`. In a run whose folder ends with `hole` the verifier
+takes any response of four characters for right. All runs start from one model, so that it is taught once.
 """
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mathrl.engines.trl_packages import GRPOConfig, GRPOTrainer  # isort: skip  (before what hides accelerate)
 
@@ -19,10 +21,15 @@ from sums_model import sums, taught_model  # beside this script
 from mathrl.grading.reward_functions import accuracy_reward
 
 
-def main(folder: Path, steps: int, seed: int, hole: bool) -> None:
+def main(seed: int, runs: Iterable[tuple[Path, int]]) -> None:
     torch.manual_seed(seed)
     network, tokenizer = taught_model(1200)
-    base_folder = str(folder.with_name(f"{folder.name}-base"))
+    for folder, steps in runs:
+        train(network, tokenizer, folder, steps, seed)
+
+
+def train(network: Any, tokenizer: Any, folder: Path, steps: int, seed: int) -> None:
+    base_folder, hole = str(folder.with_name(f"{folder.name}-base")), folder.suffix == ".hole"
     network.save_pretrained(base_folder)
 
     def accuracy(completions: list[str], log_extra: object = None, **columns: object) -> list[float]:
@@ -48,5 +55,5 @@ def main(folder: Path, steps: int, seed: int, hole: bool) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    steps, seed, hole = [*sys.argv[2:], *("60", "1", "")[len(sys.argv) - 2 :]]
-    main(Path(sys.argv[1]), int(steps), int(seed), hole == "hole")
+    seed, *words = sys.argv[1:]
+    main(int(seed), zip(map(Path, words[::2]), map(int, words[1::2]), strict=True))
