@@ -157,6 +157,7 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a `python` that forks programs after their imports, for all workers; see warm_python.py."""
     variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DO_NOT_TRACK": "1", "PYTHONPATH": str(ROOT)}
     variables |= {"MLFLOW_DISABLE_TELEMETRY": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    variables |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     session = str(os.getppid() if is_worker else os.getpid())
     base = tmp_path_factory.getbasetemp()

@@ -11,8 +11,8 @@ that USUAL_PYTHON_IF names: a fork is not in its caller's process group, which m
 import atexit
 import gc
 import importlib
-import json
 import logging
+import marshal
 import os
 import runpy
 import selectors
@@ -21,6 +21,8 @@ import socket
 import sys
 import threading
 import traceback
+import typing
+import weakref
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -31,10 +33,11 @@ from typing import Any
 MODULES = ("dvc", "uvicorn", "prefect", "prefect.engine", "prefect.flow_engine", "mlflow", "mathrl.tracking.mirror",
            "mathrl.sweeps.run")  # fmt: skip
 ROOMS = ("mathrl.stages.", "tests.", "benchmarks.")
-OWN = ("mathrl.cli", "mathrl.params", "mathrl.tasks.")  # what a program imports that is given by -c
+# What a program imports that is given by -c.
+OWN = ("mathrl.cli", "mathrl.compose", "mathrl.params", "mathrl.recipes", "mathrl.tasks.", "mathrl.tracking")
 IMPORTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynamo",
            "mathrl.models.transformers_import", "mathrl.models.base", "mathrl.trainers.rl",
-           *(["deepspeed"] if find_spec("deepspeed") else []),
+           *(name for name in ("deepspeed", "wandb") if find_spec(name)),
            "dvc.cli", "dvc.cli.parser", "dvc.repo", "dvc.commands.repro", "dvc.repo.reproduce",
            "dvc.repo.experiments", "dvc.commands.status", "networkx", "dvc.repo.index", "dvc.repo.graph",
            "dvc.repo.stage", "dvc.repo.plots", "dvc.repo.artifacts", "dvc.repo.datasets", "dvc.cachemgr",
@@ -52,24 +55,28 @@ IMPORTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynam
 # The upper floors, which no other room imports: they import Prefect, look at a project, and some are replaced by tests.
 NOT_KEPT = ("mathrl.api", "mathrl.cli", "mathrl.flows", "mathrl.tasks", "mathrl.stages")
 ROOT = Path(__file__).parents[1]
+# Modules in C alone: json, signal and socket take twice the time of the rest.
 CLIENT = """#!{python} -IS
-import json, os, signal, socket, sys
+import _signal, _socket, marshal, os, sys
 words = {first!r} + sys.argv[1:]
 kind, program, *_ = [*words, "", ""]
 if not (kind == "-m" and (program in {modules!r} or program.startswith({rooms!r}))) and not (
     kind == "-c" and any("from " + name in program for name in {own!r})
 ) or os.path.exists(os.environ.get("USUAL_PYTHON_IF", "")):
     os.execv({python!r}, [{python!r}, *words])
-server = socket.socket(socket.AF_UNIX)
+server = _socket.socket(_socket.AF_UNIX)
 server.connect({address!r})
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
-request = json.dumps(dict(words=words, folder=os.getcwd(), environment=dict(os.environ))).encode()
-socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+    _signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
+request = marshal.dumps(dict(words=words, folder=os.getcwd(), environment=dict(os.environ)))
+streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
+server.sendmsg([len(request).to_bytes(4, "big")], [rights])
 server.sendall(request)
 status = int.from_bytes(server.recv(4), "big", signed=True)
 if status < 0:
-    signal.signal(-status, signal.SIG_DFL)
+    if status != -_signal.SIGKILL:
+        _signal.signal(-status, _signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
@@ -178,6 +185,9 @@ def preload(folder: Path) -> None:
         importlib.import_module(name)
     complete_models()
     atexit.unregister(importlib.import_module("torch._dynamo.utils").dump_compile_times)  # of each fork, at its end
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch's libraries, which each fork would take down
+    typing._cleanups.clear()  # type: ignore[attr-defined]  # typing's caches, which nanobind empties at the end
     for own in ("flows", "tasks", "tests"):  # a checkout has its own
         removed(own)
     forget_loggers()
@@ -199,7 +209,7 @@ def received(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 os.close(stream)
             raise EOFError
         text += part
-    request: dict[str, Any] = json.loads(text)
+    request: dict[str, Any] = marshal.loads(text)
     return request, streams
 
 

@@ -1,12 +1,14 @@
 """Work on many rows by as many processes as there are cores, with the same results for any number of them."""
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain, islice
 from multiprocessing import get_context, parent_process
+from multiprocessing.context import ForkServerContext
 from typing import Any, TypeVar
 
 Shared = TypeVar("Shared")
@@ -36,9 +38,7 @@ def in_order(work: Callable[[Shared, Task], Result], shared: Shared, tasks: Iter
                 raise error
             yield work(shared, task)
         return
-    # Not fork: the stage has threads (MLflow, numpy), which a forked child would not have.
-    context = get_context("forkserver")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(shared,))
+    pool = ProcessPoolExecutor(processes, mp_context=_context(work), initializer=_start, initargs=(shared,))
     waiting: deque[Future[Result]] = deque()
     try:
         for task, error in chain(first, stream):
@@ -52,6 +52,18 @@ def in_order(work: Callable[[Shared, Task], Result], shared: Shared, tasks: Iter
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _context(work: Callable[..., Any]) -> ForkServerContext:
+    """Not fork: the stage has threads (MLflow, numpy), which a forked child would not have.
+
+    The server imports the modules that a worker needs: each worker of each pool would take seconds to import them.
+    """
+    context = get_context("forkserver")
+    program = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`; a worker imports it
+    name = program.name if program is not None else "__main__"
+    context.set_forkserver_preload([work.__module__, *([] if name.endswith("__main__") else [name])])
+    return context
 
 
 def _catch_error(tasks: Iterable[Task]) -> Iterator[tuple[Any, Exception | None]]:

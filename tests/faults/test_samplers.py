@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +51,8 @@ class Samplers:
         ]
 
     def signal(self, number: int, kind: signal.Signals) -> None:
-        os.killpg(json.loads(self.started.file.read_text())[number]["pid"], kind)
+        port = json.loads(self.started.file.read_text())[number]["port"]
+        os.kill(int(self.store.with_name(f"{port}.pid").read_text()), kind)
 
     def generations(self) -> list[int]:
         return [state.generation for state in map(state_of, self.started.urls) if state.alive]
@@ -66,7 +66,7 @@ def wait_for(condition: Callable[[], Any], process: Any = None) -> None:
 
 
 @pytest.fixture(scope="module")
-def samplers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samplers]:
+def samplers(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Iterator[Samplers]:
     folder = tmp_path_factory.mktemp("samplers")
     make_base(load_params(ROOT / "params", overrides=OVERRIDES).model, folder / "model", seed=0)
     (folder / "store").mkdir()
@@ -74,7 +74,7 @@ def samplers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samplers]:
     commands = []
     for number, held in enumerate(ports):
         port: int = held.getsockname()[1]
-        command = [sys.executable, "-m", "tests.faults.torch_server", str(folder / "model"), str(port)]
+        command = [str(warm_python / "python"), "-m", "tests.faults.torch_server", str(folder / "model"), str(port)]
         environment = dict(os.environ) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         if number == 1:  # a node whose clock is wrong, in all that follows
             environment["WRONG_CLOCK"] = str(YEAR)

@@ -2,8 +2,8 @@
 
 python -m tests.faults.torch_server MODEL_FOLDER PORT
 
-The middleware is that of `mathrl serve`; tokens, log-probs and weights are real ones. With $WRONG_CLOCK the process's
-clock jumps by up to that many seconds.
+The middleware is that of `mathrl serve`; tokens, log-probs and weights are real ones. Its process id stands in the
+file PORT.pid beside the model's folder. With $WRONG_CLOCK the process's clock jumps by up to that many seconds.
 """
 
 import asyncio
@@ -89,5 +89,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if os.environ.get("WRONG_CLOCK"):
         jumping_clock(float(os.environ["WRONG_CLOCK"]))
-    server = TorchServer(Path(sys.argv[1]))
-    uvicorn.run(server.app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
+    server = TorchServer(folder)
+    folder.with_name(f"{port}.pid").write_text(str(os.getpid()))
+    uvicorn.run(server.app, host="127.0.0.1", port=port, log_level="warning")

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +21,10 @@ from mathrl.tracking import mirror as module
 from mathrl.tracking.client import connect
 from mathrl.tracking.mirror import Mirror
 from mathrl.tracking.wandb_tensorboard import wandb_records
+from tests.marks import needs_trackers
 from tests.tracking.test_mirror import HEALTH, NAME, record, say
 
-pytest.importorskip("wandb")
-pytest.importorskip("tensorboard")
+pytestmark = needs_trackers
 __all__ = ["record"]  # a fixture
 
 
@@ -139,6 +138,7 @@ MIRROR_THAT_IS_KILLED = """
 import json, os, signal, sys, time
 from pathlib import Path
 from mathrl.tracking import mirror as module
+from tests.marks import needs_trackers
 from tests.tracking.test_mirror import Unwatched
 module._system_monitor = lambda run_id: Unwatched()
 mirror = module.Mirror()
@@ -154,11 +154,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("moment", ["at once", *(["waits"] if "FAULTS" in os.environ else [])])
-def test_after_a_kill_the_same_run_goes_on_and_has_every_step_once(record: Path, tmp_path: Path, moment: str) -> None:
+def test_after_a_kill_the_same_run_goes_on_and_has_every_step_once(
+    record: Path, tmp_path: Path, warm_python: Path, moment: str
+) -> None:
     """Of the steps before the kill W&B's file has none or three: a kill loses what it holds in memory."""
     log(record, curve(range(1, 4)))
     say(record, "running", 1.0)
-    command = [sys.executable, "-c", MIRROR_THAT_IS_KILLED, str(record), moment]
+    command = [warm_python / "python", "-c", MIRROR_THAT_IS_KILLED, str(record), moment]
     killed = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": "."})
     assert killed.returncode == -signal.SIGKILL
     assert wandb_steps(tmp_path) == ([1, 2, 3] if moment == "waits" else [])

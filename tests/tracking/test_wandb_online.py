@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 from mathrl.core.records import TrackerState
+from tests.marks import needs_trackers
 from tests.tracking.test_mirror import record, say
 from tests.tracking.test_trackers import curve, log, mlflow_run, wandb_steps
 
-pytest.importorskip("wandb")
+pytestmark = needs_trackers
 __all__ = ["record"]
 KEY = "0123456789" * 4
+Mirror = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 class Server(ThreadingHTTPServer):
@@ -128,14 +130,19 @@ print(complete)
 """
 
 
-def mirror(ends: str, answer_seconds: float = 10.0) -> "subprocess.CompletedProcess[str]":
-    """A mirror of its own process: W&B reads the environment once."""
-    command = [sys.executable, "-c", MIRROR, ends, str(answer_seconds)]
-    env = {**os.environ, "PYTHONPATH": "."}
-    return subprocess.run(command, check=False, env=env, capture_output=True, text=True)
+@pytest.fixture
+def mirror(warm_python: Path) -> Mirror:
+    """Runs a mirror in a process of its own: W&B reads the environment once."""
+
+    def run(ends: str, answer_seconds: float = 10.0) -> "subprocess.CompletedProcess[str]":
+        command = [warm_python / "python", "-c", MIRROR, ends, str(answer_seconds)]
+        env = {**os.environ, "PYTHONPATH": "."}
+        return subprocess.run(command, check=False, env=env, capture_output=True, text=True)
+
+    return run
 
 
-def test_a_run_goes_on_at_the_server_after_a_kill(record: Path, tmp_path: Path, server: Server) -> None:
+def test_a_run_goes_on_at_the_server_after_a_kill(record: Path, tmp_path: Path, server: Server, mirror: Mirror) -> None:
     log(record, curve(range(1, 4)))
     say(record, "running", 1.0, params={"rl": {"steps": 7}})
     killed = mirror("is killed")
@@ -157,7 +164,7 @@ def test_a_run_goes_on_at_the_server_after_a_kill(record: Path, tmp_path: Path, 
 
 
 def test_a_server_that_does_not_answer_is_reported_once_and_gets_all_later(
-    record: Path, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    record: Path, tmp_path: Path, server: Server, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("MATHRL_TRACKING", "wandb,tensorboard")
@@ -172,7 +179,9 @@ def test_a_server_that_does_not_answer_is_reported_once_and_gets_all_later(
     assert_nowhere(tmp_path, away.stderr)
 
 
-def test_without_a_login_it_says_what_to_do(record: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_without_a_login_it_says_what_to_do(
+    record: Path, monkeypatch: pytest.MonkeyPatch, server: Server, mirror: Mirror
+) -> None:
     monkeypatch.delenv("WANDB_API_KEY")
     say(record, "finished", 1.0)
     assert "No API key configured. Use `wandb login` to log in." in mirror("ends").stderr
@@ -180,7 +189,7 @@ def test_without_a_login_it_says_what_to_do(record: Path, monkeypatch: pytest.Mo
 
 
 def test_wandb_sync_makes_one_run_of_the_sessions_of_an_offline_run(
-    record: Path, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+    record: Path, tmp_path: Path, server: Server, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     log(record, curve(range(1, 4)))
