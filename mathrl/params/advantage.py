@@ -40,7 +40,19 @@ class Critic(Section):
     clip: float | None = Field(
         0.5, gt=0, description="Value clipping: maximum distance of a value from the old value; null: no clipping."
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps at the start in which only the critic is trained.")
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps at the start in which only the critic is trained, on the responses of the unchanged policy "
+        "(VC-PPO's value pre-training).",
+    )
+    lam: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Lambda of the critic's targets (VC-PPO, VAPO: 1, the sum of the rewards to come); null: that of "
+        "the policy's advantages.",
+    )
 
 
 Ddof = Annotated[
@@ -180,13 +192,26 @@ class Process(_Advantage):
     )
 
 
+class LengthLambda(Section):
+    """A lambda that grows with the response, 1 - 1 / (alpha x tokens) and at least 0 (VAPO, arXiv:2504.05118)."""
+
+    alpha: float = Field(0.05, gt=0, description="Share of a response's tokens over which an error is spread.")
+
+
+Lambda = Annotated[float, Field(ge=0, le=1)]
+
+
 class Gae(_Advantage):
     """PPO (arXiv:1707.06347): generalised advantage estimation from a critic's values."""
 
     returns: ClassVar[bool] = True
     type: Literal["gae"] = "gae"
     gamma: Gamma = 1.0
-    lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalised advantage estimation.")
+    lam: Lambda | LengthLambda = Field(
+        1.0,
+        description="Lambda of generalised advantage estimation: a number, or {alpha: 0.05} for one that grows with "
+        "the length of the response (VAPO).",
+    )
     critic: Critic = Critic()
 
 

@@ -26,7 +26,7 @@ from mathrl.algorithms.alignment import (
     without_veto,
 )
 from mathrl.algorithms.own_functions import AdvantageInput, OwnFunction
-from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
+from mathrl.algorithms.returns import discounted_returns, gae, length_lambdas, response_sums, token_rewards
 from mathrl.algorithms.set_objectives import part_advantages, set_advantages
 from mathrl.core.errors import UserError
 from mathrl.models.prepared import Kernel
@@ -37,6 +37,7 @@ from mathrl.params.advantage import (
     Gae,
     Gdpo,
     Grpo,
+    LengthLambda,
     MaxRl,
     PassAtK,
     Pkpo,
@@ -167,7 +168,7 @@ def make_batch(
     elif isinstance(advantage, Gae):
         assert scores.values_N is not None
         rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
-        advantages_N, returns_N = gae(rewards_N, scores.values_N, lengths_S, advantage.gamma, advantage.lam)
+        advantages_N, returns_N = critic_estimates(rewards_N, scores.values_N, lengths_S, advantage)
     elif isinstance(advantage, FunctionAdvantage):
         advantages_N = own_advantage(advantage).advantage(_responses(groups, lengths_S)).float()
         advantages_N = spread(advantages_N, lengths_S) if len(advantages_N) == len(lengths_S) else advantages_N
@@ -207,6 +208,19 @@ def trusted_tokens(old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, params: 
     if params.veto is not None:
         trusted_N &= without_veto(old_N, sampler_N, lengths_S, params.veto)
     return trusted_N
+
+
+def critic_estimates(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, params: Gae) -> tuple[Tensor, Tensor]:
+    """The policy's advantages and the critic's targets, [N] each, by a lambda of their own where there is one.
+
+    VC-PPO's decoupled GAE (arXiv:2503.01491, section 4.2): a critic whose lambda is 1 learns the sum of the rewards to
+    come, without a bias by its own values, whatever lambda keeps the variance of the policy's advantages low.
+    """
+    lam = length_lambdas(lengths_S, params.lam.alpha) if isinstance(params.lam, LengthLambda) else params.lam
+    advantages_N, returns_N = gae(rewards_N, values_N, lengths_S, params.gamma, lam)
+    if params.critic.lam is not None:
+        _, returns_N = gae(rewards_N, values_N, lengths_S, params.gamma, params.critic.lam)
+    return advantages_N, returns_N
 
 
 def own_advantage(params: FunctionAdvantage) -> OwnFunction:

@@ -145,9 +145,9 @@ def combined(**changes: Any) -> Rl:
     return Rl(**merge(COMMON, changes))
 
 
-def ppo(whiten: bool = False, lr: float = 3e-3, **critic: Any) -> dict[str, Any]:
-    """PPO with groups of two, and a critic with these settings."""
-    gae = {"type": "gae", "lam": 0.9, "gamma": 0.98, "whiten": whiten, "critic": FAST_CRITIC | critic}
+def ppo(whiten: bool = False, lr: float = 3e-3, policy_lam: Any = 0.9, **critic: Any) -> dict[str, Any]:
+    """PPO with groups of two, and a critic with these settings; `policy_lam` is the policy's lambda."""
+    gae = {"type": "gae", "lam": policy_lam, "gamma": 0.98, "whiten": whiten, "critic": FAST_CRITIC | critic}
     return {"advantage": gae, "group_size": 2, "optimizer": {"lr": lr}}
 
 
@@ -156,11 +156,12 @@ def line(start: float, end: float, steps: int = 2, after: int = 0) -> dict[str, 
 
 
 FAST_CRITIC: dict[str, Any] = {"optimizer": {"lr": 1e-2}}
+WITH_CRITIC = ("PPO", "VC-PPO", "VAPO")
 FIXED, OFF = Asynchronous(pace="fixed"), {"optimizer": {"lr": 1e-2}, "minibatches": 2}
 KL_IN_REWARD = {"kl": {"type": "reward", "coef": 0.2}}
 CASES: dict[str, Case] = {
     name: Case(
-        method(name, **METHOD | ({"advantage": {"critic": FAST_CRITIC}} if name == "PPO" else {})),
+        method(name, **METHOD | ({"advantage": {"critic": FAST_CRITIC}} if name in WITH_CRITIC else {})),
         helpers=HELPERS.get(name, {}),
     )
     for name in ROWS
@@ -187,6 +188,9 @@ CASES: dict[str, Case] = {
     ),
     "the critic warms up": Case(
         combined(**ppo(warmup_steps=1, clip=0.01), **KL_IN_REWARD, epochs=2, minibatches=2)
+    ),
+    "a lambda by length, the critic's own": Case(
+        combined(**ppo(whiten=True, policy_lam={"alpha": 0.4}, lam=0.95), minibatches=2)
     ),
     "truncated responses do not teach the critic": Case(combined(**ppo(), truncated="mask")),
     "a critic with adapters": Case(combined(**ppo(whiten=True, lora={"r": 2}))),
