@@ -84,6 +84,11 @@ def verifier() -> Any:
     return build_reward({"parts": [{"type": "overlong", "options": {"max_length": 8, "buffer": 8}}]}, processes=1)
 
 
+def majority() -> Any:
+    """The vote of the group, whose answers are the last numbers of the responses."""
+    return build_reward({"parts": [{"type": "majority"}]}, processes=1)
+
+
 class NonFiniteAtTheSecondStep(OnesAndShort):
     calls = 0
 
@@ -140,6 +145,11 @@ HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
     "on-policy distillation": {"teacher": lambda: policy(seed=8)[0]},
 }
 
+# Rewards and problems of rows that need others.
+ROW_DATA: dict[str, dict[str, Any]] = {
+    "TTRL": {"reward": majority, "problems": tuple(problem.with_(answers=()) for problem in PROBLEMS)}
+}
+
 
 def combined(**changes: Any) -> Rl:
     return Rl(**merge(COMMON, changes))
@@ -163,6 +173,7 @@ CASES: dict[str, Case] = {
     name: Case(
         method(name, **METHOD | ({"advantage": {"critic": FAST_CRITIC}} if name in WITH_CRITIC else {})),
         helpers=HELPERS.get(name, {}),
+        **ROW_DATA.get(name, {}),
     )
     for name in ROWS
 } | {
