@@ -1,6 +1,6 @@
 """What methods beyond GRPO do on a small model: `python benchmarks/small_methods.py QUESTION [--seeds 0 1 2]`.
 
-A model of 60,000 weights learns chains of one to three operations from worked solutions, badly, and then by RL. Each
+A model of 60,000 weights learns chains of two or three operations from worked solutions, badly, and then by RL. Each
 question compares arms of equal steps with its first one, from one start per seed. Accuracy is on other problems, as the
 mean over the last evaluations. A finished run is kept in .mathrl/small_methods and not repeated. Intervals are 95 % by
 Student's t over the seeds; a difference is shown where its interval leaves out 0, else the line says so.
@@ -80,8 +80,8 @@ QUESTIONS: dict[str, dict[str, Arm]] = {
 
 
 def chains(split: str) -> list[Problem]:
-    """Chains of one to three operations: those of the split, which no other split has."""
-    counts, options = {"sft": 500, "rl": 200, "dev": 60}, {"steps": [1, 2, 3], "notation": "bare"}
+    """Chains of two or three operations: those of the split, which no other split has."""
+    counts, options = {"sft": 500, "rl": 200, "dev": 60}, {"steps": [2, 3], "notation": "bare"}
     return [problem for problem in generate("chain", counts, options, seed=0, name="chain") if problem.split == split]
 
 

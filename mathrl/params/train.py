@@ -11,6 +11,7 @@ from mathrl.params.advantage import Advantage, Critic, Gae, Gdpo, Grpo, MaxRl
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum, PoolCurriculum, Shuffled
 from mathrl.params.loss import Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
 from mathrl.params.optimizer import AdamW, Adapters, Lora, Optimizer
+from mathrl.params.responses import KeepRollouts, ResponseFilter
 from mathrl.params.run import RemoteModel
 from mathrl.params.schedules import Schedules
 from mathrl.params.section import Section, types_help
@@ -64,35 +65,6 @@ class Asynchronous(Section):
         if self.pace == "fixed" or not self.staleness:
             return max_tokens
         return min(max_tokens, self.segment_tokens or max(SHORTEST_SEGMENT, -(-max_tokens // SEGMENTS)))
-
-
-# What a response and a token of it take, compressed: log-prob and ratio are four bytes each.
-BYTES_PER_RESPONSE, BYTES_PER_TOKEN = 60, 14
-
-
-class KeepRollouts(Section):
-    """Rollouts kept as reports/rl/rollouts.parquet: text, verdict, reward, and per token log-prob, advantage, ratio."""
-
-    which: Literal["none", "all", "share", "odd"] = Field(
-        "none",
-        description="none: no rollouts; all: every response; share: the responses to a share of the problems; odd: "
-        "responses that were truncated, repeat themselves, have no answer, are alone right or wrong in their group, "
-        "whose reward contradicts the verdict, or on which the second grader disagrees.",
-    )
-    share: float = Field(
-        0.1, gt=0, le=1, description="With which: share: share of the problems; the same problems at every step."
-    )
-
-    def size(self, responses: int, tokens: int) -> str:
-        """How much the kept file takes at most, of so many responses of up to `tokens` tokens each.
-
-        >>> KeepRollouts(which="share", share=0.5).size(100_000, 64)
-        'keeps 50,000 of 100,000 rollouts: at most about 48 MB'
-        """
-        kept = round(responses * self.share) if self.which == "share" else responses
-        megabytes = max(1, round(kept * (BYTES_PER_RESPONSE + BYTES_PER_TOKEN * tokens) / 1e6))
-        number = f"the odd ones of {responses:,}" if self.which == "odd" else f"{kept:,} of {responses:,}"
-        return f"keeps {number} rollouts: at most about {megabytes:,} MB"
 
 
 ENGINE = "Engine that trains: mathrl's own loop, or {} (docs/reference/engines.md has what each can do)."
@@ -192,6 +164,9 @@ class Rl(Section):
     )
     truncated: Literal["keep", "mask"] = Field(
         "keep", description="Truncated responses: keep: trained on; mask: excluded from the loss."
+    )
+    filters: tuple[ResponseFilter, ...] = Field(
+        (), description="Responses that are graded and not trained on, such as [{type: gibberish}]; first match counts."
     )
     dynamic_sampling: DynamicSampling | None = Field(
         None, description="Sample until every group has correct and incorrect responses (DAPO); null: one round."

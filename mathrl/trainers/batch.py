@@ -140,6 +140,8 @@ def make_batch(
     kept_S = torch.ones_like(lengths_S, dtype=torch.bool)
     if params.truncated == "mask":
         kept_S = ~torch.tensor([truncated for group in groups for truncated in group.truncated])
+    if params.filters:
+        kept_S = kept_S & ~torch.tensor([out for group in groups for out in group.left_out])
     kept_N, old_N, importance_N, returns_N = spread(kept_S, lengths_S), scores.old_N, None, None
     figures: dict[str, float] = {}
     importance = params.importance

@@ -39,6 +39,7 @@ from mathrl.trainers.critic import CriticFigures, critic_gradient
 from mathrl.trainers.judges import open_judge
 from mathrl.trainers.open_rl import Helpers, RlSetup, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
+from mathrl.trainers.response_filters import filter_metrics
 from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
 from mathrl.trainers.scores import Scores, score
@@ -243,6 +244,7 @@ def end_step(
         **({"rollout/sampling_rounds": rollouts.rounds} if params.dynamic_sampling else {}),
         **updates.critic.metrics(batch),
         **metrics_by_source(rollouts.sampled, collector.problems),
+        **filter_metrics(rollouts.sampled, params.filters),
         **updates.policy.metrics(params),
         **(updates.policy.mismatch() if setup.sync.engine else {}),
         **merged_counters(rollouts.counters),

@@ -38,7 +38,8 @@ class RolloutGroup:
     them. Where responses have `calls`, `sampled` says which tokens of each these are. `repeated` are the responses'
     `repeated_shares`. `step_ends` are the places of the last token of each reasoning step, one tuple per response, and
     `step_rewards` the rewards of the steps; both stay empty without process supervision. `baseline` is the reward of a
-    greedy response of `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept.
+    greedy response of `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept. With rl.filters
+    `caught` names the filter that caught each response, or is empty, and `left_out` are the responses without a loss.
     """
 
     problem: int
@@ -57,6 +58,8 @@ class RolloutGroup:
     graded: tuple[Graded, ...] = ()
     calls: tuple[tuple[ToolCall, ...], ...] = ()
     sampled: tuple[Sampled, ...] = ()
+    caught: tuple[str, ...] = ()
+    left_out: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "responses", tuple(np.asarray(response, np.int32) for response in self.responses))

@@ -274,6 +274,12 @@ CASES: dict[str, Case] = {
             },
         )
     ),
+    "responses that filters catch": Case(
+        combined(
+            filters=[{"type": "sure_run", "window": 2, "probability": 0.036}, {"type": "repetition", "enforce": False}],
+            advantage="dr_grpo",
+        )
+    ),
     "a reference that is reset": Case(combined(kl={"coef": 0.2, "reset_every": 2})),
     "far responses, the unbiased KL": Case(
         combined(
