@@ -70,6 +70,12 @@ QUESTIONS: dict[str, dict[str, Arm]] = {
         "and by length, alpha 0.8 (VAPO)": ppo({"alpha": 0.8}, {"lam": 1.0}),
         "and 5 steps of value pre-training": ppo({"alpha": 0.8}, {"lam": 1.0, "warmup_steps": 5}, steps=STEPS + 5),
     },
+    "experts": {
+        "GRPO": Arm(),
+        "and right samples imitated (VAPO)": Arm({"imitation": {"type": "own", "coef": 0.1}}),
+        "the solution in the group (LUFFY)": Arm({"imitation": "luffy"}),
+        "0.1 of the SFT loss (CHORD)": Arm({"imitation": {"type": "sft", "coef": 0.1}}),
+    },
     "labels": {
         "GRPO with answers": Arm(),
         "by the group's vote (TTRL)": Arm(

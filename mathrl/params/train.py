@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mathrl.params.advantage import Advantage, Critic, Gae, Gdpo, Grpo, MaxRl
+from mathrl.params.advantage import Advantage, Critic, DrGrpo, Gae, Gdpo, Grpo, MaxRl, Rloo
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum, PoolCurriculum, Shuffled
-from mathrl.params.loss import Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
+from mathrl.params.imitation import Imitation, Luffy, OwnRight, SftTerm
+from mathrl.params.loss import Gmpo, Gspo, Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
 from mathrl.params.optimizer import AdamW, Adapters, Lora, Optimizer
 from mathrl.params.responses import KeepRollouts, ResponseFilter
 from mathrl.params.run import RemoteModel
@@ -156,6 +157,9 @@ class Rl(Section):
     advantage: Advantage = Field(Grpo(), description=types_help(Advantage))
     loss: Loss = Field(PpoClip(), description=types_help(Loss))
     kl: Kl | None = Field(None, description=types_help(Kl, "KL to the reference; null: none, no reference. "))
+    imitation: Imitation | None = Field(
+        None, description=types_help(Imitation, "What is imitated beside the advantages; null: nothing. ")
+    )
     # A factory: a section given in part is {when: always}, whatever the default has.
     importance: Importance | None = Field(
         default_factory=lambda: Truncated(when="other_engine"),
@@ -229,6 +233,8 @@ class Rl(Section):
         changes = self.schedules.changes(self, step) if self.schedules is not None else {}
         if isinstance(self.advantage, Gdpo):
             changes["advantage"] = self.advantage.at_step(step)
+        if isinstance(self.imitation, SftTerm):
+            changes["imitation"] = self.imitation.at_step(step)
         return self.model_copy(update=changes) if changes else self
 
     @model_validator(mode="after")
@@ -266,6 +272,20 @@ class Rl(Section):
                 raise ValueError(f"kl.type reward has no effect on advantage {self.advantage.type}: set kl.type loss")
             if isinstance(self.advantage, MaxRl):
                 raise ValueError("advantage max_rl needs rewards of at least 0, which a KL lowers: set kl.type loss")
+        return self
+
+    @model_validator(mode="after")
+    def _experts(self) -> "Rl":
+        if self.imitation is None or isinstance(self.imitation, OwnRight):
+            return self
+        if not isinstance(self.advantage, Grpo | DrGrpo | Rloo):
+            raise ValueError(
+                f"imitation {self.imitation.type} needs advantage grpo, dr_grpo or rloo, not {self.advantage.type}"
+            )
+        if isinstance(self.imitation, Luffy) and isinstance(self.kl, RewardKl):
+            raise ValueError("imitation luffy compares rewards without a KL: set kl.type loss, or kl null")
+        if isinstance(self.imitation, Luffy) and isinstance(self.loss, Gspo | Gmpo):
+            raise ValueError(f"imitation luffy needs a loss per token, not {self.loss.type}, such as clip")
         return self
 
     @model_validator(mode="after")

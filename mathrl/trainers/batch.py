@@ -48,9 +48,10 @@ from mathrl.params.advantage import (
     Rft,
     Rloo,
 )
+from mathrl.params.imitation import Luffy, OwnRight, SftTerm, coef_of
 from mathrl.params.loss import Importance, LossKl, Masked, RewardKl
 from mathrl.params.train import Rl
-from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.rollouts import RolloutGroup, with_experts
 from mathrl.trainers.scores import Scores
 
 
@@ -63,7 +64,8 @@ class Batch:
     `entropies_N` the old policy's entropies, with rl.loss.top_entropy; `reference_N` is there with a KL in the loss,
     `values_N` and `returns_N` with a critic. Of a mini-batch `left_out_N` marks tokens without a surrogate, which the
     denominators count, `held_N` those that KL-Cov holds back, and `weights_S` are the weights of each response's tokens
-    in the loss of the global batch, once an update has set them.
+    in the loss of the global batch, once an update has set them. With rl.imitation `expert_S` are experts' responses,
+    and `imitated_S` those whose likelihood is a term of the loss, with the weights `imitation_S`.
     """
 
     groups: Sequence[RolloutGroup]
@@ -80,6 +82,9 @@ class Batch:
     values_N: Tensor | None = None
     returns_N: Tensor | None = None
     weights_S: Tensor | None = None
+    expert_S: Tensor | None = None
+    imitated_S: Tensor | None = None
+    imitation_S: Tensor | None = None
 
     def part(self, numbers: Sequence[int]) -> "Batch":
         """The batch of the groups with these numbers."""
@@ -140,6 +145,9 @@ def make_batch(
     kept_S = torch.ones_like(lengths_S, dtype=torch.bool)
     if params.truncated == "mask":
         kept_S = ~torch.tensor([truncated for group in groups for truncated in group.truncated])
+    expert_S, imitated_S = imitated(groups, params)
+    if isinstance(params.imitation, SftTerm):
+        kept_S = kept_S & ~expert_S
     if params.filters:
         kept_S = kept_S & ~torch.tensor([out for group in groups for out in group.left_out])
     kept_N, old_N, importance_N, returns_N = spread(kept_S, lengths_S), scores.old_N, None, None
@@ -177,7 +185,10 @@ def make_batch(
     elif isinstance(advantage, Process | Reinforce | Remax):
         advantages_N = token_advantages(groups, lengths_S, penalty_N, advantage)
     else:
-        advantages_S = response_advantages(groups, lengths_S, penalty_N, advantage)
+        if isinstance(params.imitation, Luffy):
+            advantages_S = advantages_with_experts(groups, advantage)
+        else:
+            advantages_S = response_advantages(groups, lengths_S, penalty_N, advantage)
         advantages_N = spread(advantages_S, lengths_S)
         figures["advantage/mean"] = float(advantages_S.mean())
     if advantage.whiten:
@@ -195,10 +206,28 @@ def make_batch(
         sampler_N=scores.sampler_N if params.loss.off_policy_limit is not None else None,
         entropies_N=scores.entropies_N,
         reference_N=reference_N,
+        expert_S=expert_S if isinstance(params.imitation, Luffy) else None,
+        imitated_S=imitated_S if coef_of(params.imitation) else None,
         values_N=scores.values_N,
         returns_N=returns_N,
     )
     return batch, figures
+
+
+def imitated(groups: Sequence[RolloutGroup], params: Rl) -> tuple[Tensor, Tensor]:
+    """Experts' responses, and those whose likelihood is a term of the loss: experts', or own ones that are right."""
+    expert_S = torch.tensor([group.expert for group in groups for _ in group.responses])
+    right_S = torch.tensor([correct for group in groups for correct in group.correct])
+    return expert_S, right_S if isinstance(params.imitation, OwnRight) else expert_S
+
+
+def advantages_with_experts(groups: Sequence[RolloutGroup], params: Advantage) -> Tensor:
+    """Advantages where a problem's expert response is one of its group, [S], in the order of the batch (LUFFY)."""
+    merged, places = with_experts(groups)
+    lengths_S = torch.ones(len(places), dtype=torch.long)
+    advantages_S = torch.zeros(len(places))
+    advantages_S[torch.tensor(places)] = response_advantages(merged, lengths_S, None, params)
+    return advantages_S
 
 
 def trusted_tokens(old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, params: Importance) -> Tensor:

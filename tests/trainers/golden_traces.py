@@ -21,7 +21,7 @@ import torch
 
 from mathrl.compose import load_params
 from mathrl.core.metrics import without_timings
-from mathrl.core.types import Problem
+from mathrl.core.types import Control, Problem
 from mathrl.models.logprobs import prepare_language_model
 from mathrl.models.prepared import compute_as
 from mathrl.models.small_copy import small_config
@@ -54,6 +54,8 @@ ROWS = {
 LONG = Problem(id="long", question="1+" * 300, answers=("1",), source="other", split="rl", level=9)
 MIXED = [problem.with_(source=("even", "odd")[n % 2]) for n, problem in enumerate(PROBLEMS)]
 RATED = [problem.with_(pass_rate=n / 8) for n, problem in enumerate(PROBLEMS)]
+# Short enough for eight tokens, as the solution with its tags is not.
+SHOWN = [problem.with_(control=Control(response=f"1+{problem.answers[0]}")) for problem in PROBLEMS]
 MANY = [Problem(id=f"m{n}", question=f"{n}-1=", answers=("0",), source="chain", split="rl") for n in range(24)]
 
 
@@ -147,7 +149,10 @@ HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
 
 # Rewards and problems of rows that need others.
 ROW_DATA: dict[str, dict[str, Any]] = {
-    "TTRL": {"reward": majority, "problems": tuple(problem.with_(answers=()) for problem in PROBLEMS)}
+    "LUFFY": {"problems": SHOWN},
+    "CHORD": {"problems": SHOWN},
+    "CHORD-phi": {"problems": SHOWN},
+    "TTRL": {"reward": majority, "problems": tuple(problem.with_(answers=()) for problem in PROBLEMS)},
 }
 
 
