@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mathrl.params.optimizer import AdamW, Adapters, Optimizer
 from mathrl.params.section import FreeOptions, OwnPath, Section, types_help
@@ -222,6 +222,32 @@ class Distillation(_Advantage):
     type: Literal["distillation"] = "distillation"
 
 
+class SelfDistillation(_Advantage):
+    """Self-distillation (OPSD): the policy's log-prob with the solution in its prompt minus that without it."""
+
+    from_rewards: ClassVar[bool] = False
+    type: Literal["self_distillation"] = "self_distillation"
+    hint: str = Field(
+        "{question}\n\nHere is a solution for reference:\n{solution}\n\nNow write the solution yourself.",
+        description="The question as the teacher reads it, with {question} and {solution} (without one, the answer).",
+    )
+
+    @model_validator(mode="after")
+    def _shows(self) -> "SelfDistillation":
+        if "{question}" not in self.hint or "{solution}" not in self.hint:
+            raise ValueError("hint must have {question} and {solution}")
+        return self
+
+    def shown(self, question: str, solution: str) -> str:
+        """The hint of a problem; other braces in it, such as LaTeX's, stay.
+
+        >>> SelfDistillation(hint="{question} = {solution}?").shown("1+1", "2")
+        '1+1 = 2?'
+        """
+        before, after = self.hint.split("{solution}", 1)
+        return f"{before.replace('{question}', question)}{solution}{after.replace('{question}', question)}"
+
+
 class FunctionAdvantage(_Advantage):
     """An advantage per response or per token of your own (docs/how_to/extend/loss.md)."""
 
@@ -245,6 +271,7 @@ Advantage = Annotated[
     | Process
     | Gae
     | Distillation
+    | SelfDistillation
     | FunctionAdvantage,
     Field(discriminator="type"),
 ]

@@ -1,7 +1,7 @@
-"""Expert responses in an RL batch: the worked solutions of a step's problems, as groups of one response each.
+"""Worked solutions in an RL batch: as expert responses, groups of one response each, or in a teacher's prompt.
 
-They stand behind the sampled groups in the batch, have the policy's own log-probs as the old ones, and are in no figure
-of the rollouts.
+Experts stand behind the sampled groups in the batch, have the policy's own log-probs as the old ones, and are in no
+figure of the rollouts.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mathrl.core.errors import UserError
 from mathrl.core.types import Completion, Problem
 from mathrl.data.sft_sets import demonstration
-from mathrl.data.templates import quote_control_tokens, response_end
+from mathrl.data.templates import quote_control_tokens, render, response_end
+from mathrl.params.advantage import SelfDistillation
 from mathrl.params.imitation import Luffy, SftTerm
 from mathrl.trainers.collect import Collector
 from mathrl.trainers.rollouts import RolloutGroup
@@ -87,3 +89,36 @@ def _graded(experts: Sequence[RolloutGroup], collector: Collector) -> list[Rollo
         replace(group, rewards=(row.reward,), correct=(row.correct,))
         for group, row in zip(experts, graded, strict=True)
     ]
+
+
+def shown_groups(groups: Sequence[RolloutGroup], collector: Collector) -> list[RolloutGroup]:
+    """The groups with the prompts that show their solutions, for self-distillation; none for another advantage."""
+    advantage = collector.params.advantage
+    if not isinstance(advantage, SelfDistillation):
+        return []
+    prompts = {
+        number: shown_prompt(collector.problems[number], advantage, collector)
+        for number in {group.problem for group in groups}
+    }
+    return [replace(group, prompt=prompts[group.problem]) for group in groups]
+
+
+def shown_prompt(problem: Problem, params: SelfDistillation, collector: Collector) -> tuple[int, ...]:
+    """The problem's prompt with its solution, or its answer where it has none, as rl.advantage.hint puts it.
+
+    Raises:
+        UserError: the problem has neither, or its prompt is templated already.
+    """
+    solution = problem.solution or problem.control.response or next(iter(problem.answers), None)
+    if solution is None or problem.control.templated:
+        what = "has neither a solution nor an answer" if solution is None else "has a prompt that is templated already"
+        raise UserError(
+            f"rl.advantage self_distillation: problem {problem.id} {what}, so that nothing can be shown: leave it out, "
+            "or take another rl.advantage"
+        )
+    sampler, messages = collector.sampler, problem.control.messages
+    shown = problem.with_(question=params.shown(problem.question, solution))
+    if messages:
+        last = {**messages[-1], "content": params.shown(messages[-1]["content"], solution)}
+        shown = shown.with_(control=replace(problem.control, messages=(*messages[:-1], last)))
+    return (*render(shown, sampler.prompt, sampler.tokenizer, sampler.few_shot), *sampler.prefix)

@@ -36,7 +36,7 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.collect import StepRollouts, dev_figures
 from mathrl.trainers.critic import CriticFigures, critic_gradient
-from mathrl.trainers.experts import expert_groups
+from mathrl.trainers.experts import expert_groups, shown_groups
 from mathrl.trainers.judges import open_judge
 from mathrl.trainers.open_rl import Helpers, RlSetup, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
@@ -206,7 +206,8 @@ def batch_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> tuple[Batc
             rollouts.groups, collector, lambda groups: group_logprobs(policy, "policy", groups, params, ranks)
         )
         groups = [*rollouts.groups, *experts]
-        scores = score(groups, params, ranks, policy, setup.reference, setup.teacher, critic)
+        shown = shown_groups(groups, collector)
+        scores = score(groups, params, ranks, policy, setup.reference, setup.teacher, critic, shown)
     return make_batch(groups, params, scores, setup.state.kl_coef)
 
 

@@ -149,6 +149,7 @@ HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
 
 # Rewards and problems of rows that need others.
 ROW_DATA: dict[str, dict[str, Any]] = {
+    "OPSD": {"problems": SHOWN},
     "LUFFY": {"problems": SHOWN},
     "CHORD": {"problems": SHOWN},
     "CHORD-phi": {"problems": SHOWN},

@@ -7,15 +7,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from mathrl.core.errors import UserError
+from mathrl.core.types import Control
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.optimizer import Muon
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import advantages_with_experts
+from mathrl.trainers.collect import Collector
+from mathrl.trainers.experts import shown_groups
 from mathrl.trainers.policy_update import UpdateFigures, update_gradient
 from mathrl.trainers.rollouts import RolloutGroup, with_experts
-from tests.trainers.small import PROBLEMS, TOKENIZER, changed, policy, rollouts, run, scored_batch, short_rl
+from tests.trainers.small import PROBLEMS, TOKENIZER, CountsOnes, changed, policy, rollouts, run, scored_batch, short_rl
 
 CPU = Ranks(torch.device("cpu"))
 SOLVED = [problem.with_(solution=f"{problem.question}{problem.answers[0]}") for problem in PROBLEMS]
@@ -154,6 +158,28 @@ def test_a_policy_comes_to_imitate_solutions_that_its_reward_never_shows() -> No
     _, short, _ = run(changed(few, imitation="luffy", max_tokens=8), problems=SOLVED)
     _, same, _ = run(changed(few, max_tokens=8))
     assert short == same, "solutions that are longer than a response may be"
+
+
+def test_the_teacher_of_self_distillation_is_the_policy_that_reads_the_solution() -> None:
+    model, sampler = policy()
+    groups = rollouts(model, sampler)
+    params = Rl(advantage={"type": "self_distillation", "hint": "{question}{solution};{question}"})  # type: ignore[arg-type]
+    order: Any = None
+    collector = Collector(sampler, SOLVED, [], order, CountsOnes(), None, params, CPU)
+    shown = shown_groups(groups, collector)
+    assert TOKENIZER.decode(shown[1].prompt) == "2+2=2+2=4;2+2=" and shown[1].lengths == groups[1].lengths
+    answered = replace(collector, problems=PROBLEMS)
+    assert TOKENIZER.decode(shown_groups(groups, answered)[1].prompt) == "2+2=4;2+2=", "the answer, without a solution"
+    batch, _ = scored_batch(groups, params, CPU, model, shown=shown)
+    with torch.no_grad():
+        seen_N, own_N = (response_logprobs(model, [group.group for group in each], 1.0)[0] for each in (shown, groups))
+    assert torch.allclose(batch.advantages_N, seen_N - own_N, atol=1e-5) and batch.advantages_N.abs().max() > 1e-2
+    assert shown_groups(groups, replace(collector, params=Rl())) == []
+    for problem in (PROBLEMS[0].with_(answers=()), PROBLEMS[0].with_(control=Control(templated=True))):
+        with pytest.raises(UserError, match=r"problem p1 has .* nothing can be shown"):
+            shown_groups(groups[:1], replace(collector, problems=[problem]))
+    with pytest.raises(ValidationError, match=r"hint must have \{question\} and \{solution\}"):
+        Rl(advantage={"type": "self_distillation", "hint": "{question}"})  # type: ignore[arg-type]
 
 
 def test_what_imitation_cannot_go_with_is_refused() -> None:
