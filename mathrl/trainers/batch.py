@@ -249,7 +249,9 @@ def critic_estimates(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, par
     """
     lam = length_lambdas(lengths_S, params.lam.alpha) if isinstance(params.lam, LengthLambda) else params.lam
     advantages_N, returns_N = gae(rewards_N, values_N, lengths_S, params.gamma, lam)
-    if params.critic.lam is not None:
+    if params.critic.lam == 1.0:  # exactly: the rounding of A + V would be the variance of equal returns
+        returns_N = discounted_returns(rewards_N, lengths_S, params.gamma)
+    elif params.critic.lam is not None:
         _, returns_N = gae(rewards_N, values_N, lengths_S, params.gamma, params.critic.lam)
     return advantages_N, returns_N
 

@@ -155,6 +155,20 @@ def test_the_critic_has_a_lambda_of_its_own(lam: Any) -> None:
     assert torch.allclose(one.returns_N, batch.advantages_N + values_N), "else the policy's"
 
 
+def test_a_critic_of_lambda_1_has_targets_without_rounding() -> None:
+    """Equal rewards are equal targets, whatever the values: the variance of rounding is explained by nothing."""
+    equal = [replace(group, rewards=(0.3,) * 2) for group in GROUPS]
+    scores = Scores(torch.zeros(7), values_N=torch.linspace(0.1, 2.3, 7))
+    advantage: Any = {"type": "gae", "lam": 0.9, "critic": {"lam": 1.0}}
+    batch, _ = make_batch(equal, Rl(group_size=2, advantage=advantage), scores)
+    assert batch.returns_N is not None and len(set(batch.returns_N.tolist())) == 1
+    half: Any = {"type": "gae", "lam": 0.9, "gamma": 0.5, "critic": {"lam": 0.999999}}
+    near, _ = make_batch(equal, Rl(group_size=2, advantage=half), scores)
+    exact, _ = make_batch(equal, Rl(group_size=2, advantage=half | {"critic": {"lam": 1.0}}), scores)
+    assert near.returns_N is not None and exact.returns_N is not None
+    assert torch.allclose(near.returns_N, exact.returns_N, atol=1e-5)
+
+
 def test_distillation_is_teacher_minus_policy(small: Any) -> None:
     teacher = small.policy(seed=8)[0]
     with torch.no_grad():
