@@ -47,12 +47,14 @@ def discounted_returns(rewards_N: Tensor, lengths_S: Tensor, gamma: float) -> Te
     return returns_SL[real_SL]
 
 
-def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(
+    rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, lam: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimates (arXiv:1506.02438, equation 16) and the critic's targets.
 
     Backwards over each response: delta_t = r_t + gamma V_(t+1) - V_t and A_t = delta_t + gamma lam A_(t+1),
     with V = A = 0 after the last token, also of a truncated response. The targets are A + V, from
-    these advantages before any whitening.
+    these advantages before any whitening. `lam` is one number, or one per response, [S].
 
     One response of two tokens, gamma 0.5 and lam 0.5: delta = 0 + 0.5 * 2 - 1 = 0 and 3 - 2 = 1, so
     A = 0 + 0.25 * 1 and 1, and the targets are 1.25 and 3.
@@ -75,6 +77,19 @@ def gae(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, gamma: float, la
         advantages_SL[:, column] = later_S
     advantages_N = advantages_SL[real_SL]
     return advantages_N, advantages_N + values_N
+
+
+def length_lambdas(lengths_S: Tensor, alpha: float) -> Tensor:
+    """The lambda of each response by its number of tokens l: 1 - 1 / (alpha l), at least 0, [S].
+
+    VAPO's length-adaptive GAE (arXiv:2504.05118, section 4.2): the weights of the errors to come, 1 + lam + lam^2 + …,
+    sum to alpha l, so that the end of a long response reaches its beginning. The paper takes alpha 0.05 for thousands
+    of tokens, and does not say what a response of less than 1 / alpha has; here it is 0.
+
+    >>> length_lambdas(torch.tensor([10, 40, 2000]), 0.05)
+    tensor([0.0000, 0.5000, 0.9900])
+    """
+    return (1 - 1 / (alpha * lengths_S)).clamp(min=0)
 
 
 def pad(values_N: Tensor, lengths_S: Tensor) -> tuple[Tensor, Tensor]:

@@ -272,7 +272,7 @@ def _duplicates(problems: Sequence[Problem]) -> tuple[int, list[tuple[str, str, 
 def _readings(problems: Sequence[Problem]) -> tuple[Counter[str], list[tuple[str, str]]]:
     counts: Counter[str] = Counter()
     unread = []
-    for problem in problems:
+    for problem in (problem for problem in problems if problem.answers):
         kinds = [reading(answer) for answer in problem.answers]
         best = next((kind for kind in kinds if kind != "not parsed"), "not parsed")
         counts[best] += 1

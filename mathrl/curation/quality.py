@@ -196,12 +196,13 @@ class Broken:
 
 def broken_rules(problem: Problem, votes: Mapping[str, Sequence[str]], quality: Quality) -> list[Rule]:
     """The rules that a problem breaks, in the order of DESCRIPTIONS; `votes` are a policy's answers by problem id."""
-    figure = missing_figure(problem.question)
+    figure, answers = missing_figure(problem.question), problem.answers  # without an answer no rule on answers counts
     in_words = figure and describes_its_figure(problem.question)
     broken: dict[Rule, bool] = {
-        "proof": asks_for_a_proof(problem.question) or all(_plain(answer) in _NO_VALUE for answer in problem.answers),
+        "proof": asks_for_a_proof(problem.question)
+        or bool(answers and all(_plain(answer) in _NO_VALUE for answer in answers)),
         "parts": has_parts(problem.question),
-        "yes_no": all(_plain(answer) in _YES_NO for answer in problem.answers),
+        "yes_no": bool(answers) and all(_plain(answer) in _YES_NO for answer in answers),
         "choice": is_choice(problem),
         "link": _LINK.search(problem.question) is not None,
         "html": _HTML.search(problem.question) is not None,
@@ -210,7 +211,7 @@ def broken_rules(problem: Problem, votes: Mapping[str, Sequence[str]], quality: 
         "context": lacks_its_context(problem.question),
         "leak": leak(_text_of(problem), problem) is not None,
         "solution_disagrees": solution_disagrees(problem),
-        "unparseable": problem.control.task is None and not any(map(_is_readable, problem.answers)),
+        "unparseable": bool(answers) and problem.control.task is None and not any(map(_is_readable, answers)),
         "majority": majority_disagrees(problem, votes.get(problem.id, ()), quality),
     }
     return [rule for rule in DESCRIPTIONS if broken[rule]]
@@ -254,6 +255,8 @@ def has_parts(question: str) -> bool:
 def is_choice(problem: Problem) -> bool:
     """Whether the question lists options, and the answer is the letter or number of one."""
     question, answers = problem.question, problem.answers
+    if not answers:
+        return False
     if all(map(option, answers)):
         return _OPTIONS.search(question) is not None or _SMALL_OPTIONS.search(question) is not None
     numbered = all(_NUMBER_OF_OPTION.fullmatch(answer.strip(" $.")) for answer in answers)
@@ -283,14 +286,14 @@ def solution_disagrees(problem: Problem) -> bool:
     r"""Whether the solution marks a final answer (\boxed{}, ####, <answer>) that is surely none of the accepted."""
     solution = problem.solution or ""
     marked = [answer for rule in (last_boxed, after_hashes, answer_tag) if (answer := rule(solution)) is not None]
-    return bool(marked) and not any(
+    return bool(marked and problem.answers) and not any(
         _may_be_equal(accepted, answer) for accepted in problem.answers for answer in marked
     )
 
 
 def majority_disagrees(problem: Problem, votes: Sequence[str], quality: Quality) -> bool:
     """Whether enough of a policy's answers agree with each other and not with an accepted answer."""
-    if len(votes) < quality.min_votes:
+    if not problem.answers or len(votes) < quality.min_votes:
         return False
     classes: Counter[str] = Counter()
     for vote in votes:

@@ -26,7 +26,7 @@ def to_verl(problem: Problem, index: int) -> dict[str, Any]:
         "data_source": problem.control.data_source or problem.source,
         "prompt": messages,
         "ability": problem.subject or "math",
-        "reward_model": {"style": "rule", "ground_truth": problem.answers[0]},
+        "reward_model": {"style": "rule", "ground_truth": next(iter(problem.answers), "")},
         "extra_info": {"split": problem.split, "index": index, "id": problem.id, "answers": list(problem.answers)},
     }
 

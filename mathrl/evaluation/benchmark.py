@@ -140,6 +140,11 @@ def read_benchmark(name: str, params: Params, test: Path = CURATED_TEST) -> Benc
             resolved = replace(resolved, shapes=(sniffed.shape,))
         rows = read_source(resolved, params.run.seed)
         problems, _ = split_rejected(rows, "a benchmark with a bad row is not used")
+    if unlabelled := [problem.id for problem in problems if not problem.answers]:
+        raise UserError(
+            f"{name}: problem {unlabelled[0]} has no answer to grade against; rows without an answer "
+            "(answer_rule none) are for RL alone: name a benchmark whose rows have one"
+        )
     unread = {
         problem.id: problem.answers[0]
         for problem in (problems if sniffed else ())

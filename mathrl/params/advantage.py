@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mathrl.params.optimizer import AdamW, Adapters, Optimizer
 from mathrl.params.section import FreeOptions, OwnPath, Section, types_help
@@ -40,7 +40,19 @@ class Critic(Section):
     clip: float | None = Field(
         0.5, gt=0, description="Value clipping: maximum distance of a value from the old value; null: no clipping."
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps at the start in which only the critic is trained.")
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps at the start in which only the critic is trained, on the responses of the unchanged policy "
+        "(VC-PPO's value pre-training).",
+    )
+    lam: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Lambda of the critic's targets (VC-PPO, VAPO: 1, the sum of the rewards to come); null: that of "
+        "the policy's advantages.",
+    )
 
 
 Ddof = Annotated[
@@ -180,13 +192,26 @@ class Process(_Advantage):
     )
 
 
+class LengthLambda(Section):
+    """A lambda that grows with the response, 1 - 1 / (alpha x tokens) and at least 0 (VAPO, arXiv:2504.05118)."""
+
+    alpha: float = Field(0.05, gt=0, description="Share of a response's tokens over which an error is spread.")
+
+
+Lambda = Annotated[float, Field(ge=0, le=1)]
+
+
 class Gae(_Advantage):
     """PPO (arXiv:1707.06347): generalised advantage estimation from a critic's values."""
 
     returns: ClassVar[bool] = True
     type: Literal["gae"] = "gae"
     gamma: Gamma = 1.0
-    lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalised advantage estimation.")
+    lam: Lambda | LengthLambda = Field(
+        1.0,
+        description="Lambda of generalised advantage estimation: a number, or {alpha: 0.05} for one that grows with "
+        "the length of the response (VAPO).",
+    )
     critic: Critic = Critic()
 
 
@@ -195,6 +220,32 @@ class Distillation(_Advantage):
 
     from_rewards: ClassVar[bool] = False
     type: Literal["distillation"] = "distillation"
+
+
+class SelfDistillation(_Advantage):
+    """Self-distillation (OPSD): the policy's log-prob with the solution in its prompt minus that without it."""
+
+    from_rewards: ClassVar[bool] = False
+    type: Literal["self_distillation"] = "self_distillation"
+    hint: str = Field(
+        "{question}\n\nHere is a solution for reference:\n{solution}\n\nNow write the solution yourself.",
+        description="The question as the teacher reads it, with {question} and {solution} (without one, the answer).",
+    )
+
+    @model_validator(mode="after")
+    def _shows(self) -> "SelfDistillation":
+        if "{question}" not in self.hint or "{solution}" not in self.hint:
+            raise ValueError("hint must have {question} and {solution}")
+        return self
+
+    def shown(self, question: str, solution: str) -> str:
+        """The hint of a problem; other braces in it, such as LaTeX's, stay.
+
+        >>> SelfDistillation(hint="{question} = {solution}?").shown("1+1", "2")
+        '1+1 = 2?'
+        """
+        before, after = self.hint.split("{solution}", 1)
+        return f"{before.replace('{question}', question)}{solution}{after.replace('{question}', question)}"
 
 
 class FunctionAdvantage(_Advantage):
@@ -220,6 +271,7 @@ Advantage = Annotated[
     | Process
     | Gae
     | Distillation
+    | SelfDistillation
     | FunctionAdvantage,
     Field(discriminator="type"),
 ]

@@ -75,9 +75,10 @@ class RowSource(Section):
         description="Field with the options of a multiple-choice question; the answer is then a letter, a number from "
         "0 or the text of one.",
     )
-    answer_rule: Literal["field", "hash", "boxed", "answer_tag", "sentence"] = Field(
+    answer_rule: Literal["field", "hash", "boxed", "answer_tag", "sentence", "none"] = Field(
         "field",
-        description="field: the answer as it is; hash, boxed, answer_tag, sentence (The answer is 5): from a text.",
+        description="field: the answer as it is; hash, boxed, answer_tag, sentence (The answer is 5): from a text; "
+        "none: the rows have no answer, for the reward part majority (TTRL).",
     )
     keep: dict[str, Any] = Field(
         default_factory=dict,

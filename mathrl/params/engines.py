@@ -59,6 +59,8 @@ NEITHER = (
     Meaning("rl.loss.skip_zero_variance", f"{UNUSED}: every group goes through the model, with the same gradient"),
     Meaning("rl.kl.controller", "refused", (None,), "its coefficient of the KL is fixed"),
     Meaning("rl.kl.reset_every", "refused", (None,), "its reference stays"),
+    Meaning("rl.imitation", "refused", (None,), "it learns from its samples alone"),
+    Meaning("rl.filters", "refused", ((),), "it trains on every response"),
     Meaning("rl.keep_rollouts.which", "refused", ("none",), "its rollouts are not kept"),
     Meaning("rl.keep_rollouts.share", f"{UNUSED}: no rollouts are kept"),
     Meaning("rl.schedules", "refused", (None,), "its settings stay as they are"),

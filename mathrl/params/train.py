@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mathrl.params.advantage import Advantage, Critic, Gae, Gdpo, Grpo, MaxRl
+from mathrl.params.advantage import Advantage, Critic, DrGrpo, Gae, Gdpo, Grpo, MaxRl, Rloo
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum, PoolCurriculum, Shuffled
-from mathrl.params.loss import Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
+from mathrl.params.imitation import Imitation, Luffy, OwnRight, SftTerm
+from mathrl.params.loss import Gmpo, Gspo, Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
 from mathrl.params.optimizer import AdamW, Adapters, Lora, Optimizer
+from mathrl.params.responses import KeepRollouts, ResponseFilter
 from mathrl.params.run import RemoteModel
 from mathrl.params.schedules import Schedules
 from mathrl.params.section import Section, types_help
@@ -64,35 +66,6 @@ class Asynchronous(Section):
         if self.pace == "fixed" or not self.staleness:
             return max_tokens
         return min(max_tokens, self.segment_tokens or max(SHORTEST_SEGMENT, -(-max_tokens // SEGMENTS)))
-
-
-# What a response and a token of it take, compressed: log-prob and ratio are four bytes each.
-BYTES_PER_RESPONSE, BYTES_PER_TOKEN = 60, 14
-
-
-class KeepRollouts(Section):
-    """Rollouts kept as reports/rl/rollouts.parquet: text, verdict, reward, and per token log-prob, advantage, ratio."""
-
-    which: Literal["none", "all", "share", "odd"] = Field(
-        "none",
-        description="none: no rollouts; all: every response; share: the responses to a share of the problems; odd: "
-        "responses that were truncated, repeat themselves, have no answer, are alone right or wrong in their group, "
-        "whose reward contradicts the verdict, or on which the second grader disagrees.",
-    )
-    share: float = Field(
-        0.1, gt=0, le=1, description="With which: share: share of the problems; the same problems at every step."
-    )
-
-    def size(self, responses: int, tokens: int) -> str:
-        """How much the kept file takes at most, of so many responses of up to `tokens` tokens each.
-
-        >>> KeepRollouts(which="share", share=0.5).size(100_000, 64)
-        'keeps 50,000 of 100,000 rollouts: at most about 48 MB'
-        """
-        kept = round(responses * self.share) if self.which == "share" else responses
-        megabytes = max(1, round(kept * (BYTES_PER_RESPONSE + BYTES_PER_TOKEN * tokens) / 1e6))
-        number = f"the odd ones of {responses:,}" if self.which == "odd" else f"{kept:,} of {responses:,}"
-        return f"keeps {number} rollouts: at most about {megabytes:,} MB"
 
 
 ENGINE = "Engine that trains: mathrl's own loop, or {} (docs/reference/engines.md has what each can do)."
@@ -184,6 +157,9 @@ class Rl(Section):
     advantage: Advantage = Field(Grpo(), description=types_help(Advantage))
     loss: Loss = Field(PpoClip(), description=types_help(Loss))
     kl: Kl | None = Field(None, description=types_help(Kl, "KL to the reference; null: none, no reference. "))
+    imitation: Imitation | None = Field(
+        None, description=types_help(Imitation, "What is imitated beside the advantages; null: nothing. ")
+    )
     # A factory: a section given in part is {when: always}, whatever the default has.
     importance: Importance | None = Field(
         default_factory=lambda: Truncated(when="other_engine"),
@@ -192,6 +168,9 @@ class Rl(Section):
     )
     truncated: Literal["keep", "mask"] = Field(
         "keep", description="Truncated responses: keep: trained on; mask: excluded from the loss."
+    )
+    filters: tuple[ResponseFilter, ...] = Field(
+        (), description="Responses that are graded and not trained on, such as [{type: gibberish}]; first match counts."
     )
     dynamic_sampling: DynamicSampling | None = Field(
         None, description="Sample until every group has correct and incorrect responses (DAPO); null: one round."
@@ -254,6 +233,8 @@ class Rl(Section):
         changes = self.schedules.changes(self, step) if self.schedules is not None else {}
         if isinstance(self.advantage, Gdpo):
             changes["advantage"] = self.advantage.at_step(step)
+        if isinstance(self.imitation, SftTerm):
+            changes["imitation"] = self.imitation.at_step(step)
         return self.model_copy(update=changes) if changes else self
 
     @model_validator(mode="after")
@@ -291,6 +272,20 @@ class Rl(Section):
                 raise ValueError(f"kl.type reward has no effect on advantage {self.advantage.type}: set kl.type loss")
             if isinstance(self.advantage, MaxRl):
                 raise ValueError("advantage max_rl needs rewards of at least 0, which a KL lowers: set kl.type loss")
+        return self
+
+    @model_validator(mode="after")
+    def _experts(self) -> "Rl":
+        if self.imitation is None or isinstance(self.imitation, OwnRight):
+            return self
+        if not isinstance(self.advantage, Grpo | DrGrpo | Rloo):
+            raise ValueError(
+                f"imitation {self.imitation.type} needs advantage grpo, dr_grpo or rloo, not {self.advantage.type}"
+            )
+        if isinstance(self.imitation, Luffy) and isinstance(self.kl, RewardKl):
+            raise ValueError("imitation luffy compares rewards without a KL: set kl.type loss, or kl null")
+        if isinstance(self.imitation, Luffy) and isinstance(self.loss, Gspo | Gmpo):
+            raise ValueError(f"imitation luffy needs a loss per token, not {self.loss.type}, such as clip")
         return self
 
     @model_validator(mode="after")

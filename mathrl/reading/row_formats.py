@@ -157,6 +157,8 @@ def _prompt_fields(row: Mapping[str, Any], shape: RowShape) -> set[str]:
 
 
 def _answers(row: Mapping[str, Any], shape: RowShape, reply: str | None = None) -> list[str]:
+    if shape.answer_rule == "none":
+        return []
     key = shape.answer_key or shape.solution_key
     if key is None and reply is None:
         raise BadRow("neither answer_key nor solution_key is given")

@@ -19,13 +19,16 @@ from pydantic import ValidationError
 
 from mathrl.core.errors import UserError
 from mathrl.core.paths import import_own
+from mathrl.core.types import Problem
 from mathrl.grading import Verdict, countdown_correct, extract, grade_batch, read_truth
 from mathrl.params.messages import messages
 from mathrl.params.reward_parts import (
     AccuracyOptions,
+    AccuracyPart,
     CountdownOptions,
     MajorityPart,
     NoisyAccuracyOptions,
+    NoisyAccuracyPart,
     OverlongOptions,
     RewardPart,
 )
@@ -52,7 +55,8 @@ class RewardInput:
 
     `length` and `max_length` are in tokens; `row` has the source and the user's columns, for user functions. The
     first of `routes` (the problem's task, data source and source) that has a route chooses the parts. `agrees`, where
-    a part needs it, is whether the answer is the most common one of the batch's responses to the same prompt.
+    a part needs it, is whether the answer is the most common one of the batch's responses to the same prompt. Without a
+    truth it is the verdict too: what is right is then what the majority says.
     """
 
     response: str
@@ -92,6 +96,7 @@ class Part:
     name: str
     weight: float
     value: PartFunction
+    needs_truth: bool = False
 
 
 def _accuracy(options: AccuracyOptions, params: Reward) -> PartFunction:
@@ -117,7 +122,7 @@ def _majority(options: AccuracyOptions, params: Reward) -> PartFunction:
 
     def value(item: RewardInput, verdict: Verdict) -> PartValue:
         reward, _ = exact(item, replace(verdict, correct=item.agrees))
-        return reward, {"wrong": float(item.agrees != verdict.correct)}
+        return reward, {"wrong": float(item.agrees != verdict.correct)} if _truths(item) else {}
 
     return value
 
@@ -239,6 +244,16 @@ class RewardFunction:
             items = [replace(item, agrees=agree) for item, agree in zip(items, agrees, strict=True)]
         return [self._reward(item, verdict) for item, verdict in zip(items, verdicts, strict=True)]
 
+    def check_truth(self, problem: Problem) -> None:
+        """Raises UserError: the problem has no answer, and its parts grade against one."""
+        item = RewardInput("", problem.answers, row=problem.extra, routes=(*problem.control.routes, problem.source))
+        graded = [part.name for part in self.parts_for(item.routes) if part.needs_truth]
+        if graded and not _truths(item):
+            raise UserError(
+                f"problem {problem.id} has no answer, which part {graded[0]} of the reward grades against: write "
+                "reward.parts=[{type: majority}] for rows without an answer, or a route of their own (reward.routes)"
+            )
+
     def audit(self, items: Sequence[RewardInput], results: Sequence[RewardResult]) -> None:
         """Grade a share of the responses exactly too, beside the results as they reach whoever trains on them."""
         for item, result in zip(items, results, strict=True):
@@ -301,11 +316,13 @@ class RewardFunction:
             values[part.name] = value
             values |= {f"{part.name}/{name}": number for name, number in extra.items()}
             overall += part.weight * value
-        return RewardResult(overall, verdict.correct, values, verdict, disagrees)
+        correct = item.agrees if self.votes and not _truths(item) else verdict.correct
+        return RewardResult(overall, correct, values, verdict, disagrees)
 
 
 def _part(params: RewardPart, reward: Reward) -> Part:
-    return Part(params.label, params.weight, PARTS[params.type](params.options, reward))
+    needs_truth = isinstance(params, AccuracyPart | NoisyAccuracyPart)
+    return Part(params.label, params.weight, PARTS[params.type](params.options, reward), needs_truth)
 
 
 def _truths(item: RewardInput) -> str | tuple[str, ...]:

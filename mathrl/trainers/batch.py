@@ -26,7 +26,7 @@ from mathrl.algorithms.alignment import (
     without_veto,
 )
 from mathrl.algorithms.own_functions import AdvantageInput, OwnFunction
-from mathrl.algorithms.returns import discounted_returns, gae, response_sums, token_rewards
+from mathrl.algorithms.returns import discounted_returns, gae, length_lambdas, response_sums, token_rewards
 from mathrl.algorithms.set_objectives import part_advantages, set_advantages
 from mathrl.core.errors import UserError
 from mathrl.models.prepared import Kernel
@@ -37,6 +37,7 @@ from mathrl.params.advantage import (
     Gae,
     Gdpo,
     Grpo,
+    LengthLambda,
     MaxRl,
     PassAtK,
     Pkpo,
@@ -47,9 +48,10 @@ from mathrl.params.advantage import (
     Rft,
     Rloo,
 )
+from mathrl.params.imitation import Luffy, OwnRight, SftTerm, coef_of
 from mathrl.params.loss import Importance, LossKl, Masked, RewardKl
 from mathrl.params.train import Rl
-from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.rollouts import RolloutGroup, with_experts
 from mathrl.trainers.scores import Scores
 
 
@@ -62,7 +64,8 @@ class Batch:
     `entropies_N` the old policy's entropies, with rl.loss.top_entropy; `reference_N` is there with a KL in the loss,
     `values_N` and `returns_N` with a critic. Of a mini-batch `left_out_N` marks tokens without a surrogate, which the
     denominators count, `held_N` those that KL-Cov holds back, and `weights_S` are the weights of each response's tokens
-    in the loss of the global batch, once an update has set them.
+    in the loss of the global batch, once an update has set them. With rl.imitation `expert_S` are experts' responses,
+    and `imitated_S` those whose likelihood is a term of the loss, with the weights `imitation_S`.
     """
 
     groups: Sequence[RolloutGroup]
@@ -79,6 +82,9 @@ class Batch:
     values_N: Tensor | None = None
     returns_N: Tensor | None = None
     weights_S: Tensor | None = None
+    expert_S: Tensor | None = None
+    imitated_S: Tensor | None = None
+    imitation_S: Tensor | None = None
 
     def part(self, numbers: Sequence[int]) -> "Batch":
         """The batch of the groups with these numbers."""
@@ -139,6 +145,11 @@ def make_batch(
     kept_S = torch.ones_like(lengths_S, dtype=torch.bool)
     if params.truncated == "mask":
         kept_S = ~torch.tensor([truncated for group in groups for truncated in group.truncated])
+    expert_S, imitated_S = imitated(groups, params)
+    if isinstance(params.imitation, SftTerm):
+        kept_S = kept_S & ~expert_S
+    if params.filters:
+        kept_S = kept_S & ~torch.tensor([out for group in groups for out in group.left_out])
     kept_N, old_N, importance_N, returns_N = spread(kept_S, lengths_S), scores.old_N, None, None
     figures: dict[str, float] = {}
     importance = params.importance
@@ -167,14 +178,17 @@ def make_batch(
     elif isinstance(advantage, Gae):
         assert scores.values_N is not None
         rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
-        advantages_N, returns_N = gae(rewards_N, scores.values_N, lengths_S, advantage.gamma, advantage.lam)
+        advantages_N, returns_N = critic_estimates(rewards_N, scores.values_N, lengths_S, advantage)
     elif isinstance(advantage, FunctionAdvantage):
         advantages_N = own_advantage(advantage).advantage(_responses(groups, lengths_S)).float()
         advantages_N = spread(advantages_N, lengths_S) if len(advantages_N) == len(lengths_S) else advantages_N
     elif isinstance(advantage, Process | Reinforce | Remax):
         advantages_N = token_advantages(groups, lengths_S, penalty_N, advantage)
     else:
-        advantages_S = response_advantages(groups, lengths_S, penalty_N, advantage)
+        if isinstance(params.imitation, Luffy):
+            advantages_S = advantages_with_experts(groups, advantage)
+        else:
+            advantages_S = response_advantages(groups, lengths_S, penalty_N, advantage)
         advantages_N = spread(advantages_S, lengths_S)
         figures["advantage/mean"] = float(advantages_S.mean())
     if advantage.whiten:
@@ -192,10 +206,28 @@ def make_batch(
         sampler_N=scores.sampler_N if params.loss.off_policy_limit is not None else None,
         entropies_N=scores.entropies_N,
         reference_N=reference_N,
+        expert_S=expert_S if isinstance(params.imitation, Luffy) else None,
+        imitated_S=imitated_S if coef_of(params.imitation) else None,
         values_N=scores.values_N,
         returns_N=returns_N,
     )
     return batch, figures
+
+
+def imitated(groups: Sequence[RolloutGroup], params: Rl) -> tuple[Tensor, Tensor]:
+    """Experts' responses, and those whose likelihood is a term of the loss: experts', or own ones that are right."""
+    expert_S = torch.tensor([group.expert for group in groups for _ in group.responses])
+    right_S = torch.tensor([correct for group in groups for correct in group.correct])
+    return expert_S, right_S if isinstance(params.imitation, OwnRight) else expert_S
+
+
+def advantages_with_experts(groups: Sequence[RolloutGroup], params: Advantage) -> Tensor:
+    """Advantages where a problem's expert response is one of its group, [S], in the order of the batch (LUFFY)."""
+    merged, places = with_experts(groups)
+    lengths_S = torch.ones(len(places), dtype=torch.long)
+    advantages_S = torch.zeros(len(places))
+    advantages_S[torch.tensor(places)] = response_advantages(merged, lengths_S, None, params)
+    return advantages_S
 
 
 def trusted_tokens(old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, params: Importance) -> Tensor:
@@ -207,6 +239,21 @@ def trusted_tokens(old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, params: 
     if params.veto is not None:
         trusted_N &= without_veto(old_N, sampler_N, lengths_S, params.veto)
     return trusted_N
+
+
+def critic_estimates(rewards_N: Tensor, values_N: Tensor, lengths_S: Tensor, params: Gae) -> tuple[Tensor, Tensor]:
+    """The policy's advantages and the critic's targets, [N] each, by a lambda of their own where there is one.
+
+    VC-PPO's decoupled GAE (arXiv:2503.01491, section 4.2): a critic whose lambda is 1 learns the sum of the rewards to
+    come, without a bias by its own values, whatever lambda keeps the variance of the policy's advantages low.
+    """
+    lam = length_lambdas(lengths_S, params.lam.alpha) if isinstance(params.lam, LengthLambda) else params.lam
+    advantages_N, returns_N = gae(rewards_N, values_N, lengths_S, params.gamma, lam)
+    if params.critic.lam == 1.0:  # exactly: the rounding of A + V would be the variance of equal returns
+        returns_N = discounted_returns(rewards_N, lengths_S, params.gamma)
+    elif params.critic.lam is not None:
+        _, returns_N = gae(rewards_N, values_N, lengths_S, params.gamma, params.critic.lam)
+    return advantages_N, returns_N
 
 
 def own_advantage(params: FunctionAdvantage) -> OwnFunction:

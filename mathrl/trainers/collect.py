@@ -20,6 +20,7 @@ from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.curriculum import Order
+from mathrl.trainers.response_filters import filter_groups
 from mathrl.trainers.rollouts import GroupJudge, RolloutGroup, rollout_groups
 
 SamplerIdle = Callable[[], AbstractContextManager[None]]
@@ -128,6 +129,7 @@ class Collector:
             prompts = [self.prompts[n] for n in sampled.problems]
             judged = rollout_groups(sampled.problems, prompts, sampled.graded, params.keep_rollouts.which != "none")
             judged = self._judge(judged, seconds, sampler_idle)
+            judged = filter_groups(judged, params.filters, self.sampler.tokenizer)
             read = [self.reward.counters()] if share is None else []
             gathered = self.ranks.gather((judged, read, seconds["generation"]))
             for rank_groups, rank_counters, _ in gathered:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mathrl.core.files import encodable
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.params.train import KeepRollouts
+from mathrl.params.responses import KeepRollouts
 from mathrl.trainers.batch import Batch
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.training_run import TrainingRun

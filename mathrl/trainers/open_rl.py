@@ -229,8 +229,8 @@ def open_rl(
     """Make the learners and restore the last checkpoint of `run.state`, if there is one.
 
     Raises:
-        UserError: no problem whose prompt fits, a missing teacher or judge, or a loss or advantage of the user that is
-            none.
+        UserError: no problem whose prompt fits, one without the answer that the reward needs, a missing teacher or
+            judge, or a loss or advantage of the user that is none.
     """
     check_helpers(params, helpers)
     if isinstance(params.loss, FunctionLoss):
@@ -259,6 +259,8 @@ def open_rl(
     usable = [index for index, prompt in enumerate(prompts) if prompt is not None]
     if not usable:
         raise UserError("rl: every prompt is longer than prompt.max_tokens; raise it in params/prompt.yaml")
+    if unlabelled := next((problem for problem in problems if not problem.answers), None):
+        reward.check_truth(unlabelled)
     order = make_order(params.curriculum, problems, usable, params.steps * params.prompts_per_step, run.seed)
     moving_reference = None
     if resets:

@@ -14,6 +14,7 @@ from torch import Tensor
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
 from mathrl.algorithms.exploration import covariances, covariances_within, highest_covariances, highest_entropies
+from mathrl.algorithms.imitation import imitation_weights, phi_weights, shaped_loss
 from mathrl.algorithms.kl import kl_estimate, unbiased_kl
 from mathrl.algorithms.own_functions import LossInput, OwnFunction
 from mathrl.algorithms.policy_loss import Clip, policy_loss
@@ -25,6 +26,7 @@ from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, at
 from mathrl.models.device import to_device
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import response_logprobs
+from mathrl.params.imitation import Luffy, SftTerm, coef_of
 from mathrl.params.loss import (
     Cispo,
     ClipCov,
@@ -57,6 +59,8 @@ class UpdateFigures:
     responses: float = 0.0
     tokens: float = 0.0
     trained: float = 0.0
+    likelihood: float = 0.0
+    imitated: float = 0.0
     ratio_max: float = 0.0
     gaps: list[float] = field(default_factory=lambda: [0.0] * len(GAPS))
 
@@ -105,6 +109,8 @@ class StepFigures:
                 metrics["kl"] = sum_in_order(update.kl for update in self.updates) / tokens
             if params.loss.leaves_out:
                 metrics["left_out_share"] = sum_in_order(update.left_out for update in self.updates) / tokens
+        if imitated := sum_in_order(update.imitated for update in self.updates):
+            metrics["imitation/nll"] = -sum_in_order(update.likelihood for update in self.updates) / imitated
         if params.loss.drop_ratio is not None:
             metrics["dropped_minibatches"] = float(self.dropped)
         if count > 1:
@@ -163,10 +169,17 @@ def update_gradient(policy: Learner, params: Rl, batch: Batch, kl_coef: float) -
     them all the same.
     """
     weights_S = token_weights(batch.counted_S, params.loss.aggregation, params.max_tokens)
+    imitation_S = None
+    if batch.imitated_S is not None:
+        imitation_S = imitation_weights(batch.imitated_S, batch.lengths_S, coef_of(params.imitation))
+        weights_S = weights_S * (1 - coef_of(params.imitation)) if isinstance(params.imitation, SftTerm) else weights_S
     kernel, loss_of = attention_kernel(policy.model), policy.through_root(micro_batch_loss)
     for attempt in attempts(TokenBudget(policy.ranks, params.tokens_per_microbatch, "rl")):
         with attempt as budget:
-            cut, figures = replace(batch, weights_S=weights_S).cut(budget.tokens, kernel), list[Figures]()
+            cut, figures = (
+                replace(batch, weights_S=weights_S, imitation_S=imitation_S).cut(budget.tokens, kernel),
+                list[Figures](),
+            )
             for micro, counts in policy.micro_batches(cut.sizes(kernel), budget.tokens, trained_groups(cut, params)):
                 figures += add_gradient(
                     policy.backward, loss_of(policy.model, cut.part(micro), params, kl_coef), counts
@@ -185,6 +198,8 @@ def trained_groups(batch: Batch, params: Rl) -> list[int]:
     moving_N = (batch.advantages_N != 0) & batch.kept_N
     moving_N = moving_N if batch.left_out_N is None else moving_N & ~batch.left_out_N
     moving_N = moving_N if batch.held_N is None else moving_N | batch.held_N
+    if batch.imitated_S is not None:
+        moving_N = moving_N | spread(batch.imitated_S, batch.lengths_S)
     return [number for number, (start, end) in enumerate(pairwise(batch.token_ends)) if moving_N[start:end].any()]
 
 
@@ -234,6 +249,10 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
     if part.held_N is not None and isinstance(terms, KlCov):
         gap_N = (logprobs_N - old_N).abs()
         loss_N = loss_N + terms.coef * gap_N * to_device(part.held_N, loss_N.device)
+    if part.expert_S is not None and isinstance(params.imitation, Luffy):
+        expert_N = spread(to_device(part.expert_S, loss_N.device), lengths_S, len(loss_N))
+        loss_N = torch.where(expert_N, shaped_loss(logprobs_N, advantages_N, params.imitation.shaping), loss_N)
+        clipped_N = clipped_N & ~expert_N
     left_out_N = torch.zeros_like(clipped_N)
     if part.left_out_N is not None:
         left_out_N = to_device(part.left_out_N, loss_N.device)
@@ -255,6 +274,11 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         loss_N = loss_N - terms.entropy_coef * entropies_N
     loss = (weights_N * loss_N)[kept].sum()
     now_N = logprobs_N.detach()
+    imitation_N = torch.zeros_like(now_N)
+    if part.imitation_S is not None:
+        imitation_N = spread(to_device(part.imitation_S, loss_N.device), lengths_S, len(loss_N))
+        phi = isinstance(params.imitation, SftTerm) and params.imitation.weigh == "phi"
+        loss = loss - (imitation_N * (phi_weights(logprobs_N) if phi else 1.0) * logprobs_N).sum()
     ratio_N = log_ratio(now_N, old_N).exp()[kept]
     return loss, {
         "loss": loss.detach(),
@@ -267,6 +291,8 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         "responses": torch.tensor(float(len(lengths_S))),
         "tokens": torch.tensor(float(len(ratio_N))),
         "trained": torch.tensor(float(sum(part.sizes(attention_kernel(model))))),
+        "likelihood": now_N[imitation_N > 0].sum(),
+        "imitated": (imitation_N > 0).sum().float(),
         "ratio_max": ratio_N.max() if len(ratio_N) else ratio_N.new_zeros(()),
         "gaps": gap_counts(now_N[kept], old_N[kept]),
     }

@@ -36,12 +36,14 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.collect import StepRollouts, dev_figures
 from mathrl.trainers.critic import CriticFigures, critic_gradient
+from mathrl.trainers.experts import expert_groups, shown_groups
 from mathrl.trainers.judges import open_judge
 from mathrl.trainers.open_rl import Helpers, RlSetup, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
+from mathrl.trainers.response_filters import filter_metrics
 from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
-from mathrl.trainers.scores import Scores, score
+from mathrl.trainers.scores import group_logprobs, score
 from mathrl.trainers.training_run import RlInputs, RlResult, TrainedModel, TrainingRun
 
 
@@ -116,7 +118,7 @@ def train_rl(
                 rollouts = replace(setup.collector, params=step.params).collect(step.seed)
             sync.sleep()
             step.lap()
-            batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
+            batch, figures = batch_step(setup, step, rollouts)
             step.lap()
             stop.release()
             updates = update(setup, step, batch)
@@ -143,7 +145,7 @@ def train_rl_asynchronously(setup: RlSetup, dev: Sequence[Problem], asynchronous
             step = begin_step(setup)
             rollouts = setup.collector.collect(step.seed, stream.take(), stream.pause)
             step.lap()
-            batch, figures = make_batch(rollouts.groups, step.params, score_step(setup, step, rollouts), state.kl_coef)
+            batch, figures = batch_step(setup, step, rollouts)
             step.lap()
             updates = update(setup, step, batch)
             row = end_step(setup, step, rollouts, batch, figures, updates)
@@ -194,13 +196,19 @@ def begin_step(setup: RlSetup) -> Step:
     return Step(seed, setup.step_params(), values, [start])
 
 
-def score_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> Scores:
-    """The scores of the groups that are trained on: of the global batch, at every rank."""
+def batch_step(setup: RlSetup, step: Step, rollouts: StepRollouts) -> tuple[Batch, dict[str, float]]:
+    """The global batch at every rank: the groups that are trained on, and experts', with their scores; its figures."""
+    params, ranks, policy = step.params, setup.run.ranks, setup.policy.model
     critic = setup.critic.model if setup.critic is not None else None
     with setup.while_scoring():
-        return score(
-            rollouts.groups, step.params, setup.run.ranks, setup.policy.model, setup.reference, setup.teacher, critic
+        collector = replace(setup.collector, params=params)
+        experts = expert_groups(
+            rollouts.groups, collector, lambda groups: group_logprobs(policy, "policy", groups, params, ranks)
         )
+        groups = [*rollouts.groups, *experts]
+        shown = shown_groups(groups, collector)
+        scores = score(groups, params, ranks, policy, setup.reference, setup.teacher, critic, shown)
+    return make_batch(groups, params, scores, setup.state.kl_coef)
 
 
 def update(setup: RlSetup, step: Step, batch: Batch) -> Updates:
@@ -243,6 +251,7 @@ def end_step(
         **({"rollout/sampling_rounds": rollouts.rounds} if params.dynamic_sampling else {}),
         **updates.critic.metrics(batch),
         **metrics_by_source(rollouts.sampled, collector.problems),
+        **filter_metrics(rollouts.sampled, params.filters),
         **updates.policy.metrics(params),
         **(updates.policy.mismatch() if setup.sync.engine else {}),
         **merged_counters(rollouts.counters),

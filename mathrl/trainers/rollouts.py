@@ -38,7 +38,9 @@ class RolloutGroup:
     them. Where responses have `calls`, `sampled` says which tokens of each these are. `repeated` are the responses'
     `repeated_shares`. `step_ends` are the places of the last token of each reasoning step, one tuple per response, and
     `step_rewards` the rewards of the steps; both stay empty without process supervision. `baseline` is the reward of a
-    greedy response of `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept.
+    greedy response of `baseline_tokens` tokens (ReMax). `graded` is there only where rollouts are kept. With rl.filters
+    `caught` names the filter that caught each response, or is empty, and `left_out` are the responses without a loss.
+    `expert`: the response is no sample but the problem's worked solution (rl.imitation).
     """
 
     problem: int
@@ -57,6 +59,9 @@ class RolloutGroup:
     graded: tuple[Graded, ...] = ()
     calls: tuple[tuple[ToolCall, ...], ...] = ()
     sampled: tuple[Sampled, ...] = ()
+    caught: tuple[str, ...] = ()
+    left_out: tuple[bool, ...] = ()
+    expert: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "responses", tuple(np.asarray(response, np.int32) for response in self.responses))
@@ -81,7 +86,7 @@ class RolloutGroup:
         kept = {
             field.name: getattr(self, field.name)[first:last]
             for field in fields(self)
-            if field.name not in ("problem", "prompt", "baseline", "baseline_tokens")
+            if field.name not in ("problem", "prompt", "baseline", "baseline_tokens", "expert")
         }
         return replace(self, **kept)
 
@@ -136,6 +141,28 @@ def _calls(responses: Sequence[Graded]) -> dict[str, Any]:
     if not any(completion.calls for completion in completions):
         return {}
     return {"calls": tuple(c.calls for c in completions), "sampled": tuple(c.sampled_mask for c in completions)}
+
+
+def with_experts(groups: Sequence[RolloutGroup]) -> tuple[list[RolloutGroup], list[int]]:
+    """Each sampled group with its problem's expert response as its last, and where each response stands in the batch.
+
+    The batch has the sampled groups first, then the experts. Example: groups of 2 and 2, an expert of the second:
+    places [0, 1, 2, 3, 4].
+    """
+    sampled, experts = ([group for group in groups if group.expert == expert] for expert in (False, True))
+    starts = np.cumsum([0, *(len(group.responses) for group in groups)]).tolist()
+    waiting = {id(expert): place for expert, place in zip(experts, starts[len(sampled) :], strict=False)}
+    merged, places = [], list[int]()
+    for number, group in enumerate(sampled):
+        places += range(starts[number], starts[number + 1])
+        expert = next((expert for expert in experts if expert.problem == group.problem and id(expert) in waiting), None)
+        if expert is not None:
+            places.append(waiting.pop(id(expert)))
+            group = replace(
+                group, rewards=(*group.rewards, *expert.rewards), responses=(*group.responses, *expert.responses)
+            )
+        merged.append(group)
+    return merged, places
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], trained: Sequence[RolloutGroup]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import adapters_off
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
-from mathrl.params.advantage import Distillation, Gae
+from mathrl.params.advantage import Distillation, Gae, SelfDistillation
 from mathrl.params.loss import KlProbe
 from mathrl.params.train import Rl
 from mathrl.trainers.rollouts import RolloutGroup
@@ -57,11 +57,13 @@ def score(
     reference: Any = None,
     teacher: Any = None,
     critic: Any = None,
+    shown: Sequence[RolloutGroup] = (),
 ) -> Scores:
     """What the models that the method asks make of the rollouts, each in passes without a gradient.
 
     The trainer's own engine samples from the trained weights, so the sampled log-probs are the old ones and
-    no forward pass computes them, unless `importance` asks for it.
+    no forward pass computes them, unless `importance` asks for it. `shown` are the groups with the prompts that the
+    teacher of self-distillation reads, who is the policy.
     """
     policy_N, reference_N, teacher_N, values_N, probed_kl, entropies_N = None, None, None, None, None, None
     if params.loss.top_entropy is not None:
@@ -74,6 +76,8 @@ def score(
         reference_N = reference_logprobs(reference, groups, params, ranks)
     if isinstance(params.advantage, Distillation):
         teacher_N = group_logprobs(teacher, "teacher", groups, params, ranks)
+    elif isinstance(params.advantage, SelfDistillation):
+        teacher_N = group_logprobs(model, "teacher", shown, params, ranks)
     elif isinstance(params.advantage, Gae):
         budget, packed = TokenBudget(ranks, params.tokens_per_microbatch, "rl"), [group.group for group in groups]
         values_N = score_tokens(budget, "critic's values", lambda micro: token_scores(critic, micro), critic, packed)

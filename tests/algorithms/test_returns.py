@@ -1,11 +1,12 @@
 """Returns and generalised advantage estimates against hand-computed numbers and loops."""
 
 import random
+from itertools import chain
 
 import pytest
 import torch
 
-from mathrl.algorithms.returns import discounted_returns, gae, pad, response_sums, token_rewards
+from mathrl.algorithms.returns import discounted_returns, gae, length_lambdas, pad, response_sums, token_rewards
 
 
 def gae_by_definition(
@@ -43,6 +44,32 @@ def test_gae_against_its_definition(gamma: float, lam: float) -> None:
         )
         assert found.tolist() == pytest.approx([a for each, _ in expected for a in each])
         assert targets.tolist() == pytest.approx([t for _, each in expected for t in each])
+
+
+def test_a_lambda_by_length_by_hand() -> None:
+    # alpha 0.5: 4 tokens have 1 - 1/2, 3 tokens 1/3, and 2 tokens 0; gamma 1. Every value is 0, so delta is the reward.
+    rewards, lengths = torch.tensor([0.0, 0, 0, 1, 0, 0, 9, 0, 1]), torch.tensor([4, 3, 2])
+    lam = length_lambdas(lengths, 0.5)
+    assert lam.tolist() == pytest.approx([1 / 2, 1 / 3, 0])
+    found, _ = gae(rewards, torch.zeros(9), lengths, 1.0, lam)
+    assert found.tolist() == pytest.approx([1 / 8, 1 / 4, 1 / 2, 1, 1, 3, 9, 0, 1])
+    assert length_lambdas(torch.tensor([1, 2]), 0.05).tolist() == [0, 0], "alpha l below 1 is no negative lambda"
+    # The weights of the errors to come sum to alpha l (VAPO): here to 200.
+    lam = float(length_lambdas(torch.tensor([4000]), 0.05))
+    assert sum(lam**step for step in range(4000)) == pytest.approx(200, rel=1e-3)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 3.0])
+def test_a_lambda_by_length_against_gae_of_each_response(alpha: float) -> None:
+    rng = random.Random(2)
+    lengths = [rng.randint(1, 30) for _ in range(6)]
+    rewards, values = ([[rng.gauss(0, 1) for _ in range(n)] for n in lengths] for _ in range(2))
+    by_hand = [max(0.0, 1 - 1 / (alpha * n)) for n in lengths]
+    expected = [gae_by_definition(*row, 0.97, lam)[0] for *row, lam in zip(rewards, values, by_hand, strict=True)]
+    flat = [torch.tensor(list(chain(*rows)), dtype=torch.float64) for rows in (rewards, values)]
+    lam_S = length_lambdas(torch.tensor(lengths), alpha).double()
+    found, _ = gae(*flat, torch.tensor(lengths), 0.97, lam_S)  # type: ignore[arg-type]
+    assert found.tolist() == pytest.approx(list(chain(*expected)), abs=1e-5)
 
 
 def test_with_gamma_and_lam_1_the_target_is_the_sum_of_the_rewards_to_come() -> None:

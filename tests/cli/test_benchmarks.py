@@ -63,6 +63,12 @@ def test_truths_that_cannot_be_parsed_are_counted_and_three_are_shown(tmp_path: 
         read_benchmark(str(tmp_path / "none.jsonl"), demo)
 
 
+def test_rows_without_an_answer_are_no_benchmark(tmp_path: Path, demo: Params) -> None:
+    file = str(exam(tmp_path / "exam.jsonl"))
+    with pytest.raises(UserError, match=r"has no answer to grade against.*name a benchmark whose rows have one"):
+        read_benchmark(file, params(demo, fields={file: {"answer_rule": "none"}}))
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

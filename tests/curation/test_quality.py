@@ -146,6 +146,15 @@ def test_a_truth_is_compared_with_its_solution_and_a_policys_majority() -> None:
         assert broken("How many?", "7", votes=agreeing) == []
 
 
+def test_without_an_answer_no_rule_on_answers_counts() -> None:
+    def rules(question: str, solution: str | None = None) -> list[str]:
+        problem = Problem("p", question, (), "s", "rl", solution=solution)
+        return list(broken_rules(problem, {"p": ["8"] * 9}, Quality()))
+
+    assert rules("How many?", r"So \boxed{8}.") == rules(CHOICE) == []
+    assert rules("Prove that 1=1.") == ["proof"]
+
+
 def curate(folder: Path, quality: dict[str, Any]) -> tuple[Curate, curation.CurationPlan]:
     rows = [{"id": str(i), "question": f"What is {i}+0?", "answer": str(i)} for i in range(3)]
     rows += [{"id": "proof", "question": "Prove that 1=1.", "answer": "1"}]

@@ -9,7 +9,7 @@ from mathrl.algorithms.advantages import group_advantages, whiten
 from mathrl.algorithms.aggregation import spread
 from mathrl.algorithms.alignment import importance_weights, normalise_weights, within_bounds
 from mathrl.algorithms.kl import adapted_kl_coef
-from mathrl.algorithms.returns import discounted_returns, gae, token_rewards
+from mathrl.algorithms.returns import discounted_returns, gae, length_lambdas, token_rewards
 from mathrl.algorithms.set_objectives import part_advantages, set_advantages
 from mathrl.engines.verl_config import REJECTIONS
 
@@ -82,6 +82,26 @@ def test_verl_gae(algos: Any, ragged: Any, agree: Any, gamma: float, lam: float)
     # verl whitens inside; raw advantages are its returns minus the values.
     agree(ours_N, ragged.flat(returns - values_SL))
     agree(whiten(ours_N, torch.ones_like(ours_N, dtype=torch.bool)), ragged.flat(theirs))
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
+def test_verl_gae_by_length(algos: Any, ragged: Any, agree: Any, alpha: float) -> None:
+    """VAPO's lambda of each response: verl has one for all rows, and is asked for the rows of each length."""
+    rewards_S, values_SL = ragged.rewards(), ragged.noise() * ragged.mask_SL
+    advantages_SL = torch.zeros_like(values_SL)
+    for length in set(ragged.lengths_S.tolist()):
+        lam, given = max(0.0, 1 - 1 / (alpha * length)), (ragged.at_ends(rewards_S), values_SL, ragged.mask_SL)
+        _, returns_SL = algos.compute_gae_advantage_return(*given, 0.99, lam)
+        rows_S = ragged.lengths_S == length
+        advantages_SL[rows_S] = (returns_SL - values_SL)[rows_S]
+    rewards_N = token_rewards(rewards_S, ragged.lengths_S)
+
+    def ours(alpha: float) -> Any:
+        lam_S = length_lambdas(ragged.lengths_S.double(), alpha)
+        return gae(rewards_N, ragged.flat(values_SL), ragged.lengths_S, 0.99, lam_S)[0]
+
+    agree(ours(alpha), ragged.flat(advantages_SL))
+    assert (ours(1.2 * alpha) - ragged.flat(advantages_SL)).abs().max() > 1e-3 or ragged.lengths_S.max() < 6
 
 
 def test_verl_adaptive_kl_controller(algos: Any, agree: Any) -> None:

@@ -206,6 +206,8 @@ CHAT = [
         ({"question": "Q?", "answer": b"7"}, {}, "Q?", ("7",)),
         ({"question": "Q?", "answer": {"number": "", "value": 7}}, {}, "Q?", ("7",)),
         ({"m": CHAT}, {"prompt_key": "m", "answer_key": None, "answer_rule": "hash"}, "2+2?", ("4",)),
+        ({"question": "2+2?"}, {"answer_rule": "none"}, "2+2?", ()),
+        ({"question": "2+2?", "answer": "5"}, {"answer_rule": "none"}, "2+2?", ()),
         ({"m": json.dumps(CHAT), "answer": 4}, {"prompt_key": "m"}, "2+2?", ("4",)),
         ({"m": [{"from": "human", "value": "2+2?"}], "answer": 4}, {"prompt_key": "m"}, "2+2?", ("4",)),
     ],

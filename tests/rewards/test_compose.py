@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from mathrl.core.errors import UserError
+from mathrl.core.types import Problem
 from mathrl.grading import NotAnExpression, countdown_correct, evaluate_expression, grade, read_truth
 from mathrl.params.reward_parts import RewardPart
 from mathrl.params.run import Reward
@@ -274,6 +275,29 @@ def test_majority_rewards_the_most_common_answer_of_a_prompt_whatever_the_truth(
     assert [result.overall for result in results] == [2, 2, -1, 2, -1, 2, -1, -1, -1]
     assert [result.correct for result in results] == [False, False, True, False, False, False, True, False, False]
     assert [result.parts["majority/wrong"] for result in results] == [1, 1, 1, 1, 0, 1, 1, 0, 0]
+
+
+def test_without_a_truth_the_majority_is_what_is_right() -> None:
+    reward = build_reward({"parts": [{"type": "majority"}]})
+    answers = ("7", "7.0", "5", None)
+    items = [RewardInput(f"<answer>{answer}</answer>" if answer else "hm", (), prompt="a") for answer in answers]
+    results = reward.score([*items, RewardInput("<answer>5</answer>", ("5",), prompt="a")])
+    # The fifth has a truth, 5: two votes against two, 7 came first, and the verdict is the truth's.
+    assert [result.overall for result in results] == [1, 1, 0, 0, 0]
+    assert [result.correct for result in results] == [True, True, False, False, True]
+    assert [result.parts.get("majority/wrong") for result in results] == [None, None, None, None, 1]
+
+
+def test_a_part_that_grades_needs_a_truth() -> None:
+    unlabelled = Problem(id="p", question="1+1=", answers=(), source="mine", split="rl")
+    game = unlabelled.with_(extra={"nums": [4, 6], "target": 24})
+    by_vote: Any = {"parts": [{"type": "majority"}, {"type": "r1_tags"}]}
+    build_reward(by_vote).check_truth(unlabelled)
+    build_reward({"routes": {"mine": by_vote["parts"]}}).check_truth(unlabelled)
+    build_reward().check_truth(game)
+    for params in (None, {"parts": [{"type": "majority"}, {"type": "noisy_accuracy", "name": "noisy"}]}):
+        with pytest.raises(UserError, match=r"problem p has no answer, which part (accuracy|noisy) .* majority"):
+            build_reward(params).check_truth(unlabelled)
 
 
 def test_majority_of_a_route_votes_and_without_an_answer_nobody_agrees() -> None:

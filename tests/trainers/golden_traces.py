@@ -21,7 +21,7 @@ import torch
 
 from mathrl.compose import load_params
 from mathrl.core.metrics import without_timings
-from mathrl.core.types import Problem
+from mathrl.core.types import Control, Problem
 from mathrl.models.logprobs import prepare_language_model
 from mathrl.models.prepared import compute_as
 from mathrl.models.small_copy import small_config
@@ -54,6 +54,8 @@ ROWS = {
 LONG = Problem(id="long", question="1+" * 300, answers=("1",), source="other", split="rl", level=9)
 MIXED = [problem.with_(source=("even", "odd")[n % 2]) for n, problem in enumerate(PROBLEMS)]
 RATED = [problem.with_(pass_rate=n / 8) for n, problem in enumerate(PROBLEMS)]
+# Short enough for eight tokens, as the solution with its tags is not.
+SHOWN = [problem.with_(control=Control(response=f"1+{problem.answers[0]}")) for problem in PROBLEMS]
 MANY = [Problem(id=f"m{n}", question=f"{n}-1=", answers=("0",), source="chain", split="rl") for n in range(24)]
 
 
@@ -82,6 +84,11 @@ class OnesAndShort(CountsOnes):
 def verifier() -> Any:
     """The real grader, which finds nothing right, and a penalty for length, in which responses differ."""
     return build_reward({"parts": [{"type": "overlong", "options": {"max_length": 8, "buffer": 8}}]}, processes=1)
+
+
+def majority() -> Any:
+    """The vote of the group, whose answers are the last numbers of the responses."""
+    return build_reward({"parts": [{"type": "majority"}]}, processes=1)
 
 
 class NonFiniteAtTheSecondStep(OnesAndShort):
@@ -140,14 +147,23 @@ HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
     "on-policy distillation": {"teacher": lambda: policy(seed=8)[0]},
 }
 
+# Rewards and problems of rows that need others.
+ROW_DATA: dict[str, dict[str, Any]] = {
+    "OPSD": {"problems": SHOWN},
+    "LUFFY": {"problems": SHOWN},
+    "CHORD": {"problems": SHOWN},
+    "CHORD-phi": {"problems": SHOWN},
+    "TTRL": {"reward": majority, "problems": tuple(problem.with_(answers=()) for problem in PROBLEMS)},
+}
+
 
 def combined(**changes: Any) -> Rl:
     return Rl(**merge(COMMON, changes))
 
 
-def ppo(whiten: bool = False, lr: float = 3e-3, **critic: Any) -> dict[str, Any]:
-    """PPO with groups of two, and a critic with these settings."""
-    gae = {"type": "gae", "lam": 0.9, "gamma": 0.98, "whiten": whiten, "critic": FAST_CRITIC | critic}
+def ppo(whiten: bool = False, lr: float = 3e-3, policy_lam: Any = 0.9, **critic: Any) -> dict[str, Any]:
+    """PPO with groups of two, and a critic with these settings; `policy_lam` is the policy's lambda."""
+    gae = {"type": "gae", "lam": policy_lam, "gamma": 0.98, "whiten": whiten, "critic": FAST_CRITIC | critic}
     return {"advantage": gae, "group_size": 2, "optimizer": {"lr": lr}}
 
 
@@ -156,12 +172,14 @@ def line(start: float, end: float, steps: int = 2, after: int = 0) -> dict[str, 
 
 
 FAST_CRITIC: dict[str, Any] = {"optimizer": {"lr": 1e-2}}
+WITH_CRITIC = ("PPO", "VC-PPO", "VAPO")
 FIXED, OFF = Asynchronous(pace="fixed"), {"optimizer": {"lr": 1e-2}, "minibatches": 2}
 KL_IN_REWARD = {"kl": {"type": "reward", "coef": 0.2}}
 CASES: dict[str, Case] = {
     name: Case(
-        method(name, **METHOD | ({"advantage": {"critic": FAST_CRITIC}} if name == "PPO" else {})),
+        method(name, **METHOD | ({"advantage": {"critic": FAST_CRITIC}} if name in WITH_CRITIC else {})),
         helpers=HELPERS.get(name, {}),
+        **ROW_DATA.get(name, {}),
     )
     for name in ROWS
 } | {
@@ -187,6 +205,9 @@ CASES: dict[str, Case] = {
     ),
     "the critic warms up": Case(
         combined(**ppo(warmup_steps=1, clip=0.01), **KL_IN_REWARD, epochs=2, minibatches=2)
+    ),
+    "a lambda by length, the critic's own": Case(
+        combined(**ppo(whiten=True, policy_lam={"alpha": 0.4}, lam=0.95), minibatches=2)
     ),
     "truncated responses do not teach the critic": Case(combined(**ppo(), truncated="mask")),
     "a critic with adapters": Case(combined(**ppo(whiten=True, lora={"r": 2}))),
@@ -257,6 +278,12 @@ CASES: dict[str, Case] = {
                 "temperature": line(1.0, 0.7), "max_tokens": [line(4, 6, steps=1), line(6, 8, steps=1, after=1)],
                 "high": line(0.01, 0.02), "kl_coef": line(0.2, 0.0, steps=4), "entropy_coef": line(0.0, 0.1),
             },
+        )
+    ),
+    "responses that filters catch": Case(
+        combined(
+            filters=[{"type": "sure_run", "window": 2, "probability": 0.036}, {"type": "repetition", "enforce": False}],
+            advantage="dr_grpo",
         )
     ),
     "a reference that is reset": Case(combined(kl={"coef": 0.2, "reset_every": 2})),

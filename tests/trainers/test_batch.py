@@ -136,6 +136,39 @@ def test_with_a_critic_the_targets_are_raw_advantages_plus_values(small: Any) ->
     assert white.advantages_N.std().item() == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("lam", [0.5, {"alpha": 0.5}])
+def test_the_critic_has_a_lambda_of_its_own(lam: Any) -> None:
+    """Responses of 2, 1, 1 and 3 tokens, rewards 1, 0, 1/2, 1/2, a value of 1/5 for every token, gamma 1."""
+    values_N = torch.full((7,), 0.2)
+    scores = Scores(torch.zeros(7), values_N=values_N)
+    advantage = {"type": "gae", "lam": lam, "critic": {"lam": 1.0}}
+    batch, _ = make_batch(GROUPS, Rl(group_size=2, advantage=advantage), scores)  # type: ignore[arg-type]
+    assert batch.returns_N is not None
+    assert batch.returns_N.tolist() == pytest.approx([1, 1, 0, 0.5, 0.5, 0.5, 0.5]), "the rewards to come"
+    # Deltas: 0 and 0.8 | -0.2 | 0.3 | 0, 0 and 0.3. By length: 1 - 1 / (alpha l) is 0 for 2 tokens, 1/3 for 3.
+    two, three = (0.5, 0.5) if lam == 0.5 else (0.0, 1 / 3)
+    expected = [0.8 * two, 0.8, -0.2, 0.3, 0.3 * three**2, 0.3 * three, 0.3]
+    assert batch.advantages_N.tolist() == pytest.approx(expected, abs=1e-6)
+    one, _ = make_batch(GROUPS, Rl(group_size=2, advantage={**advantage, "critic": {}}), scores)  # type: ignore[arg-type]
+    assert one.returns_N is not None
+    assert torch.equal(one.advantages_N, batch.advantages_N)
+    assert torch.allclose(one.returns_N, batch.advantages_N + values_N), "else the policy's"
+
+
+def test_a_critic_of_lambda_1_has_targets_without_rounding() -> None:
+    """Equal rewards are equal targets, whatever the values: the variance of rounding is explained by nothing."""
+    equal = [replace(group, rewards=(0.3,) * 2) for group in GROUPS]
+    scores = Scores(torch.zeros(7), values_N=torch.linspace(0.1, 2.3, 7))
+    advantage: Any = {"type": "gae", "lam": 0.9, "critic": {"lam": 1.0}}
+    batch, _ = make_batch(equal, Rl(group_size=2, advantage=advantage), scores)
+    assert batch.returns_N is not None and len(set(batch.returns_N.tolist())) == 1
+    half: Any = {"type": "gae", "lam": 0.9, "gamma": 0.5, "critic": {"lam": 0.999999}}
+    near, _ = make_batch(equal, Rl(group_size=2, advantage=half), scores)
+    exact, _ = make_batch(equal, Rl(group_size=2, advantage=half | {"critic": {"lam": 1.0}}), scores)
+    assert near.returns_N is not None and exact.returns_N is not None
+    assert torch.allclose(near.returns_N, exact.returns_N, atol=1e-5)
+
+
 def test_distillation_is_teacher_minus_policy(small: Any) -> None:
     teacher = small.policy(seed=8)[0]
     with torch.no_grad():

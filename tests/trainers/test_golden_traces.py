@@ -2,19 +2,19 @@
 
 import pytest
 
-from tests.trainers.golden_traces import CASES, ROWS, differences, read, trace
+from tests.trainers.golden_traces import CASES, ROWS, WITH_CRITIC, differences, read, trace
 
 GOLDEN = read()
 
 
 def test_the_file_has_every_case_and_no_two_methods_train_alike() -> None:
     """A method is its settings: each row of docs/reference/methods.md moves the weights in its own way."""
-    assert len(ROWS) == 26 and list(GOLDEN) == list(CASES), "python -m tests.trainers.golden_traces --write"
+    assert len(ROWS) == 33 and list(GOLDEN) == list(CASES), "python -m tests.trainers.golden_traces --write"
     for name in ROWS:
         rows = GOLDEN[name]
         assert all(norm is not None and norm > 0 for norm in rows["grad_norm"]), name
         assert rows["skipped_updates"] == [0, 0, 0]
-        assert ("critic_loss" in rows) == (name == "PPO")
+        assert ("critic_loss" in rows) == (name in WITH_CRITIC)
         assert ("kl" in rows) == any("rl.kl" in setting for setting in ROWS[name])
         for other in ROWS:
             assert name == other or differences(name, rows, GOLDEN[other])

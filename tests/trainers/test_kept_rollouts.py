@@ -21,7 +21,8 @@ from mathrl.core.types import Completion, Graded, Problem, ToolCall
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.optimizer import AdamW
-from mathrl.params.train import KeepRollouts, Rl
+from mathrl.params.responses import KeepRollouts
+from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.rollout_files import WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
 from mathrl.trainers.batch import Batch

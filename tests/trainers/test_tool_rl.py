@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from mathrl.params.responses import KeepRollouts
 from mathrl.params.run import Prompt
-from mathrl.params.train import Asynchronous, KeepRollouts, Rl
+from mathrl.params.train import Asynchronous, Rl
 from mathrl.rollout.rollout_files import read_responses, read_tokens, rollout_files
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine

@@ -1,0 +1,193 @@
+"""What is imitated beside the advantages: LUFFY's expert in the group, CHORD's SFT loss, VAPO's right samples."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from mathrl.core.errors import UserError
+from mathrl.core.types import Control
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models.logprobs import response_logprobs
+from mathrl.params.optimizer import Muon
+from mathrl.params.train import Rl
+from mathrl.trainers.batch import advantages_with_experts
+from mathrl.trainers.collect import Collector
+from mathrl.trainers.experts import shown_groups
+from mathrl.trainers.policy_update import UpdateFigures, update_gradient
+from mathrl.trainers.rollouts import RolloutGroup, with_experts
+from tests.trainers.small import PROBLEMS, TOKENIZER, CountsOnes, changed, policy, rollouts, run, scored_batch, short_rl
+
+CPU = Ranks(torch.device("cpu"))
+SOLVED = [problem.with_(solution=f"{problem.question}{problem.answers[0]}") for problem in PROBLEMS]
+Logprobs = torch.Tensor
+
+
+def experts_of(model: Any, groups: list[RolloutGroup], reward: float = 1.0) -> list[RolloutGroup]:
+    """Expert responses of the first two groups' problems, one of them right, with the policy's log-probs."""
+    experts = []
+    for number in (0, 1):
+        tokens = TOKENIZER.encode(f"{number + 7}=3")
+        group = replace(
+            groups[number].some(0, 1), responses=(tokens,), rewards=(reward,), correct=(True,), truncated=(False,),
+            expert=True,
+        )  # fmt: skip
+        with torch.no_grad():
+            values = response_logprobs(model, [group.group], 1.0)[0]
+        experts.append(replace(group, logprobs=(values.numpy(),)))
+    return experts
+
+
+def gradient(model: Any, groups: list[RolloutGroup], params: Rl) -> tuple[torch.Tensor, UpdateFigures]:
+    learner = TorchLearner(model, Muon(lr=1e-3), 10)
+    figures = update_gradient(learner, params, scored_batch(groups, params, CPU, model)[0], 0.0)
+    return learner.flat.gradients.clone(), figures
+
+
+def by_hand(model: Any, groups: list[RolloutGroup], loss_of: Any) -> torch.Tensor:
+    """The gradient of `loss_of` the log-probs of all tokens."""
+    learner = TorchLearner(model, Muon(lr=1e-3), 10)
+    loss_of(response_logprobs(model, [group.group for group in groups], 1.0)[0]).backward()
+    return learner.flat.gradients.clone()
+
+
+def test_an_expert_is_compared_within_its_group() -> None:
+    """The first group has rewards 1 and 0, its expert 1: mean 2/3. The second 0 and 0, its expert 1: mean 1/3."""
+    shared: Any = {"prompt": (7,), "truncated": (False,) * 2, "parts": ({}, {}), "logprobs": ((-0.1,),) * 2}
+    sampled = [
+        RolloutGroup(problem=4, responses=((5,), (3,)), rewards=(1.0, 0.0), correct=(True, False), **shared),
+        RolloutGroup(problem=9, responses=((5,), (3,)), rewards=(0.0, 0.0), correct=(False, False), **shared),
+        RolloutGroup(problem=2, responses=((5,), (3,)), rewards=(0.0, 1.0), correct=(False, True), **shared),
+    ]
+    experts = [replace(group.some(0, 1), rewards=(1.0,), expert=True) for group in (sampled[1], sampled[0])]
+    merged, places = with_experts([*sampled, *experts])
+    assert [len(group.rewards) for group in merged] == [3, 3, 2] and places == [0, 1, 7, 2, 3, 6, 4, 5]
+    found = advantages_with_experts([*sampled, *experts], Rl(advantage="dr_grpo").advantage)  # type: ignore[arg-type]
+    thirds = [1 / 3, -2 / 3, -1 / 3, -1 / 3, -1 / 2, 1 / 2, 2 / 3, 1 / 3]
+    assert found.tolist() == pytest.approx(thirds, abs=1e-6)
+
+
+@pytest.mark.parametrize("budget", [8192, 16])
+def test_luffys_expert_has_a_shaped_gradient_and_no_clip(budget: int) -> None:
+    """Against a loss written out: -A on-policy, -A p / (p + 0.1) for experts, over the tokens of both."""
+    model, sampler = policy()
+    sampled = rollouts(model, sampler)
+    groups = [*sampled, *experts_of(model, sampled)]
+    params = Rl(
+        imitation="luffy", advantage="dr_grpo", tokens_per_microbatch=budget, loss={"skip_zero_variance": False}
+    )  # type: ignore[arg-type]
+    found, figures = gradient(model, groups, params)
+    advantages_N = advantages_with_experts(groups, params.advantage).repeat_interleave(
+        torch.tensor([length for group in groups for length in group.lengths])
+    )
+    own = sum(sum(group.lengths) for group in sampled)
+
+    def loss(logprobs_N: Logprobs, shaped: bool = True) -> torch.Tensor:
+        ratio_N = (logprobs_N - logprobs_N.detach()).exp()
+        p_N = logprobs_N.exp()
+        expert_N = p_N / (p_N + 0.1) if shaped else p_N
+        surrogate_N = torch.cat([ratio_N[:own], expert_N[own:]])
+        return -(surrogate_N * advantages_N).mean()
+
+    expected = by_hand(model, groups, loss)
+    assert torch.allclose(found, expected, atol=1e-6) and expected.norm() > 1e-3
+    assert not torch.allclose(found, by_hand(model, groups, lambda logprobs_N: loss(logprobs_N, False)), atol=1e-4)
+    assert figures.imitated == 0 and figures.ratio_max == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("budget", [8192, 16])
+@pytest.mark.parametrize("weigh", ["alike", "phi"])
+def test_chords_sft_loss_takes_its_share_of_the_policys(weigh: str, budget: int) -> None:
+    """0.7 x the policy loss without experts and 0.3 x the mean -log p, or -p (1 - p) log p, of the experts' tokens."""
+    model, sampler = policy()
+    sampled = rollouts(model, sampler)
+    groups, own = [*sampled, *experts_of(model, sampled)], sum(sum(group.lengths) for group in sampled)
+    imitation = {"type": "sft", "coef": 0.3, "weigh": weigh}
+    params = Rl(advantage="dr_grpo", imitation=imitation, tokens_per_microbatch=budget)  # type: ignore[arg-type]
+    found, figures = gradient(model, groups, params)
+    plain, _ = gradient(model, sampled, Rl(advantage="dr_grpo"))  # type: ignore[arg-type]
+
+    def loss(logprobs_N: Logprobs) -> torch.Tensor:
+        p_N = logprobs_N.detach().exp()
+        return -((p_N * (1 - p_N) if weigh == "phi" else 1.0) * logprobs_N)[own:].mean()
+
+    expected = 0.7 * plain + 0.3 * by_hand(model, groups, loss)
+    assert torch.allclose(found, expected, atol=1e-6) and (found - plain).norm() > 0.1 * plain.norm()
+    assert figures.imitated == sum(sum(group.lengths) for group in groups[4:])
+    assert figures.tokens == sum(sum(group.lengths) for group in sampled if group.problem % 2), (
+        "the policy loss's alone"
+    )
+
+
+def test_vapos_right_samples_have_a_likelihood_too() -> None:
+    """0.2 x the mean -log p of the tokens of right responses, beside the whole policy loss."""
+    model, sampler = policy()
+    groups = rollouts(model, sampler)
+    params = Rl(imitation={"type": "own", "coef": 0.2})  # type: ignore[arg-type]
+    found, figures = gradient(model, groups, params)
+    plain, _ = gradient(model, groups, Rl())
+    right_N = torch.tensor(
+        [
+            right
+            for group in groups
+            for right, length in zip(group.correct, group.lengths, strict=True)
+            for _ in range(length)
+        ]
+    )
+    expected = plain + 0.2 * by_hand(model, groups, lambda logprobs_N: -logprobs_N[right_N].mean())
+    assert torch.allclose(found, expected, atol=1e-6) and (found - plain).norm() > 0.1 * plain.norm()
+    assert figures.imitated == right_N.sum() and 0 < right_N.sum() < len(right_N)
+
+
+def test_a_policy_comes_to_imitate_solutions_that_its_reward_never_shows() -> None:
+    """The likelihood of the solutions rises; a problem without one, or with one that is too long, has no expert."""
+    few = changed(short_rl(steps=6), prompts_per_step=8, group_size=2, max_tokens=24, loss={"skip_zero_variance": True})
+    _, rows, _ = run(changed(few, imitation={"type": "sft", "coef": 0.5}), problems=SOLVED)
+    assert rows[-1]["imitation/nll"] < 0.9 * rows[0]["imitation/nll"]
+    ramp = {"type": "sft", "coef": {"start": 0.5, "end": 0.0, "steps": 2}}
+    _, ramped, _ = run(changed(few, imitation=ramp), problems=SOLVED)
+    assert ramped[0] == rows[0] and "imitation/nll" in ramped[1] and "imitation/nll" not in ramped[2]
+    _, plain, _ = run(few)
+    _, unsolved, _ = run(changed(few, imitation="luffy"))
+    assert unsolved == plain, "no solution, no expert"
+    _, shown, _ = run(changed(few, imitation="luffy"), problems=SOLVED)
+    assert shown[0]["reward/overall"] == plain[0]["reward/overall"] and shown[0]["grad_norm"] != plain[0]["grad_norm"]
+    _, short, _ = run(changed(few, imitation="luffy", max_tokens=8), problems=SOLVED)
+    _, same, _ = run(changed(few, max_tokens=8))
+    assert short == same, "solutions that are longer than a response may be"
+
+
+def test_the_teacher_of_self_distillation_is_the_policy_that_reads_the_solution() -> None:
+    model, sampler = policy()
+    groups = rollouts(model, sampler)
+    params = Rl(advantage={"type": "self_distillation", "hint": "{question}{solution};{question}"})  # type: ignore[arg-type]
+    order: Any = None
+    collector = Collector(sampler, SOLVED, [], order, CountsOnes(), None, params, CPU)
+    shown = shown_groups(groups, collector)
+    assert TOKENIZER.decode(shown[1].prompt) == "2+2=2+2=4;2+2=" and shown[1].lengths == groups[1].lengths
+    answered = replace(collector, problems=PROBLEMS)
+    assert TOKENIZER.decode(shown_groups(groups, answered)[1].prompt) == "2+2=4;2+2=", "the answer, without a solution"
+    batch, _ = scored_batch(groups, params, CPU, model, shown=shown)
+    with torch.no_grad():
+        seen_N, own_N = (response_logprobs(model, [group.group for group in each], 1.0)[0] for each in (shown, groups))
+    assert torch.allclose(batch.advantages_N, seen_N - own_N, atol=1e-5) and batch.advantages_N.abs().max() > 1e-2
+    assert shown_groups(groups, replace(collector, params=Rl())) == []
+    for problem in (PROBLEMS[0].with_(answers=()), PROBLEMS[0].with_(control=Control(templated=True))):
+        with pytest.raises(UserError, match=r"problem p1 has .* nothing can be shown"):
+            shown_groups(groups[:1], replace(collector, problems=[problem]))
+    with pytest.raises(ValidationError, match=r"hint must have \{question\} and \{solution\}"):
+        Rl(advantage={"type": "self_distillation", "hint": "{question}"})  # type: ignore[arg-type]
+
+
+def test_what_imitation_cannot_go_with_is_refused() -> None:
+    for settings, message in (
+        ({"imitation": "sft", "advantage": "rft"}, "imitation sft needs advantage grpo, dr_grpo or rloo, not rft"),
+        ({"imitation": "luffy", "kl": {"type": "reward"}}, "set kl.type loss, or kl null"),
+        ({"imitation": "luffy", "loss": "gspo"}, "needs a loss per token, not gspo"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            Rl(**settings)  # type: ignore[arg-type]
+    Rl(imitation="own", advantage="gae", group_size=1)  # type: ignore[arg-type]
