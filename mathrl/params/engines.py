@@ -16,7 +16,7 @@ from mathrl.params.training import MATHRL, UNUSED, Meaning, Trl, Verl
 
 def _adamw_meanings(stage: str) -> tuple[Meaning, ...]:
     optimizer = f"{stage}.optimizer"
-    no_muon = "its trainer has no Muon"
+    no_muon = "mathrl gives it torch's AdamW"
     return (
         Meaning(f"{optimizer}.type", "`optim` adamw_torch", ("adamw",), no_muon),
         Meaning(f"{optimizer}.lr", "`learning_rate`"),
