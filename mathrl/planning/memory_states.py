@@ -79,7 +79,7 @@ def half(shape: ModelShape, lora: Adapters | None, name: str) -> Parts:
 
 def bytes_of(params: Params) -> float:
     """Bytes of one weight that DeepSpeed or FSDP computes with."""
-    return 2.0 if params.model.precision == "bfloat16" else 4.0
+    return 2.0 if params.model.precision != "float32" else 4.0
 
 
 def divided_states(shape: ModelShape, lora: Adapters | None, params: Params, name: str) -> tuple[Parts, Parts]:

@@ -17,7 +17,7 @@ from mathrl.learners.deepspeed_learner import check_supported
 from mathrl.learners.eight_bit import EightBitAdamW
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.base import character_tokenizer, fresh_network
-from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.linear import use_half_products
 from mathrl.params.optimizer import AdamW8Bit, other_rates
 from mathrl.params.run import FreshModel
 
@@ -70,11 +70,10 @@ def test_updates_are_those_of_the_paper() -> None:
             table, scales = codes(signed=name == "1"), per_weight(state[f"absmax{name}"], size)
             blocks = np.pad(np.abs(values), (0, -size % BLOCK)).reshape(-1, BLOCK)
             assert np.allclose(state[f"absmax{name}"], blocks.max(axis=1), rtol=1e-6)
-            nearest = np.abs(values[:, None] / scales[:, None] - table[None, :]).argmin(axis=1)
             chosen = state[f"state{name}"].numpy().astype(int)
             # On a CPU the library looks codes up by a coarser table: some small values get one beside the nearest.
             errors = np.abs(table[chosen] * scales - values) / scales
-            assert np.mean(chosen != nearest) < 0.06 and errors.max() < 0.9 / 128 + 1e-4, "half a part of the widest"
+            assert errors.max() < (0.9 / 128 if name == "1" else 0.9 / 256) + 1e-4, "half a part of the widest"
             moments[name] = table[chosen] * scales
 
 
@@ -109,7 +108,7 @@ def test_a_resumed_learner_goes_on_to_the_bit() -> None:
 def test_rounded_copies_of_the_weights_follow_an_update() -> None:
     """bitsandbytes writes past autograd's counter of versions, by which they are made again."""
     model, ids = network(), torch.arange(6).view(1, 6)
-    use_bfloat16_products(model)
+    use_half_products(model)
     policy = learner(model)
     with torch.no_grad():
         before = model(input_ids=ids).logits
@@ -117,7 +116,7 @@ def test_rounded_copies_of_the_weights_follow_an_update() -> None:
         after = model(input_ids=ids).logits
         other = network()
         other.load_state_dict(model.state_dict())
-        use_bfloat16_products(other)
+        use_half_products(other)
         assert torch.equal(after, other(input_ids=ids).logits) and not torch.equal(after, before)
 
 

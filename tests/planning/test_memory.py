@@ -14,7 +14,7 @@ from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.base import character_tokenizer, fresh_network
-from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.linear import use_half_products
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.model_shape import config_of, shape_of
@@ -43,7 +43,7 @@ def network(base: FreshModel = BASE, bfloat16: bool = True) -> Any:
     model = fresh_network(base, character_tokenizer(base), seed=0)
     use_fast_norms(model)
     if bfloat16:
-        use_bfloat16_products(model)
+        use_half_products(model)
     return model
 
 
