@@ -37,7 +37,7 @@ from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.collect import StepRollouts, dev_figures
 from mathrl.trainers.critic import CriticFigures, critic_gradient
 from mathrl.trainers.judges import open_judge
-from mathrl.trainers.open_rl import Helpers, RlSetup, open_rl
+from mathrl.trainers.open_rl import Helpers, RlSetup, check_experts, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
 from mathrl.trainers.rollout_stream import RolloutStream
 from mathrl.trainers.rollouts import metrics_by_source, rollout_metrics, tool_metrics
@@ -65,6 +65,7 @@ def train(inputs: RlInputs) -> TrainedModel:
     if at_once and rollout.engine == "torch" and ranks.device.type == "cpu":
         halve_threads()
     ahead = rl.asynchronous is not None
+    check_experts(network.config, rl, rollout)
     engine = training_engine(network, inputs.start, tokenizer, params.model, rollout, ahead, rl.lora)
     sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
     further = [problem for problems in inputs.benchmarks.values() for problem in problems]
