@@ -15,7 +15,7 @@ from mathrl.trainers.open_rl import check_experts
 
 MIXTURE, DENSE = (small_config(AutoConfig.for_model(kind)) for kind in ("qwen3_moe", "qwen3"))
 VLLM, TORCH = Rollout(engine="vllm"), Rollout(engine="torch")
-MESSAGE = r"experts of .* billion .* arXiv:2507\.18071, section 5\.3; arXiv:2510\.11370\); set rl\.loss to gspo"
+MESSAGE = r"experts of .* billion .*arXiv:2507\.18071, section 5\.3; arXiv:2510\.11370\); set rl\.loss to gspo"
 
 
 @pytest.mark.parametrize(
