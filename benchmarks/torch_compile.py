@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.device import keep_freed_memory
-from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.linear import use_half_products
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group
@@ -46,7 +46,7 @@ def measure(way: str, precision: str, size: str) -> None:
     model = fresh_network(base, character_tokenizer(base), seed=0)
     use_fast_norms(model)
     if precision == "bfloat16":
-        use_bfloat16_products(model)
+        use_half_products(model)
     every = batches(prompts)
     response_logprobs(model, every[0][:1])  # it tests for packed batches here, before timing
     parts = {"plain": [], "layer": list(model.model.layers), "whole": [model.model]}[way]

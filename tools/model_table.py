@@ -15,7 +15,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from mathrl.models.base import character_tokenizer
-from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.linear import use_half_products
 from mathrl.models.logprobs import architecture_trial, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.prepared import compute_as
@@ -161,7 +161,7 @@ def routing_rows() -> Iterator[str]:
             network = AutoModelForCausalLM.from_config(config).eval()
             network.generation_config = GenerationConfig()
             if precision == "bfloat16":
-                use_bfloat16_products(network)
+                use_half_products(network)
             groups = TorchEngine(network, tokenizer, Rollout()).generate(prompts, Sampling(32, 1.0, 32), seed=0)
             packed = [Group(p, [c.tokens for c in group]) for p, group in zip(prompts, groups, strict=True)]
             sampled = torch.tensor([value for group in groups for c in group for value in c.logprobs])

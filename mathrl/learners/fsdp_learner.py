@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mathrl.core.errors import memory_part
+from mathrl.core.errors import UserError, memory_part
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.optimizer import MatrixMuon, optimizer_arguments, schedule, split_parameters
+from mathrl.learners.eight_bit import EightBitAdamW
+from mathrl.learners.optimizer import MatrixMuon, make_adamw, optimizer_arguments, schedule, split_parameters
 from mathrl.learners.root_passes import RootPasses
-from mathrl.learners.shards import Part, fill_parts, open_shards, write_shards
+from mathrl.learners.shards import Part, Shards, fill_parts, open_shards, write_shards
 from mathrl.learners.torch_learner import check_bad
 from mathrl.models.fsdp import all_gathered, divide, fsdp_root, is_divided, layer_by_layer, rank_mesh, widen
 from mathrl.models.linear import FastProducts
@@ -114,6 +115,7 @@ class FsdpLearner(RootPasses):
 
     def load(self, saved: Checkpoint, counts: dict[str, int]) -> None:
         shards = open_shards(saved, self.name)
+        check_same_division(shards, self.ranks, saved.step)
         self.updates, self.bad = counts["updates"], counts["bad"]
         if steps := self.updates - self.bad:
             self.optimizer.make_moments(steps)
@@ -226,7 +228,7 @@ class DividedOptimizer:
         chosen = {id(weight) for weight in matrices}
         self.arguments = optimizer_arguments(params, fused=local.ranks.device.type == "cuda")
         self.stepped = {name: local.masters[name] for name, weight in local.named.items() if id(weight) not in chosen}
-        self.adamw = torch.optim.AdamW(list(self.stepped.values()), **self.arguments["AdamW"])
+        self.adamw = make_adamw(params, list(self.stepped.values()), self.arguments["AdamW"])
         named = [(name, weight) for name, weight in local.named.items() if id(weight) in chosen]
         self.muon = OwnedMatrices(named, local, self.arguments["Muon"]) if named else None
 
@@ -243,6 +245,9 @@ class DividedOptimizer:
 
     def parts(self) -> Iterator[Part]:
         """This rank's parts of the moments, as views; none before the first step."""
+        if isinstance(self.adamw, EightBitAdamW):
+            yield from self._eight_bit_parts(self.adamw)
+            return
         for moment in ("exp_avg", "exp_avg_sq"):
             held = {name: self.adamw.state[master] for name, master in self.stepped.items()}
             yield from self.local.parts(moment, {name: state[moment] for name, state in held.items() if state})
@@ -251,12 +256,39 @@ class DividedOptimizer:
 
     def make_moments(self, steps: int) -> None:
         """Make the moments as after `steps` steps; their values are still to come."""
+        if isinstance(self.adamw, EightBitAdamW):
+            for master in self.stepped.values():
+                self.adamw.make_state(master, steps)
+            return
         for master in self.stepped.values():
             state = self.adamw.state[master]
             state["step"] = torch.tensor(float(steps), device=master.device if master.is_cuda else "cpu")
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(master), torch.zeros_like(master)
         if self.muon is not None:
             self.muon.make_momentum()
+
+    def _eight_bit_parts(self, adamw: EightBitAdamW) -> Iterator[Part]:
+        """Codes and scales under the rank's own names: blocks of 256 begin where a rank's rows do."""
+        for name, master in self.stepped.items():
+            for key, value in adamw.state_of(master).items():
+                if isinstance(value, Tensor):
+                    yield f"{eight_bit_prefix(self.local.ranks)}{key}/{name}", 0, value.view(-1)
+
+
+def eight_bit_prefix(ranks: Ranks) -> str:
+    """What the names of a rank's 8-bit moments begin with, such as "8bit/1of2/"."""
+    return f"8bit/{ranks.rank}of{ranks.world}/"
+
+
+def check_same_division(shards: Shards, ranks: Ranks, step: int) -> None:
+    """Raises UserError: the checkpoint has 8-bit moments of another number of processes."""
+    held = shards.names("8bit/")
+    if held and not shards.names(eight_bit_prefix(ranks)):
+        world = held[0].partition("/")[0].partition("of")[2]
+        raise UserError(
+            f"the checkpoint after step {step} has the 8-bit moments of {world} processes, in blocks of their own "
+            f"rows: set run.processes to {world}, or remove its folder"
+        )
 
 
 class OwnedMatrices:

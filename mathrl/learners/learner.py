@@ -7,12 +7,14 @@ from typing import Any, ParamSpec, Protocol
 
 from torch import Tensor
 
+from mathrl.core.errors import UserError
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.fsdp_learner import FsdpLearner
 from mathrl.learners.micro_batches import LossOf
 from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models.load import precision_of
 from mathrl.params.optimizer import Optimizer
 
 Inputs = ParamSpec("Inputs")
@@ -125,6 +127,13 @@ def make_learner(
     `name` is the section of `params`, for messages and checkpoints.
 
     Raises:
-        UserError: DeepSpeed is not installed, or does not support what the parameters ask for.
+        UserError: DeepSpeed is not installed, or does not support what the parameters ask for; float16 without the
+            torch backend.
     """
-    return BACKENDS[ranks.training.backend](model, params, updates, ranks, name=name, ema=ema)
+    backend = ranks.training.backend
+    if backend != "torch" and precision_of(model) == "float16":
+        raise UserError(
+            f"model.precision float16 needs a scaled loss, which training.backend {backend} does not have here: set "
+            "training.backend to torch, or model.precision to bfloat16"
+        )
+    return BACKENDS[backend](model, params, updates, ranks, name=name, ema=ema)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mathrl.learners.eight_bit import EightBitAdamW
 from mathrl.models.linear import FastProducts
-from mathrl.params.optimizer import Muon, Optimizer
+from mathrl.params.optimizer import AdamW8Bit, Muon, Optimizer
 
 
 class FlatParameters:
@@ -95,7 +96,8 @@ class MatrixMuon(torch.optim.Muon):
 
 
 class OptimizerSet:
-    """Muon on the hidden matrices at `lr` and AdamW on the rest at `lr * adamw_scale`, or AdamW on all at `lr`.
+    """Muon on the hidden matrices at `lr` and AdamW on the rest at `lr * adamw_scale`, or AdamW on all at `lr`,
+    with float32 moments or those of 8 bits.
 
     Every rate follows one schedule.
     """
@@ -108,8 +110,8 @@ class OptimizerSet:
         master = {id(weight): flat.masters[name] for name, weight in flat.named.items()}
         muons, adamws = [master[id(weight)] for weight in matrices], [master[id(weight)] for weight in rest]
         arguments = optimizer_arguments(params, fused=flat.weights.is_cuda)  # fused: no copies of the moments
-        adamw = torch.optim.AdamW(adamws, **arguments["AdamW"])
-        self.parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, params.adamw_lr)]
+        adamw = make_adamw(params, adamws, arguments["AdamW"])
+        self.parts: list[tuple[torch.optim.Optimizer | EightBitAdamW, float]] = [(adamw, params.adamw_lr)]
         if muons:
             muon = MatrixMuon(muons, **arguments["Muon"])
             self.parts.append((muon, params.lr))
@@ -165,11 +167,24 @@ def optimizer_arguments(params: Optimizer, *, fused: bool) -> dict[str, dict[str
         "betas": (params.beta1, params.beta2),
         "eps": params.eps,
         "weight_decay": params.weight_decay,
-        "foreach": not fused,
-        "fused": fused,
     }
+    if not isinstance(params, AdamW8Bit):
+        adamw |= {"foreach": not fused, "fused": fused}
     muon = {"Muon": {"lr": params.lr, "weight_decay": params.weight_decay}} if isinstance(params, Muon) else {}
     return {"AdamW": adamw, **muon}
+
+
+def make_adamw(
+    params: Optimizer, weights: Sequence[nn.Parameter], arguments: Mapping[str, Any]
+) -> torch.optim.AdamW | EightBitAdamW:
+    """torch's AdamW or that of 8 bits, with `optimizer_arguments`.
+
+    Raises:
+        UserError: bitsandbytes is not installed.
+    """
+    if isinstance(params, AdamW8Bit):
+        return EightBitAdamW(weights, **arguments)
+    return torch.optim.AdamW(weights, **arguments)
 
 
 def split_parameters(model: nn.Module, named: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

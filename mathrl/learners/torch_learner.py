@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -14,10 +15,12 @@ from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.micro_batches import LossOf, own_micro_batches
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
+from mathrl.models.load import precision_of
 from mathrl.models.weights import full_weights
 from mathrl.params.optimizer import Optimizer
 
 Inputs = ParamSpec("Inputs")
+GROWS_AFTER = 2000  # updates
 
 
 class TorchLearner:
@@ -43,6 +46,7 @@ class TorchLearner:
             self.flat = FlatParameters(model)
             self.averaged = self.flat.weights.clone() if ema else None
         self.optimizer = OptimizerSet(model, self.flat, params, updates)
+        self.loss_scale = LossScale() if precision_of(model) == "float16" else None
         self.best: Tensor | None = None
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0
 
@@ -62,11 +66,14 @@ class TorchLearner:
         return loss_of
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        scaled = loss * self.loss_scale.value if self.loss_scale else loss
+        scaled.backward()  # type: ignore[no-untyped-call]
 
     def reduce(self) -> None:
-        """Sum the gradient over the ranks."""
+        """Sum the gradient over the ranks, and undo the loss's scale."""
         self.ranks.sum_(self.flat.gradients)
+        if self.loss_scale:
+            self.flat.gradients.div_(self.loss_scale.value)
 
     def update(self, loss: float) -> None:
         self.reduce()
@@ -76,9 +83,13 @@ class TorchLearner:
                 self.factor = self.optimizer.step(self.updates)
             if self.averaged is not None and self.ema:
                 self.averaged.lerp_(self.flat.weights, 1 - self.ema)
+        elif self.loss_scale and math.isfinite(loss) and self.loss_scale.value > 1:
+            pass  # the gradient overflowed at this scale
         else:
             self.bad += 1
             check_bad(self.bad, self.ranks.training.most_bad_updates, self.name)
+        if self.loss_scale:
+            self.loss_scale.follow(math.isfinite(self.norm))
         self.updates += 1
 
     def drop(self) -> None:
@@ -123,6 +134,8 @@ class TorchLearner:
             tensors["averaged"] = self.averaged
         if self.best is not None:
             tensors["best"] = self.best
+        if self.loss_scale:
+            tensors["loss_scale"] = torch.tensor([self.loss_scale.value, self.loss_scale.good], dtype=torch.float64)
         tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         return {f"{self.name}/{name}": value for name, value in tensors.items()}
 
@@ -137,6 +150,9 @@ class TorchLearner:
             self.averaged.copy_(tensors["averaged"])
         if "best" in tensors:
             self.best = tensors["best"].to(self.flat.weights.device)
+        if self.loss_scale:
+            value, good = tensors["loss_scale"].tolist()
+            self.loss_scale = LossScale(value, int(good))
         states = {name.removeprefix("optimizer."): tensors[name] for name in tensors if name.startswith("optimizer.")}
         self.optimizer.load_state(states)
         self.updates, self.bad = counts["updates"], counts["bad"]
@@ -144,6 +160,31 @@ class TorchLearner:
     @property
     def counts(self) -> dict[str, int]:
         return {"updates": self.updates, "bad": self.bad}
+
+
+@dataclass
+class LossScale:
+    """What a float16 loss is multiplied by, so that small gradients are not rounded to zero (arXiv:1710.03740, 3.2).
+
+    The rule of torch's GradScaler: half as large after an overflow, whose update is skipped, and twice as large after
+    2,000 updates without one. `good` counts those.
+
+    >>> scale = LossScale(1024.0, 1999); scale.follow(True); scale
+    LossScale(value=2048.0, good=0)
+    >>> scale.follow(False); scale
+    LossScale(value=1024.0, good=0)
+    """
+
+    value: float = 65536.0
+    good: int = 0
+
+    def follow(self, finite: bool) -> None:
+        """Take note of an update; `finite`: its gradient did not overflow."""
+        self.good = self.good + 1 if finite else 0
+        if not finite:
+            self.value = max(1.0, self.value / 2)
+        elif self.good == GROWS_AFTER:
+            self.value, self.good = self.value * 2, 0
 
 
 def share_gradients(learners: Sequence[Any]) -> None:

@@ -44,7 +44,7 @@ def choose_kernel(
     if dtype == torch.bfloat16 and not new_enough:
         raise UserError(
             "model.precision is bfloat16, which this GPU does not have (compute capability below 8.0): "
-            "set model.precision to float32"
+            "set model.precision to float16 or float32"
         )
     major, minor = (int(part) for part in torch_version.split(".")[:2])
     half = dtype in (torch.bfloat16, torch.float16)

@@ -1,4 +1,4 @@
-"""Matrix products in bfloat16, with weights, activations and gradients kept in float32.
+"""Matrix products in bfloat16 or float16, with weights, activations and gradients kept in float32.
 
 On a CPU with AVX512-bf16 a bfloat16 product is four times as fast as a float32 one; autocast, which also
 makes attention and the rest bfloat16, gains far less (its casts, and small batched products get slower).
@@ -17,29 +17,29 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
-def use_bfloat16_products(network: Any) -> None:
-    """Give every linear layer but the output head bfloat16 products, in place.
+def use_half_products(network: Any, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Give every linear layer but the output head products in bfloat16, or in float16, in place.
 
     Only the layers' class changes: state dicts, optimizers and export see the same parameters.
     """
     head = network.get_output_embeddings()
     layers = [module for module in network.modules() if type(module) is nn.Linear and module is not head]
     for group in siblings(network, layers):
-        product = SharedProduct(group)
+        product = SharedProduct(group, dtype)
         for place, layer in enumerate(group):
-            layer.__class__ = BFloat16Linear
+            layer.__class__ = HalfLinear
             # Not by setattr, which would register it as a submodule.
             layer.__dict__["_product"], layer.__dict__["_place"] = product, place
 
 
 @torch.no_grad()
 def keep_rounded_only(network: Any) -> None:
-    """Drop the float32 weights behind bfloat16 products, in place, for a model that is not trained again.
+    """Drop the float32 weights behind products of half precision, in place, for a model that is not trained again.
 
     It computes the same to the bit with two bytes per weight instead of six.
     """
     for module in network.modules():
-        if isinstance(module, BFloat16Linear) and module.weight.dtype != torch.bfloat16:
+        if isinstance(module, HalfLinear) and module.weight.dtype == torch.float32:
             product: SharedProduct = module.__dict__["_product"]
             rounded_OI = product._rounded_weights([layer.weight for layer in product.layers])
             for layer, part in zip(product.layers, torch.split(rounded_OI, product.sizes), strict=True):
@@ -82,19 +82,23 @@ def siblings(network: Any, layers: list[nn.Linear]) -> list[list[nn.Linear]]:
 
 
 @cache
-def _has_products(device: str) -> bool:
-    """Whether PyTorch has bfloat16 products for the device; on a CPU it needs AVX512 for them."""
-    return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def _has_products(device: str, dtype: torch.dtype) -> bool:
+    """Whether PyTorch has products in bfloat16 or float16 for the device; on a CPU it needs AVX512 for them."""
+    if device != "cpu":
+        return True
+    mkldnn = torch.ops.mkldnn
+    supported = mkldnn._is_mkldnn_bf16_supported if dtype == torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
+    return bool(supported())
 
 
 def _multiply(left: Tensor, right_IO: Tensor) -> Tensor:
-    """left [..., I] times right, both bfloat16, in bfloat16.
+    """left [..., I] times right, both of one half precision, in it.
 
     Where PyTorch would compute it one element after another, it is a float32 product of the same values, rounded once.
     """
-    if _has_products(left.device.type):
+    if _has_products(left.device.type, left.dtype):
         return left @ right_IO
-    return (left.float() @ right_IO.float()).to(torch.bfloat16)
+    return (left.float() @ right_IO.float()).to(left.dtype)
 
 
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.addmm)
@@ -106,14 +110,14 @@ class FastProducts(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Calls from within this method do not come back to it.
         is_product = func in _PRODUCTS and args[0].dtype == torch.bfloat16
-        if is_product and not _has_products(args[0].device.type):
+        if is_product and not _has_products(args[0].device.type, torch.bfloat16):
             return func(*(matrix.float() for matrix in args), **(kwargs or {})).to(torch.bfloat16)
         return func(*args, **(kwargs or {}))
 
 
 def _linear(input: Tensor, rounded_OI: Tensor) -> Tensor:
-    """`nn.functional.linear` of bfloat16 values (see `_multiply`)."""
-    if _has_products(input.device.type):
+    """`nn.functional.linear` of values of half precision (see `_multiply`)."""
+    if _has_products(input.device.type, input.dtype):
         return nn.functional.linear(input, rounded_OI)
     return _multiply(input, rounded_OI.t())
 
@@ -121,8 +125,8 @@ def _linear(input: Tensor, rounded_OI: Tensor) -> Tensor:
 class SharedProduct:
     """One product for linear layers with the same input; each layer takes its part in turn."""
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
-        self.layers = layers
+    def __init__(self, layers: list[nn.Linear], dtype: torch.dtype) -> None:
+        self.layers, self.dtype = layers, dtype
         self.sizes = [layer.out_features for layer in layers]
         self.rounded: tuple[tuple[Any, ...], Tensor] | None = None
         self.input: Tensor | None = None
@@ -145,25 +149,31 @@ class SharedProduct:
         if torch.is_grad_enabled() and (input.requires_grad or weights[0].requires_grad):
             parts = _Product.apply(input, rounded, self.sizes, *weights)  # type: ignore[no-untyped-call]
             return tuple(parts)
-        product = _linear(input.to(torch.bfloat16), rounded)
+        product = _linear(input.to(self.dtype), rounded)
         return tuple(part.to(input.dtype) for part in torch.split(product, self.sizes, dim=-1))
 
     def _rounded_weights(self, weights: list[Tensor]) -> Tensor:
-        """The weights side by side in bfloat16, [O, I]; rounded again when one of them has changed."""
+        """The weights side by side in half precision, [O, I]; rounded again when one of them has changed."""
         key = tuple((weight.data_ptr(), weight._version) for weight in weights)
         if self.rounded is None or self.rounded[0] != key:
-            self.rounded = (key, torch.cat([weight.detach().to(torch.bfloat16) for weight in weights]))
+            self.rounded = (key, torch.cat([weight.detach().to(self.dtype) for weight in weights]))
         return self.rounded[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SharedProduct":
-        clone = SharedProduct([])
+        clone = SharedProduct([], self.dtype)
         memo[id(self)] = clone  # first, since each layer holds this object too
         clone.layers, clone.sizes = [copy.deepcopy(layer, memo) for layer in self.layers], list(self.sizes)
         return clone
 
 
-class BFloat16Linear(nn.Linear):
-    """A linear layer whose three products (output, input gradient, weight gradient) are in bfloat16."""
+class HalfLinear(nn.Linear):
+    """A linear layer whose three products (output, input gradient, weight gradient) are in half precision."""
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """bfloat16 or float16."""
+        product: SharedProduct = self.__dict__["_product"]
+        return product.dtype
 
     def forward(self, input: Tensor) -> Tensor:
         out: Tensor = self.__dict__["_product"].take(self.__dict__["_place"], input)
@@ -175,7 +185,7 @@ class _Product(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, input: Tensor, rounded_OI: Tensor, sizes: list[int], *weights: Tensor
     ) -> tuple[Tensor, ...]:
-        rounded_input = input.to(torch.bfloat16)
+        rounded_input = input.to(rounded_OI.dtype)
         ctx.save_for_backward(rounded_input, rounded_OI)
         ctx.dtype, ctx.sizes = input.dtype, sizes
         product = _linear(rounded_input, rounded_OI)
@@ -185,7 +195,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         input, rounded_OI = ctx.saved_tensors
         rows_NI = input.reshape(-1, input.shape[-1])
-        grad_NO = torch.empty(rows_NI.shape[0], rounded_OI.shape[0], dtype=torch.bfloat16, device=input.device)
+        grad_NO = torch.empty(rows_NI.shape[0], rounded_OI.shape[0], dtype=rounded_OI.dtype, device=input.device)
         for part, grad in zip(torch.split(grad_NO, ctx.sizes, dim=1), grads, strict=True):
             part.copy_(grad.reshape(part.shape))
         grad_input = _multiply(grad_NO, rounded_OI).to(ctx.dtype).view(input.shape)

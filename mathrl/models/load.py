@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,7 +17,7 @@ from mathrl.models.export import export_model
 from mathrl.models.fsdp import divided_loads, is_divided
 from mathrl.models.fused import use_fused_elementwise
 from mathrl.models.kernels import compute_dtype
-from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
+from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.logprobs import architecture_trial, prepare_language_model
 from mathrl.models.norm import use_fast_norms, use_fused_norms
 from mathrl.models.sharding import is_sharded
@@ -32,7 +32,7 @@ from mathrl.models.transformers_import import (
 )
 from mathrl.models.trial import Trial
 from mathrl.params.messages import near_path
-from mathrl.params.run import Model, PretrainedModel
+from mathrl.params.run import Model, Precision, PretrainedModel
 
 __all__ = ["export_model", "load_model", "load_tokenizer", "make_base", "plain_dtype", "resolve_folder"]
 # Spaces, lines, digits, signs, combining marks, letters beyond ASCII, whole and composed: where tokenizers differ.
@@ -49,10 +49,11 @@ def load_model(
 ) -> PreTrainedModel:
     """The causal LM of a folder in eval mode, computing in `model.precision`.
 
-    On a CPU its weights are float32, and with bfloat16 only products are. On a GPU all of the model has the precision:
-    weights, the residual stream and everything between (norms and rotations compute in float32 inside); the learner
-    keeps float32 weights for its optimizer. A `plain` model, for DeepSpeed and FSDP, has weights of the precision on a
-    CPU too, and no layers exchanged there. With a `mesh` each rank reads its own rows (`mathrl.models.fsdp`).
+    On a CPU its weights are float32, and with bfloat16 or float16 only products are. On a GPU all of the model has the
+    precision: weights, the residual stream and everything between (norms and rotations compute in float32 inside); the
+    learner keeps float32 weights for its optimizer. A `plain` model, for DeepSpeed and FSDP, has weights of the
+    precision on a CPU too, and no layers exchanged there. With a `mesh` each rank reads its own rows
+    (`mathrl.models.fsdp`).
 
     Only safetensors are read. Code that comes with the model runs only if `model.base.trust_remote_code` allows it.
 
@@ -60,7 +61,7 @@ def load_model(
         UserError: the folder is not a causal LM's, holds no safetensors, or failed its architecture's trial.
     """
     keep_freed_memory()
-    if model.precision == "bfloat16" and torch.device(device).type == "cuda":
+    if model.precision != "float32" and torch.device(device).type == "cuda":
         use_tf32()  # for what stays in float32: the attention of the torch engine's decoding
     path, options = resolve_folder(folder, model)
     advice = "a Hugging Face folder with config.json and *.safetensors, or a hub id"
@@ -120,14 +121,15 @@ def use_fast_layers(network: Any, trunk: Any, model: Model, *, plain: bool = Fal
         use_fused_elementwise(network)
     elif not plain:
         use_fast_norms(network)
-        if model.precision == "bfloat16":
-            use_bfloat16_products(trunk)
+        if model.precision != "float32":
+            use_half_products(trunk, plain_dtype(model))
 
 
-def precision_of(network: Any) -> Literal["float32", "bfloat16"]:
+def precision_of(network: Any) -> Precision:
     """The `model.precision` that a network was loaded with."""
-    rounded = any(isinstance(module, BFloat16Linear) for module in network.modules())
-    return "bfloat16" if rounded or compute_dtype(network) == torch.bfloat16 else "float32"
+    half = next((module.product_dtype for module in network.modules() if isinstance(module, HalfLinear)), None)
+    names: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+    return names.get(half or compute_dtype(network), "float32")
 
 
 def weights_options(model: Model, device: torch.device | str, *, plain: bool) -> dict[str, Any]:
@@ -137,7 +139,8 @@ def weights_options(model: Model, device: torch.device | str, *, plain: bool) ->
 
 
 def plain_dtype(model: Model) -> torch.dtype:
-    return torch.bfloat16 if model.precision == "bfloat16" else torch.float32
+    dtype: torch.dtype = getattr(torch, model.precision)
+    return dtype
 
 
 def load_tokenizer(folder: Path | str, model: Model | None = None) -> Any:

@@ -13,10 +13,12 @@ from mathrl.params.reward_parts import MajorityPart
 from mathrl.params.schema import Params
 from mathrl.params.training import MATHRL, UNUSED, Meaning, Trl, Verl
 
+NO_FLOAT16, ITS_SCALE = ("bfloat16", "float32"), "mathrl does not give it the scaled loss of float16"
+
 
 def _adamw_meanings(stage: str) -> tuple[Meaning, ...]:
     optimizer = f"{stage}.optimizer"
-    no_muon = "its trainer has no Muon"
+    no_muon = "mathrl gives it torch's AdamW"
     return (
         Meaning(f"{optimizer}.type", "`optim` adamw_torch", ("adamw",), no_muon),
         Meaning(f"{optimizer}.lr", "`learning_rate`"),
@@ -42,7 +44,7 @@ _MACHINE = (
     Meaning("run.seed", "`seed`, `data_seed`"),
     Meaning("run.device", "`use_cpu`"),
     Meaning("run.processes", "ranks of torchrun, DDP; `ddp_backend`, `ddp_find_unused_parameters` false"),
-    Meaning("model.precision", "`bf16`: autocast, with float32 weights on a GPU too"),
+    Meaning("model.precision", "`bf16`: autocast, with float32 weights on a GPU too", NO_FLOAT16, ITS_SCALE),
 )
 _TRAINING = (
     Meaning("training.backend", "DDP of accelerate", ("torch",), "mathrl runs TRL without DeepSpeed and FSDP"),
@@ -285,7 +287,9 @@ VERL_RL = (
     Meaning("run.seed", "`data.seed`, `rollout.seed`, `actor.data_loader_seed`, `actor.fsdp_config.seed`"),
     Meaning("run.device", "verl's own GPUs", ("auto", "cuda"), "it trains on GPUs alone"),
     Meaning("run.processes", "`trainer.n_gpus_per_node`"),
-    Meaning("model.precision", "`actor.fsdp_config.dtype` over float32 weights, `rollout.dtype`"),
+    Meaning(
+        "model.precision", "`actor.fsdp_config.dtype` over float32 weights, `rollout.dtype`", NO_FLOAT16, ITS_SCALE
+    ),
     Meaning("rollout.engine", "`rollout.name` vllm", ("vllm", "auto"), "vLLM in its workers samples"),
     Meaning("rollout.max_sequences", "`rollout.max_num_seqs`"),
     Meaning("rollout.vllm.max_model_length", "`rollout.max_model_len`"),

@@ -51,6 +51,16 @@ class AdamW(_Optimizer):
     lr: float = Field(ge=0, le=1, description="Peak learning rate of every weight.")
 
 
+class AdamW8Bit(_Optimizer):
+    """AdamW with both moments in 8 bits (arXiv:2110.02861) by bitsandbytes: 2 bytes of states per weight, not 8.
+
+    A tensor of fewer than 4,096 weights keeps float32 moments.
+    """
+
+    type: Literal["adamw_8bit"] = "adamw_8bit"
+    lr: float = Field(ge=0, le=1, description="Peak learning rate of every weight.")
+
+
 class Muon(_Optimizer):
     """Muon on the hidden matrices (arXiv:2502.16982), AdamW on embeddings, norms, biases and adapters."""
 
@@ -68,7 +78,7 @@ class Muon(_Optimizer):
         return self.lr * self.adamw_scale
 
 
-Optimizer = Annotated[AdamW | Muon, Field(discriminator="type")]
+Optimizer = Annotated[AdamW | Muon | AdamW8Bit, Field(discriminator="type")]
 
 
 def other_rates(before: str, after: str, written: Mapping[str, Any]) -> dict[str, float]:
@@ -80,7 +90,7 @@ def other_rates(before: str, after: str, written: Mapping[str, Any]) -> dict[str
     {'lr': 0.0005}
     """
     lr = written.get("lr")
-    if {before, after} != {"adamw", "muon"} or isinstance(lr, bool) or not isinstance(lr, int | float):
+    if (before == "muon") == (after == "muon") or isinstance(lr, bool) or not isinstance(lr, int | float):
         return {}
     if after == "muon":
         return {"lr": float(f"{lr * MUON_TIMES:.12g}"), "adamw_scale": 1 / MUON_TIMES}

@@ -91,12 +91,17 @@ class PretrainedModel(Section):
 Base = Annotated[FreshModel | PretrainedModel, Field(discriminator="type")]
 
 
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
 class Model(Section):
     """The base model and how it computes."""
 
     base: Base = Field(default_factory=FreshModel, description="Base model: fresh (random weights) or pretrained.")
-    precision: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="Precision of matrix products; weights and optimizer states stay float32."
+    precision: Precision = Field(
+        "bfloat16",
+        description="Precision of matrix products; weights and optimizer states stay float32. float16 scales the loss, "
+        "and needs training.backend torch.",
     )
 
 

@@ -112,12 +112,12 @@ def _gathered_weights(shape: ModelShape, params: Params) -> float:
 
 def _rounded_copy(shape: ModelShape, params: Params) -> float:
     """The bfloat16 copy of the matrices."""
-    return 2.0 * shape.matrices if params.model.precision == "bfloat16" else 0.0
+    return 2.0 * shape.matrices if params.model.precision != "float32" else 0.0
 
 
 def _half(params: Params, device: Device) -> bool:
     """Whether the torch backend's models are bfloat16 as a whole, over float32 weights of the optimizer."""
-    return device == "cuda" and params.model.precision == "bfloat16"
+    return device == "cuda" and params.model.precision != "float32"
 
 
 def _add_policy(plan: MemoryPlan, shape: ModelShape, params: Params, stage: Stage, device: Device) -> None:
@@ -139,7 +139,7 @@ def _trained_parts(shape: ModelShape, params: Params, section: Rl | Sft | Critic
     parts = trained_states(shape, section.optimizer, section.lora, name)
     if _half(params, device):
         return parts | half(shape, section.lora, name)
-    return parts | {f"{name}: weights rounded to bfloat16": _rounded_copy(shape, params)}
+    return parts | {f"{name}: weights rounded to {params.model.precision}": _rounded_copy(shape, params)}
 
 
 def _add_gpu_update(
@@ -147,7 +147,7 @@ def _add_gpu_update(
 ) -> None:
     """The phases of an update on a GPU, and the export."""
     section = _trained_section(params, stage)
-    if params.model.precision == "bfloat16":
+    if params.model.precision != "float32":
         passes = gpu_update(
             shape,
             tokens,
@@ -270,7 +270,7 @@ def kept_activations(
     inputs = 4 * shape.width + 2 * queries + 2 * shape.mlp
     if params.model.precision == "float32":
         inputs = 2 * queries + 2 * inputs - 4 * shape.width
-    if adapters and params.model.precision == "bfloat16":
+    if adapters and params.model.precision != "float32":
         inputs += 8 * shape.width + 4 * queries + 4 * shape.mlp
     layer = 8 * shape.width + 12 * shape.mlp + 4 * (queries + 2 * keys) + inputs
     probabilities = 0.0 if length > LONG else 4.0 * shape.heads * length

@@ -59,13 +59,12 @@ def frozen(shape: ModelShape, rounded: float) -> float:
 
 
 def trained_states(shape: ModelShape, optimizer: Optimizer, lora: Adapters | None, name: str) -> Parts:
-    """Float32 weights, gradients and optimizer states: 16 bytes per parameter with AdamW, 12 with Muon."""
+    """Float32 weights, gradients and optimizer states: 16 bytes per parameter with AdamW, 12 Muon, 10 in 8 bits."""
     count = trainable(shape, lora)
-    adam = adam_share(shape, optimizer, lora)
     return {
         f"{name}: weights": 4.0 * (shape.parameters + (count if lora else 0)),
         f"{name}: gradients": 4.0 * count,
-        f"{name}: optimizer states": 8.0 * adam + 4.0 * (count - adam),
+        f"{name}: optimizer states": optimizer_bytes(shape, optimizer, lora),
     }
 
 
@@ -80,7 +79,7 @@ def half(shape: ModelShape, lora: Adapters | None, name: str) -> Parts:
 
 def bytes_of(params: Params) -> float:
     """Bytes of one weight that DeepSpeed or FSDP computes with."""
-    return 2.0 if params.model.precision == "bfloat16" else 4.0
+    return 2.0 if params.model.precision != "float32" else 4.0
 
 
 def divided_states(shape: ModelShape, lora: Adapters | None, params: Params, name: str) -> tuple[Parts, Parts]:
@@ -131,9 +130,7 @@ def trainable(shape: ModelShape, lora: Adapters | None) -> float:
     """Parameters with a gradient: all, or those of adapters beside every linear layer of the blocks."""
     if lora is None:
         return float(shape.parameters)
-    width, mlp = shape.width, shape.mlp
-    queries, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
-    sides = [(width, queries), (width, keys), (width, keys), (queries, width), (width, mlp), (width, mlp), (mlp, width)]
+    sides = _sides(shape)
     chosen = len(lora.targets) / len(sides) if lora.targets else 1.0
     return shape.layers * lora.r * sum(inputs + outputs for inputs, outputs in sides) * chosen
 
@@ -141,7 +138,36 @@ def trainable(shape: ModelShape, lora: Adapters | None) -> float:
 def adam_share(shape: ModelShape, optimizer: Optimizer, lora: Adapters | None) -> float:
     """The number of trained parameters with AdamW's two moments; Muon keeps one for a matrix."""
     count = trainable(shape, lora)
-    return count if optimizer.type == "adamw" or lora else count - shape.matrices - shape.experts
+    return count if optimizer.type != "muon" or lora else count - shape.matrices - shape.experts
+
+
+# bitsandbytes' AdamW8bit: moments of 8 bits for tensors of so many weights, with a float32 scale for each block.
+FEWEST_IN_8_BITS, BLOCK = 4096, 256
+
+
+def optimizer_bytes(shape: ModelShape, optimizer: Optimizer, lora: Adapters | None) -> float:
+    """Bytes of the moments: float32, or two codes of a byte with two float32 scales per 256 weights."""
+    count, adam = trainable(shape, lora), adam_share(shape, optimizer, lora)
+    coded = in_eight_bits(shape, lora) if optimizer.type == "adamw_8bit" else 0.0
+    return 8.0 * (adam - coded) + 4.0 * (count - adam) + (2.0 + 8.0 / BLOCK) * coded
+
+
+def in_eight_bits(shape: ModelShape, lora: Adapters | None) -> float:
+    """The number of trained parameters in tensors that are large enough for moments of 8 bits."""
+    sides = _sides(shape)
+    if lora is not None:
+        large = [size for pair in sides for side in pair if (size := lora.r * side) >= FEWEST_IN_8_BITS]
+        return shape.layers * sum(large) * (len(lora.targets) / len(sides) if lora.targets else 1.0)
+    small = sum(inputs * outputs for inputs, outputs in sides if inputs * outputs < FEWEST_IN_8_BITS)
+    tables = shape.head * (1 if shape.tied else 2) if shape.vocabulary > 1 else shape.parameters - shape.matrices
+    return min(shape.parameters, shape.matrices + shape.experts + tables) - shape.layers * small
+
+
+def _sides(shape: ModelShape) -> list[tuple[int, int]]:
+    """Inputs and outputs of the seven linear layers of a block."""
+    width, mlp = shape.width, shape.mlp
+    queries, keys = shape.heads * shape.head_width, shape.key_heads * shape.head_width
+    return [(width, queries), (width, keys), (width, keys), (queries, width), (width, mlp), (width, mlp), (mlp, width)]
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:
@@ -153,10 +179,10 @@ def critic_shape(shape: ModelShape) -> ModelShape:
 def fully_sharded(shape: ModelShape, section: Rl | Sft | Critic, params: Params, name: str) -> Parts:
     """A model that learns: float32 weights, gradients and optimizer states, all divided.
 
-    With AdamW that is 16 P / N, with Muon 12 P / N for its matrices. Adapters (LoRA) are whole in every process; the
-    frozen weights beside them have the model's precision and are divided.
+    With AdamW that is 16 P / N (10 with moments of 8 bits), with Muon 12 P / N for its matrices. Adapters (LoRA) are
+    whole in every process; the frozen weights beside them have the model's precision and are divided.
     """
-    count, adam = trainable(shape, section.lora), adam_share(shape, section.optimizer, section.lora)
+    count = trainable(shape, section.lora)
     shards, size = params.run.processes, bytes_of(params)
     if section.lora is None:
         weights, divided = 4.0 * count / shards, shards
@@ -166,7 +192,7 @@ def fully_sharded(shape: ModelShape, section: Rl | Sft | Critic, params: Params,
     return {
         f"{name}: weights": weights,
         f"{name}: gradients": 4.0 * count / divided,
-        f"{name}: optimizer states": (8.0 * adam + 4.0 * (count - adam)) / divided,
+        f"{name}: optimizer states": optimizer_bytes(shape, section.optimizer, section.lora) / divided,
     }
 
 

@@ -18,10 +18,12 @@ from mathrl.learners.torch_learner import share_gradients
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.linear import keep_rounded_only
 from mathrl.models.lora import add_lora
+from mathrl.models.model_shape import shape_of
 from mathrl.models.prepared import copy_model
 from mathrl.models.sharding import is_sharded, sharded_copy
 from mathrl.params.advantage import Distillation, FunctionAdvantage, Process
-from mathrl.params.loss import FunctionLoss, LossKl, RewardKl
+from mathrl.params.loss import FunctionLoss, Gspo, LossKl, RewardKl
+from mathrl.params.rollout import Rollout
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import RewardFunction
 from mathrl.rollout.sampler import Sampler
@@ -36,6 +38,9 @@ from mathrl.trainers.rollouts import GroupJudge
 from mathrl.trainers.scores import group_logprobs
 from mathrl.trainers.training_run import RlResult, TrainingLog, TrainingRun
 from mathrl.trainers.weight_sync import WeightSync
+
+# Parameters of a mixture of experts up to which other engines may sample; the published collapses are of 30 billion.
+LARGEST_ROUTED = 10e9
 
 
 @dataclass(frozen=True)
@@ -336,3 +341,26 @@ def check_helpers(params: Rl, helpers: Helpers) -> None:
         )
     if isinstance(params.advantage, Process) and helpers.judge is None:
         raise UserError("rl.advantage is process, but there are no step rewards; give the run a process reward model")
+
+
+def check_experts(config: Any, rl: Rl, rollout: Rollout) -> None:
+    """Refuse a large mixture of experts whose tokens the sampler would route to other experts than the trainer.
+
+    The ratios of tokens then vary by the routing. GRPO on Qwen3-30B-A3B did not converge without replaying the
+    routes (GSPO, arXiv:2507.18071, section 5.3; R3, arXiv:2510.11370, which replays the sampler's). mathrl does not
+    replay them. The torch engine samples by the trainer's own layers; GSPO's ratio is of whole responses.
+
+    Raises:
+        UserError: it has more than LARGEST_ROUTED parameters, another engine samples, and the loss is not GSPO's.
+    """
+    if rollout.engine in ("auto", "torch") or isinstance(rl.loss, Gspo):
+        return
+    shape = shape_of(config)
+    if shape.experts and shape.parameters > LARGEST_ROUTED:
+        raise UserError(
+            f"the model is a mixture of experts of {shape.parameters / 1e9:.3g} billion parameters, and "
+            f"rollout.engine {rollout.engine} routes tokens to other experts than the trainer: without router replay, "
+            "which mathrl does not have, GRPO collapsed on Qwen3-30B-A3B (arXiv:2507.18071, section 5.3; "
+            "arXiv:2510.11370); set rl.loss to gspo as in docs/reference/methods.md, or rollout.engine to torch, or "
+            "take a dense model (model.base)"
+        )

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from mathrl.models import linear
-from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
+from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.norm import FastRMSNorm, FusedRMSNorm, use_fast_norms, use_fused_norms
 from mathrl.models.packing import Group
@@ -61,10 +61,10 @@ def test_norms_are_told_apart_where_zero_3_has_divided_their_weights() -> None:
 def test_layers_with_one_input_are_one_product_and_equal_single_ones(network: Callable[..., Any]) -> None:
     model = network()
     single = copy.deepcopy(model)
-    use_bfloat16_products(model)
-    use_bfloat16_products(single)
+    use_half_products(model)
+    use_half_products(single)
     for module in single.modules():
-        if isinstance(module, BFloat16Linear):
+        if isinstance(module, HalfLinear):
             module.__dict__["_product"] = type(module.__dict__["_product"])([module])
             module.__dict__["_place"] = 0
     layer = model.model.layers[0]
@@ -91,9 +91,9 @@ def test_without_bfloat16_instructions_products_are_of_the_same_values_rounded_o
             return func(*args, **(kwargs or {}))
 
     def update(has_products: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        monkeypatch.setattr(linear, "_has_products", lambda device: has_products)
+        monkeypatch.setattr(linear, "_has_products", lambda device, dtype: has_products)
         model = network()
-        use_bfloat16_products(model)
+        use_half_products(model)
         before = gradient(model)
         matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
         with Seen(), linear.FastProducts():
@@ -108,7 +108,7 @@ def test_without_bfloat16_instructions_products_are_of_the_same_values_rounded_o
 
 def test_a_copy_has_products_of_its_own(network: Callable[..., Any]) -> None:
     model = network()
-    use_bfloat16_products(model)
+    use_half_products(model)
     other = copy.deepcopy(model)
     attention = other.model.layers[0].self_attn
     shared = attention.q_proj.__dict__["_product"]

@@ -11,7 +11,7 @@ from mathrl.core.errors import UserError
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet, split_parameters
 from mathrl.models.base import character_tokenizer
 from mathrl.models.export import export_model
-from mathrl.models.linear import BFloat16Linear, use_bfloat16_products
+from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.load import load_model
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.lora import ADAPTER, adapters_off, add_lora, merged_state
@@ -111,10 +111,10 @@ def test_the_fast_path_stays_and_the_export_is_a_plain_folder(network: Make, tmp
     made = network()
     use_fast_norms(made)
     if precision == "bfloat16":
-        use_bfloat16_products(made)
+        use_half_products(made)
     trained(made, LORA.model_copy(update={"keep_adapter": True}))
     assert prepare_language_model(made).packed and made.config._attn_implementation == "mathrl"
-    assert (sum(isinstance(each, BFloat16Linear) for each in made.modules()) == 14) == (precision == "bfloat16")
+    assert (sum(isinstance(each, HalfLinear) for each in made.modules()) == 14) == (precision == "bfloat16")
     found = logprobs(made)
     export_model(made, tokenizer, tmp_path / "end", "end")
 

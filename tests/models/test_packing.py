@@ -12,7 +12,7 @@ import torch
 
 from mathrl.models import head
 from mathrl.models.attention import CausalLayout
-from mathrl.models.linear import BFloat16Linear, keep_rounded_only, use_bfloat16_products
+from mathrl.models.linear import HalfLinear, keep_rounded_only, use_half_products
 from mathrl.models.logprobs import _padded_logprobs, prepare_language_model, response_logprobs, token_logprobs
 from mathrl.models.packing import Group, pack, rounded_up
 from mathrl.models.prepared import compute_as
@@ -163,7 +163,7 @@ def test_gradient_checkpointing_changes_nothing(network: Callable[..., Any]) -> 
 def test_bfloat16_products_are_near_and_notice_new_weights(network: Callable[..., Any]) -> None:
     model, groups = network(), random_groups(4)
     exact = response_logprobs(model, groups)[0].detach()
-    use_bfloat16_products(model)
+    use_half_products(model)
     near = response_logprobs(model, groups)[0].detach()
     assert 0 < (near - exact).abs().mean() < 0.2
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, foreach=True)
@@ -176,7 +176,7 @@ def test_bfloat16_products_are_near_and_notice_new_weights(network: Callable[...
 
 def test_a_frozen_model_keeps_its_rounded_weights_alone(network: Callable[..., Any]) -> None:
     model = network(architecture="qwen2", kv_heads=1)
-    use_bfloat16_products(model)
+    use_half_products(model)
     groups = random_groups(4)
     expected, _ = response_logprobs(model, groups)
     frozen = copy.deepcopy(model).requires_grad_(False)
@@ -184,14 +184,14 @@ def test_a_frozen_model_keeps_its_rounded_weights_alone(network: Callable[..., A
     bytes_ = {
         each.weight.untyped_storage().data_ptr(): each.weight.untyped_storage().nbytes()
         for each in frozen.modules()
-        if isinstance(each, BFloat16Linear)
+        if isinstance(each, HalfLinear)
     }
-    whole = sum(each.weight.numel() for each in model.modules() if isinstance(each, BFloat16Linear))
+    whole = sum(each.weight.numel() for each in model.modules() if isinstance(each, HalfLinear))
     assert sum(bytes_.values()) == 2 * whole, "stored once, two bytes a weight"
     with torch.no_grad():
         assert torch.equal(response_logprobs(frozen, groups)[0], expected)
         assert torch.equal(response_logprobs(model, groups)[0], expected), "the model it was copied from is whole"
-    assert all(each.weight.dtype == torch.float32 for each in model.modules() if isinstance(each, BFloat16Linear))
+    assert all(each.weight.dtype == torch.float32 for each in model.modules() if isinstance(each, HalfLinear))
 
 
 def test_attention_with_more_than_softmax_falls_back() -> None:

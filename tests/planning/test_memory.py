@@ -14,7 +14,7 @@ from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.models.base import character_tokenizer, fresh_network
-from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.linear import use_half_products
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import add_lora
 from mathrl.models.model_shape import config_of, shape_of
@@ -23,7 +23,7 @@ from mathrl.models.packing import Group, pack
 from mathrl.models.shapes import ModelShape
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
-from mathrl.params.optimizer import AdamW, Lora, Muon
+from mathrl.params.optimizer import AdamW, AdamW8Bit, Lora, Muon
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.planning.gpu_phases import check_vllm_share
@@ -43,7 +43,7 @@ def network(base: FreshModel = BASE, bfloat16: bool = True) -> Any:
     model = fresh_network(base, character_tokenizer(base), seed=0)
     use_fast_norms(model)
     if bfloat16:
-        use_bfloat16_products(model)
+        use_half_products(model)
     return model
 
 
@@ -90,14 +90,14 @@ def test_activations_are_what_autograd_keeps(bfloat16: bool, recomputed: bool, a
     assert sum(kept.values()) == pytest.approx(planned, rel=0.07)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-@pytest.mark.parametrize("lora", [None, Lora(r=4)])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "adamw_8bit"])
+@pytest.mark.parametrize("lora", [None, Lora(r=4), Lora(r=64)])
 def test_trained_bytes_are_the_learners(kind: Any, lora: Lora | None) -> None:
     model = network(bfloat16=False)
     shape = shape_of(model.config)
     if lora is not None:
         add_lora(model, lora, seed=0)
-    optimizer = Muon(lr=1e-3) if kind == "muon" else AdamW(lr=1e-3)
+    optimizer = {"adamw": AdamW, "muon": Muon, "adamw_8bit": AdamW8Bit}[kind](lr=1e-3)
     flat = FlatParameters(model)
     learner = OptimizerSet(model, flat, optimizer, 10)
     flat.gradients.fill_(0.1)
@@ -107,7 +107,8 @@ def test_trained_bytes_are_the_learners(kind: Any, lora: Lora | None) -> None:
     assert planned["policy: weights"] == 4 * sum(weight.numel() for weight in model.parameters())
     assert planned["policy: gradients"] == flat.gradients.nbytes
     states = sum(value.nbytes for value in learner.state().values() if value.dim())
-    assert planned["policy: optimizer states"] == states
+    # A last block of fewer than 256 weights has scales of its own.
+    assert planned["policy: optimizer states"] == pytest.approx(states, rel=1e-3 if kind == "adamw_8bit" else 0)
 
 
 def test_muon_keeps_one_moment_of_experts() -> None:

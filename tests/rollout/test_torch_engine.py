@@ -10,7 +10,7 @@ import torch
 
 from mathrl.models import decode
 from mathrl.models.base import character_tokenizer
-from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.linear import use_half_products
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.prepared import compute_as
@@ -109,7 +109,7 @@ def test_prompts_read_in_several_passes_give_the_same(engine: TorchEngine, monke
 
 def test_bfloat16_sampler_and_trainer_agree(network: Callable[..., Any]) -> None:
     model = network(alphabet="arithmetic")
-    use_bfloat16_products(model)
+    use_half_products(model)
     engine = TorchEngine(model, TOKENIZER, Rollout())
     groups = engine.generate(PROMPTS, Sampling(16, 1.0, 16), seed=1)
     packed = [Group(p, [c.tokens for c in g]) for p, g in zip(PROMPTS, groups, strict=True)]

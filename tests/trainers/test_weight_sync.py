@@ -14,7 +14,7 @@ from mathrl.core.metrics import without_timings
 from mathrl.core.types import Completion
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
-from mathrl.models.linear import use_bfloat16_products
+from mathrl.models.linear import use_half_products
 from mathrl.models.weights import EMBEDDING, HEAD
 from mathrl.params.optimizer import AdamW
 from mathrl.params.rollout import Rollout
@@ -88,7 +88,7 @@ class OneOff(CopyEngine):
 
 def run(small: Any, state: Path, kind: type[CopyEngine], lr: float = 1e-6) -> list[dict[str, float]]:
     model, _ = small.policy()
-    use_bfloat16_products(model)
+    use_half_products(model)
     tolerance = canary_tolerance(Rollout(), Model(precision="bfloat16"), "bfloat16")
     engine = kind(copy.deepcopy(model), small.TOKENIZER, Rollout(), tolerance, torch.bfloat16)
     params = small.changed(SMALL_STEPS, optimizer={"lr": lr})
