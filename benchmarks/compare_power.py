@@ -1,6 +1,6 @@
 """Level and power of `mathrl compare` beside other tests, over problems, responses, seeds and shapes of difficulty.
 
-`python benchmarks/compare_power.py` simulates comparisons of two models, or of two recipes with several runs (seeds)
+`python -m benchmarks.compare_power` simulates comparisons of two models, or of two recipes with several runs (seeds)
 each, without and with a true difference, and counts how often each test shows one. A test keeps its level where it
 claims at most `MOST` of the differences that are not there, whatever the shape; power is compared among those.
 
@@ -13,21 +13,19 @@ Shapes of arrays: T comparisons, R runs, P problems, B resamples.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from scipy import stats
-from scipy.special import stdtr, stdtrit
 
+from benchmarks.compare_tests import Array, exact_levels, of_models, of_recipes
 from mathrl.evaluation.runs import compare_runs
+from mathrl.planning.evaluation_plan import Runs, Spread, smallest_difference
 
 MOST, LEAST, NEAR = 0.06, 0.04, 0.03  # the level's bounds, and the power that may be lost
-PROBLEMS, SAMPLES, RUNS = (30, 100, 500, 1319), (1, 4, 16, 32), (1, 3, 5)
-RESAMPLES = 400
-BLOCKS = 20  # of trials that share the resamples
-Array = np.ndarray
+PROBLEMS, SAMPLES, RUNS = (30, 100, 500, 1319), (1, 4, 16, 32), (3, 5)
+SIZES = ((30, 16), (100, 4), (500, 4))  # of the comparisons of recipes
 
 
 def hard(rng: np.random.Generator, size: tuple[int, ...]) -> Array:
@@ -54,7 +52,8 @@ SHAPES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
 class Effects:
     """Standard deviations of u: what training does to a problem, a run's skill, and its skill at a problem.
 
-    `ratio` is that of the second recipe's runs to the first's, `shared` the correlation of two runs with one seed.
+    `ratio` is that of the second recipe's runs to the first's, `shared` the correlation of two runs with one seed;
+    `few`: instead, every pass rate is 0.06, of which one in twenty gains 0.9 and the others lose 0.047.
     """
 
     problem: float = 0.3
@@ -62,9 +61,10 @@ class Effects:
     run_problem: float = 0.0
     ratio: float = 1.0
     shared: float = 0.0
+    few: bool = False
 
 
-MODELS = Effects()
+MODELS, FEW_GAIN = Effects(), Effects(few=True)
 SEEDS = {
     "runs alike": Effects(run_problem=0.2),
     "runs differ": Effects(run=0.15, run_problem=0.2),
@@ -88,6 +88,10 @@ class Cell:
 
     def draw(self, rng: np.random.Generator, trials: int) -> tuple[Array, Array]:
         """Means of each run's responses by problem, TRP, of both recipes."""
+        before, after = self.rates(rng, trials)
+        return responses(rng, before, self.samples), responses(rng, after, self.samples)
+
+    def rates(self, rng: np.random.Generator, trials: int) -> tuple[Array, Array]:
         effects, several = self.effects, (trials, self.runs, self.problems)
         base = SHAPES[self.shape](rng, (trials, 1, self.problems))
         common = self._runs(rng, trials, effects.shared)
@@ -96,8 +100,12 @@ class Cell:
             u = rng.normal(0, effects.problem, (trials, 1, self.problems))
             u = np.clip(u + scale * (common + self._runs(rng, trials, 1 - effects.shared)), -1, 1)
             rates = base + base * (1 - base) * u
+            if effects.few:
+                rates = np.full_like(base, 0.06) + (
+                    np.where(rng.random(base.shape) < 0.05, 0.9, -0.9 / 19) if sides else 0
+                )
             rates = np.broadcast_to(rates + gain * (1 - rates), several)
-            sides.append(responses(rng, rates, self.samples))
+            sides.append(rates)
         return sides[0], sides[1]
 
     def _runs(self, rng: np.random.Generator, trials: int, share: float) -> Array | float:
@@ -115,95 +123,172 @@ def responses(rng: np.random.Generator, rates: Array, samples: int) -> Array:
     return sum(rng.random(rates.shape, dtype=np.float32) < rates for _ in range(samples)) / samples
 
 
-# --- One run of each model. A test takes differences TP and returns which are shown, T.
+def measure(rng: np.random.Generator, cell: Cell, trials: int) -> tuple[dict[str, float], dict[str, float], float]:
+    """Each test's level, its power, and the gain in accuracy at which that is: 2.3 standard errors."""
+    before, after = cell.draw(rng, trials)
+    check(cell, before, after)
+    test = of_models if cell.runs == 1 else of_recipes
+    level = shares(test(rng, before, after, cell.samples))
+    error = float((after - before).mean(axis=(1, 2)).std())
+    better = replace(cell, gain=min(0.95, 2.3 * error / (1 - float(before.mean()))))
+    before, after = better.draw(rng, trials)
+    return level, shares(test(rng, before, after, cell.samples)), float((after - before).mean())
 
 
-def ours(differences_TP: Array, samples: int) -> Array:
-    """`paired.compare`, for many comparisons at once."""
-    mean, variance = with_halves(differences_TP, samples)
-    return abs(mean) > stdtrit(differences_TP.shape[1] - 1, 0.975) * np.sqrt(variance)
+def shares(shown: Mapping[str, Array]) -> dict[str, float]:
+    return {name: float(each.mean()) for name, each in shown.items()}
 
 
-def with_halves(differences_TP: Array, responses_behind: float) -> tuple[Array, Array]:
-    """`spread.with_further` with `paired.four_outcomes`: the mean, and its variance."""
-    count = differences_TP.shape[1] + 2
-    mean = differences_TP.sum(axis=1) / count
-    squares = (differences_TP**2).sum(axis=1) + 1 / responses_behind
-    return mean, (squares - count * mean**2) / (count - 1) / count
+def check(cell: Cell, before: Array, after: Array) -> None:
+    """The vectorised test is the library's, in the first comparisons."""
+    vectors = (of_models if cell.runs == 1 else of_recipes)(np.random.default_rng(0), before, after, cell.samples)
+    for trial in range(3):
+        sides = [[dict(enumerate(map(float, run))) for run in side[trial]] for side in (before, after)]
+        named = [[{f"{id:05}": value for id, value in run.items()} for run in side] for side in sides]
+        counts = (float(cell.samples),) * 2
+        for name, by_seed in (("mathrl", False), ("mathrl by seed", True)):
+            if name in vectors:
+                ours = compare_runs("a", "b", *named, responses=counts, by_seed=by_seed)
+                assert ours.shown == vectors[name][trial], (cell, name, ours)
 
 
-def students_t(differences_TP: Array, _: int) -> Array:
-    error = differences_TP.std(axis=1, ddof=1) / differences_TP.shape[1] ** 0.5
-    return abs(differences_TP.mean(axis=1)) > stdtrit(differences_TP.shape[1] - 1, 0.975) * error
+def error_of(share: float, trials: int) -> float:
+    return (share * (1 - share) / trials) ** 0.5
 
 
-def wilcoxon(differences_TP: Array, _: int) -> Array:
-    """Signed ranks, differences of 0 left out, with the normal distribution (the exact one knows no ties)."""
-    sizes = abs(differences_TP)
-    ranks = stats.rankdata(np.where(sizes > 0, sizes, -1.0), axis=1) - (sizes == 0).sum(axis=1, keepdims=True)
-    ranks = np.where(sizes > 0, ranks, 0.0)
-    statistic = (ranks * np.sign(differences_TP)).sum(axis=1)
-    return abs(statistic) > 1.959964 * np.sqrt((ranks**2).sum(axis=1))
+def models(rng: np.random.Generator, trials: int) -> None:
+    print("\n## Two models: level / power\n")
+    found: dict[tuple[int, int, str], tuple[dict[str, float], dict[str, float]]] = {}
+    for problems, samples in product(PROBLEMS, SAMPLES):
+        for shape in (*SHAPES, "few gain"):
+            effects = FEW_GAIN if shape == "few gain" else MODELS
+            cell = Cell(problems, samples, 1, "uniform" if shape == "few gain" else shape, effects)
+            level, power, gain = measure(rng, cell, trials if problems < 500 else max(1000, trials // 4))
+            if not found:
+                print(
+                    f"| problems x responses | shape | gain | {' | '.join(level)} |\n|---|---|---|{'---|' * len(level)}"
+                )
+            found[problems, samples, shape] = (level, power)
+            cells = " | ".join(f"{level[name]:.3f} / {power[name]:.2f}" for name in level)
+            print(f"| {problems} x {samples} | {shape} | {gain:.3f} | {cells} |", flush=True)
+    summarise(found, tuple(SHAPES), "mathrl", trials)
 
 
-def sign(differences_TP: Array, _: int) -> Array:
-    """Of the problems that differ, how many in each direction; exact. With one response this is McNemar's test."""
-    more, less = (differences_TP > 0).sum(axis=1), (differences_TP < 0).sum(axis=1)
-    return 2 * stats.binom.cdf(np.minimum(more, less), more + less, 0.5) < 0.05
+def recipes(rng: np.random.Generator, trials: int) -> None:
+    print("\n## Two recipes of several runs: level / power\n")
+    found: dict[tuple[int, int, int, str], tuple[dict[str, float], dict[str, float]]] = {}
+    for (problems, samples), runs in product(SIZES, RUNS):
+        for kind, effects in SEEDS.items():
+            cell = Cell(problems, samples, runs, "uniform", effects)
+            level, power, gain = measure(rng, cell, trials if problems < 500 else max(1000, trials // 4))
+            if not found:
+                names = " | ".join(level)
+                print(f"| problems x responses x runs | runs | gain | {names} |\n|---|---|---|{'---|' * len(level)}")
+            found[problems, samples, runs, kind] = (level, power)
+            cells = " | ".join(f"{level[name]:.3f} / {power[name]:.2f}" for name in level)
+            print(f"| {problems} x {samples} x {runs} | {kind} | {gain:.3f} | {cells} |", flush=True)
+    apart = tuple(kind for kind in SEEDS if not kind.startswith("one start"))
+    together = tuple(kind for kind in SEEDS if kind.startswith("one start"))
+    summarise(found, apart, "mathrl", trials)
+    summarise(found, together, "mathrl by seed", trials)
 
 
-def swapped_labels(rng: np.random.Generator, differences_TP: Array) -> Array:
-    """Labels permuted within each problem: the mean against its distribution under random signs."""
-    shown = []
-    for part_TP in np.array_split(differences_TP.astype(np.float32), BLOCKS):
-        signs_PB = rng.choice(np.array([-1, 1], np.float32), (part_TP.shape[1], RESAMPLES))
-        beyond = abs(part_TP @ signs_PB) >= abs(part_TP.sum(axis=1, keepdims=True)) - 1e-4
-        shown.append((beyond.sum(axis=1) + 1) / (RESAMPLES + 1) <= 0.05)
-    return np.concatenate(shown)
+def summarise(found: Mapping[tuple, tuple], kinds: Sequence[str], ours: str, trials: int) -> None:  # type: ignore[type-arg]
+    """Which tests keep their level at all sizes, and what ours loses to the best of them in each row."""
+    rows = {key: pair for key, pair in found.items() if key[-1] in (*kinds, "few gain")}
+    names = list(next(iter(rows.values()))[0])
+    sizes = sorted({key[:-1] for key in rows})
+    print(f"\n| {', '.join(kinds)}: test | levels | sizes at which it keeps its level |\n|---|---|---|")
+    keeps: dict[tuple, set[str]] = {size: set() for size in sizes}  # type: ignore[type-arg]
+    for name in names:
+        for size in sizes:
+            levels = [level[name] for key, (level, _) in rows.items() if key[:-1] == size and key[-1] != "few gain"]
+            # A test of accuracy claims no difference of 500 problems because few of them gain much.
+            levels += [level[name] for key, (level, _) in rows.items() if key == (500, size[1], "few gain")]
+            if max(levels) <= MOST + 2 * error_of(MOST, max(1000, trials // 4)):
+                keeps[size].add(name)
+        kinds_alone = [level[name] for key, (level, _) in rows.items() if key[-1] != "few gain"]
+        kept = sum(name in tests for tests in keeps.values())
+        print(f"| {name} | {min(kinds_alone):.3f} to {max(kinds_alone):.3f} | {kept} of {len(sizes)} |")
+    for key, (level, power) in rows.items():
+        if key[-1] == "few gain":
+            continue
+        best = max((power[name], name) for name in keeps.get(key[:-1], {ours}) | {ours})
+        if not LEAST <= level[ours] <= MOST or best[0] - power[ours] > NEAR:
+            print(f"- {key}: level {level[ours]:.3f}, power {power[ours]:.3f}, best {best[1]} {best[0]:.3f}")
 
 
-def bootstraps(rng: np.random.Generator, before_TP: Array, after_TP: Array, samples: int) -> dict[str, Array]:
-    """Intervals that leave out 0: percentiles and BCa over problems, and percentiles over problems and responses."""
-    shown: dict[str, list[Array]] = {"bootstrap": [], "BCa": [], "two-level bootstrap": []}
-    noise_TP = (before_TP * (1 - before_TP) + after_TP * (1 - after_TP)) / samples
-    parts = (np.array_split(each.astype(np.float32), BLOCKS) for each in (after_TP - before_TP, noise_TP))
-    for gaps_TP, own_TP in zip(*parts, strict=True):
-        count = gaps_TP.shape[1]
-        weights_PB = (rng.multinomial(count, np.full(count, 1 / count), RESAMPLES).T / count).astype(np.float32)
-        means_TB = np.sort(gaps_TP @ weights_PB, axis=1)
-        shown["bootstrap"].append(leaves_out_zero(means_TB, np.full((len(gaps_TP), 2), (0.025, 0.975))))
-        shown["BCa"].append(leaves_out_zero(means_TB, bca_levels(gaps_TP, means_TB)))
-        # A problem's responses drawn again: their mean varies by its own variance (the normal distribution's here).
-        inner_TB = rng.standard_normal(means_TB.shape) * np.sqrt(own_TP @ weights_PB / count)
-        both_TB = np.sort(gaps_TP @ weights_PB + inner_TB, axis=1)
-        shown["two-level bootstrap"].append(leaves_out_zero(both_TB, np.full((len(gaps_TP), 2), (0.025, 0.975))))
-    return {name: np.concatenate(each) for name, each in shown.items()}
+def exact(_: np.random.Generator, __: int) -> None:
+    print("\n## One response each: exact levels\n")
+    print("| problems | they disagree on | mathrl | t | McNemar |\n|---|---|---|---|---|")
+    for problems, disagree in product((15, 30, 100), (0.05, 0.1, 0.2, 0.3, 0.5)):
+        cells = " | ".join(f"{level:.3f}" for level in exact_levels(problems, disagree).values())
+        print(f"| {problems} | {disagree} | {cells} |")
 
 
-def leaves_out_zero(sorted_TB: Array, levels_T2: Array) -> Array:
-    places = np.clip((levels_T2 * sorted_TB.shape[1]).astype(int), 0, sorted_TB.shape[1] - 1)
-    low, high = (np.take_along_axis(sorted_TB, places[:, [side]], axis=1)[:, 0] for side in (0, 1))
-    return (low > 1e-6) | (high < -1e-6)
+def plans(rng: np.random.Generator, trials: int) -> None:
+    """The power at the difference that `mathrl plan evaluate` says is shown with 0.8."""
+    print("\n## The difference that a plan promises with a power of 0.8\n")
+    print("| shape | problems x responses x runs | runs differ | difference | power | standard error |")
+    print("|---|---|---|---|---|---|")
+    plan = (("uniform", 30, 16), ("hard", 100, 4), ("U-shaped", 100, 16), ("bimodal", 500, 4), ("uniform", 500, 1))
+    for (shape, problems, samples), runs, shared in product(plan, (1, 3, 5), (None, 0.9)):
+        if runs == 1 and shared is not None:
+            continue
+        effects = Effects(run=0.15 if runs > 1 else 0.0, shared=shared or 0.0)
+        cell, difference, spread = promise(rng, Cell(problems, samples, runs, shape, effects), shared)
+        before, after = cell.draw(rng, trials)
+        test = of_models if runs == 1 else of_recipes
+        power = float(test(rng, before, after, samples)["mathrl" if shared is None else "mathrl by seed"].mean())
+        pairs = "" if shared is None else ", paired"
+        print(
+            f"| {shape} | {problems} x {samples} x {runs}{pairs} | {spread:.3f} | {difference:.3f} | {power:.3f} | "
+            f"{error_of(power, trials):.3f} |",
+            flush=True,
+        )
 
 
-def bca_levels(gaps_TP: Array, means_TB: Array) -> Array:
-    """The percentiles that bias and skewness correct (Efron, JASA 82, 1987)."""
-    middle = gaps_TP.mean(axis=1, keepdims=True)
-    below = (means_TB < middle - 1e-7).mean(axis=1) + (abs(means_TB - middle) <= 1e-7).mean(axis=1) / 2
-    bias = stats.norm.ppf(np.clip(below, 0.001, 0.999))[:, None]
-    centred = gaps_TP - middle
-    squares = np.maximum((centred**2).sum(axis=1, keepdims=True), 1e-12)
-    skew = (centred**3).sum(axis=1, keepdims=True) / squares**1.5 / 6
-    z = bias + np.array([[-1.959964, 1.959964]])
-    return np.asarray(stats.norm.cdf(bias + z / (1 - skew * z)))
+def promise(rng: np.random.Generator, cell: Cell, shared: float | None) -> tuple[Cell, float, float]:
+    """The cell with the gain that its plan promises to show: the plan knows the spread that goes with the gain."""
+    population = replace(cell, problems=200_000, runs=1, effects=replace(cell.effects, run=0.0))
+    skill = replace(cell, problems=2000, effects=replace(cell.effects, shared=0.0))
+    for _ in range(4):
+        before, after = (side[0, 0] for side in replace(population, gain=cell.gain).rates(rng, 1))
+        within = float((before * (1 - before) + after * (1 - after)).mean())
+        spread = Spread(float((after - before).var()), within, "")
+        differ = float(skill.rates(rng, 200)[0].mean(axis=2).std(axis=1, ddof=1).mean()) if cell.runs > 1 else 0.0
+        trained = Runs(cell.runs, differ, shared)
+        difference = smallest_difference(cell.problems, cell.samples, spread, trained, 0.95)
+        cell = replace(cell, gain=min(0.95, difference / (1 - float(before.mean()))))
+    return cell, difference, differ
 
 
-def of_models(rng: np.random.Generator, before: Array, after: Array, samples: int) -> dict[str, Array]:
-    """Every test's claims about models with one run each."""
-    before_TP, after_TP = before[:, 0], after[:, 0]
-    gaps = after_TP - before_TP
-    plain = {"mathrl": ours, "t over problems": students_t, "Wilcoxon": wilcoxon, "sign or McNemar": sign}
-    shown = {name: test(gaps, samples) for name, test in plain.items()}
-    some = slice(0, 2000)  # the others take long
-    shown["permuted labels"] = swapped_labels(rng, gaps[some])
-    return shown | bootstraps(rng, before_TP[some], after_TP[some], samples)
+def tightness(rng: np.random.Generator, trials: int) -> None:
+    """The median width of intervals by seed against those of runs that are not paired, and against those before."""
+    print("\n## Runs with one seed and one start: median width of the interval\n")
+    print("| runs | correlation | not paired | paired by seed | ratio |\n|---|---|---|---|---|")
+    for runs, shared in product((2, 3, 5, 10), (0.0, 0.5, 0.8, 0.95)):
+        cell = Cell(500, 8, runs, "uniform", Effects(run=0.3, run_problem=0.2, shared=shared))
+        before, after = cell.draw(rng, max(20, trials // 40))
+        widths: dict[bool, list[float]] = {False: [], True: []}
+        for sides in zip(before, after, strict=True):
+            named = [[{f"{id:05}": float(value) for id, value in enumerate(run)} for run in side] for side in sides]
+            for by_seed, each in widths.items():
+                test = compare_runs("a", "b", *named, responses=(8.0, 8.0), by_seed=by_seed)
+                each.append(test.high - test.low)
+        apart, paired = (float(np.median(each)) for each in widths.values())
+        print(f"| {runs} | {shared} | {apart:.3f} | {paired:.3f} | {paired / apart:.2f} |", flush=True)
+
+
+TABLES = {"exact": exact, "models": models, "recipes": recipes, "plans": plans, "tightness": tightness}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=4000, help="Comparisons per row; a quarter with 500 problems up.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=list(TABLES), help="One table; default: all.")
+    options = parser.parse_args()
+    for number, (name, table) in enumerate(TABLES.items()):
+        if options.only in (None, name):
+            table(np.random.default_rng([options.seed, number]), options.trials)

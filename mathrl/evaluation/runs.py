@@ -107,30 +107,42 @@ def _runs_part(table_RP: np.ndarray) -> VariancePart:
     return VariancePart(max(0.0, _excess(table_RP)), len(table_RP) - 1)
 
 
-def _excess(table_RP: np.ndarray) -> float:
-    """The variance of the mean over runs, without the rest's, which that of the problems has too."""
+def _excess(table_RP: np.ndarray, share: float = 1.0) -> float:
+    """The variance of the mean over runs, without the rest's (or a share of it), which that of the problems has too."""
     rest_RP = table_RP - table_RP.mean(axis=1, keepdims=True) - table_RP.mean(axis=0) + table_RP.mean()
     freedom = (table_RP.shape[0] - 1) * (table_RP.shape[1] - 1)
     rest = float((rest_RP**2).sum()) / freedom / table_RP.size
-    return part_of(table_RP.mean(axis=1)).variance - rest
+    return part_of(table_RP.mean(axis=1)).variance - share * rest
 
 
 def _parts_of_runs(tables: Sequence[np.ndarray], by_seed: bool) -> list[VariancePart]:
     """What the runs of both sides add to the variance of the difference of their means."""
     several = [table_RP for table_RP in tables if len(table_RP) > 1]
-    parts, excess = [_runs_part(table_RP) for table_RP in several], sum(map(_excess, several))
+    parts = [_runs_part(table_RP) for table_RP in several]
     if by_seed and parts:
-        return [VariancePart(max(0.0, min(excess, _excess(tables[1] - tables[0]))), parts[0].freedom)]
+        return [_paired_part(*tables)]
     if len(parts) < 2 or min(part.freedom for part in parts) < 2:
         return parts
-    return [VariancePart(max(0.0, excess), welch_freedom(parts))]
+    return [VariancePart(max(0.0, sum(map(_excess, several))), welch_freedom(parts))]
+
+
+def _paired_part(before_RP: np.ndarray, after_RP: np.ndarray) -> VariancePart:
+    """The part of runs in pairs: that of their differences, but at most that of runs that have nothing in common.
+
+    So few pairs often differ by less than the rest alone would make them, and then nothing would be left of their
+    spread. So not all of the rest is taken off: nothing of two pairs, half of three, three quarters of five.
+    """
+    freedom = len(before_RP) - 1
+    share = 1 - 1 / freedom
+    apart = _excess(before_RP, share) + _excess(after_RP, share)
+    return VariancePart(max(0.0, min(apart, _excess(after_RP - before_RP, share))), freedom)
 
 
 def welch_freedom(parts: Sequence[VariancePart]) -> float:
     """The degrees of freedom of a sum of variances (Welch, Biometrika 34, 1947): from the least to the sum of theirs.
 
-    >>> welch_freedom([VariancePart(0.5, 2), VariancePart(0.5, 2)]), welch_freedom([VariancePart(0.5, 2), VariancePart(0.0, 2)])
-    (4.0, 2.0)
+    >>> [welch_freedom([VariancePart(0.5, 2), VariancePart(other, 2)]) for other in (0.5, 0.0)]
+    [4.0, 2.0]
     """
     total = sum(part.variance for part in parts)
     if not total:
