@@ -251,12 +251,15 @@ def plans(rng: np.random.Generator, trials: int) -> None:
 def promise(rng: np.random.Generator, cell: Cell, shared: float | None) -> tuple[Cell, float, float]:
     """The cell with the gain that its plan promises to show: the plan knows the spread that goes with the gain."""
     population = replace(cell, problems=200_000, runs=1, effects=replace(cell.effects, run=0.0))
-    skill = replace(cell, problems=2000, effects=replace(cell.effects, shared=0.0))
+    skill = replace(cell, problems=300, effects=replace(cell.effects, shared=0.0))
+    differ = 0.0
     for _ in range(4):
         before, after = (side[0, 0] for side in replace(population, gain=cell.gain).rates(rng, 1))
         within = float((before * (1 - before) + after * (1 - after)).mean())
         spread = Spread(float((after - before).var()), within, "")
-        differ = float(skill.rates(rng, 200)[0].mean(axis=2).std(axis=1, ddof=1).mean()) if cell.runs > 1 else 0.0
+        if cell.runs > 1:  # a gain leaves the second recipe's runs less room to differ
+            sides = replace(skill, gain=cell.gain).rates(rng, 1000)
+            differ = float(np.mean([side.mean(axis=2).var(axis=1, ddof=1).mean() for side in sides])) ** 0.5
         trained = Runs(cell.runs, differ, shared)
         difference = smallest_difference(cell.problems, cell.samples, spread, trained, 0.95)
         cell = replace(cell, gain=min(0.95, difference / (1 - float(before.mean()))))

@@ -90,8 +90,8 @@ def compare_runs(
     runs_parts = _parts_of_runs(tables, by_seed)
     spread = sum(1 / (count * len(runs)) for count, runs in zip(responses, (before_runs, after_runs), strict=True)) / 2
     test = paired_test(before, after, differences_P, runs_parts, 1 / spread, confidence)
-    counts = {"before_runs": len(before_runs), "after_runs": len(after_runs)}
-    return replace(test, **counts, by_seed=by_seed and len(before_runs) > 1)
+    paired = by_seed and len(before_runs) > 1
+    return replace(test, before_runs=len(before_runs), after_runs=len(after_runs), by_seed=paired)
 
 
 def _common(runs: Sequence[Values]) -> list[str]:
@@ -112,7 +112,7 @@ def _excess(table_RP: np.ndarray, share: float = 1.0) -> float:
     rest_RP = table_RP - table_RP.mean(axis=1, keepdims=True) - table_RP.mean(axis=0) + table_RP.mean()
     freedom = (table_RP.shape[0] - 1) * (table_RP.shape[1] - 1)
     rest = float((rest_RP**2).sum()) / freedom / table_RP.size
-    return part_of(table_RP.mean(axis=1)).variance - share * rest
+    return float(part_of(table_RP.mean(axis=1)).variance - share * rest)
 
 
 def _parts_of_runs(tables: Sequence[np.ndarray], by_seed: bool) -> list[VariancePart]:

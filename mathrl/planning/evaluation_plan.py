@@ -138,7 +138,10 @@ def _draw_halves(
     skill_N2R = np.sqrt(correlation) * shared_NR[:, None] + np.sqrt(1 - correlation) * own_N2R
     rest = spread.within / 2 / samples / problems  # of a run's mean; both recipes' responses are alike
     means_N2R = runs.spread * skill_N2R + np.sqrt(rest) * noise_N2R
-    quantile = lambda freedom: stdtrit(freedom, 0.5 + confidence / 2) ** 2  # noqa: E731
+
+    def quantile(freedom: np.ndarray | float) -> np.ndarray:
+        return np.asarray(stdtrit(freedom, 0.5 + confidence / 2)) ** 2
+
     spreads_N2, freedom = means_N2R.var(axis=2, ddof=1), runs.count - 1
     parts_N2 = np.maximum(0.0, spreads_N2 - rest) / runs.count
     excess_N = np.maximum(0.0, spreads_N2.sum(axis=1) - 2 * rest) / runs.count
