@@ -13,7 +13,7 @@ from mathrl.cli.output import AsJson, print_document, print_lines, print_table
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
-from mathrl.core.paths import main_checkout
+from mathrl.core.paths import checkout_or_here
 from mathrl.core.results import Comparison
 from mathrl.core.types import EvalRow, Problem
 from mathrl.evaluation.benchmark import benchmark_problems
@@ -22,6 +22,7 @@ from mathrl.evaluation.paired import compare as paired
 from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.summary import accuracies, responses_behind
 from mathrl.params import Params
+from mathrl.params.load import FOLDER
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.reports.find_responses import RESPONSES, compare_forgetting, compare_named, model_folder, name_of, output_of
 
@@ -53,8 +54,10 @@ def compare(
     evaluated first, recipe steps (NAME/STEP), or names of models in reports/evaluate.
     """
     start = Path.cwd()
-    os.chdir(main_checkout())
-    params = load_params(preset=join_presets(presets), overrides=overrides or ())
+    os.chdir(checkout_or_here())
+    # Imported runs are compared outside a project too; its parameters have to name some data.
+    nothing_written = [] if FOLDER.is_dir() else ["data=gsm8k"]
+    params = load_params(preset=join_presets(presets), overrides=[*nothing_written, *(overrides or ())])
     if forgetting:
         if looks > 1 or common:
             raise UserError("--forgetting goes with neither --looks nor --common")

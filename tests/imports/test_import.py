@@ -327,7 +327,7 @@ def test_one_response_per_prompt_is_no_obstacle(home: Path, tmp_path: Path) -> N
 
 
 def test_a_run_is_read_without_a_project_and_outside_git(
-    trl_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trl_run: Path, verl_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person who trains with another library has neither: records are kept in .mathrl of the current folder."""
     monkeypatch.delenv("MATHRL_HOME", raising=False)
@@ -337,4 +337,6 @@ def test_a_run_is_read_without_a_project_and_outside_git(
     status, printed = command("runs", "health", "imported-theirs")
     assert status == 0 and "16 of 33 rules had their metrics" in printed
     assert command("runs", "report", "imported-theirs")[0] == command("grade", "imported-theirs")[0] == 0
+    assert command("import", verl_run, "--name", "verl")[0] == 0
+    assert command("compare", "imported-verl:step-10", "imported-verl:step-40")[0] == 0
     assert (tmp_path / ".mathrl").is_dir() and list((tmp_path / "reports" / "html").glob("*.html"))
