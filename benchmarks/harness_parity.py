@@ -29,7 +29,7 @@ from mathrl.core.files import read_jsonl
 from mathrl.core.types import Problem
 from mathrl.data.templates import prompt_text
 from mathrl.evaluation.benchmark import benchmark_problems, prompt_of
-from mathrl.evaluation.evaluate_model import NEXT_QUESTION
+from mathrl.evaluation.evaluate_model import next_question
 from mathrl.grading import grade
 from mathrl.models.base import make_base
 from mathrl.models.load import load_model, load_tokenizer
@@ -241,9 +241,8 @@ def lighteval_scores(of: Set, folder: Path, texts: Sequence[str]) -> tuple[dict[
     )
 
 
-def our_scores(problems: Sequence[Problem], texts: Sequence[str], template: str) -> dict[str, list[float]]:
-    """mathrl's scores of the responses by both ways to read an answer."""
-    stops = NEXT_QUESTION if template == "question_answer" else ()  # as `evaluate_model` does
+def our_scores(problems: Sequence[Problem], texts: Sequence[str], stops: Sequence[str] = ()) -> dict[str, list[float]]:
+    """mathrl's scores of the responses, each up to the first of `stops`, by both ways to read an answer."""
     pairs = [(cut(text, stops), problem.answers) for text, problem in zip(texts, problems, strict=True)]
     return {
         "mathrl strict": [float(grade(text, answers, "strict").correct) for text, answers in pairs],
@@ -298,7 +297,7 @@ def compare_form(of: Set, form: str, folder: Path) -> Compared:
         theirs, lm_prompts = lm_eval_scores(of, texts)
         lighteval, light_prompts = lighteval_scores(of, folder, texts)
         prompts |= {"lm-eval": lm_prompts[0], "lighteval": light_prompts[0]}
-        for judge, values in (our_scores(problems, texts, asked.prompt.template) | theirs | lighteval).items():
+        for judge, values in (our_scores(problems, texts, next_question(asked)) | theirs | lighteval).items():
             scores.setdefault(judge, {})[right] = values
     return Compared(scores, prompts)
 

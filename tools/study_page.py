@@ -89,7 +89,7 @@ def objectives() -> str:
         "|---|" + "---|---|" * len(metrics),
     ]
     tests = {
-        (label, metric): compare_pair(("grpo", label), (models["grpo"], runs), settings, metric)
+        (label, metric): compare_pair(("grpo", label), (models["grpo"], runs), settings, metric, by_seed=True)
         for metric in metrics
         for label, runs in models.items()
         if label != "grpo"

@@ -46,6 +46,12 @@ def evaluate(
     run_spread: Annotated[
         float, typer.Option(min=0, max=1, help="Standard deviation of accuracy between runs of a recipe.")
     ] = 0.02,
+    correlation: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Correlation of two runs with one seed and start; omit if runs are not paired."
+        ),
+    ] = None,
     presets: Presets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -62,7 +68,7 @@ def evaluate(
     spread = _spread(pilots, pair=difference is not None)
     figure, wanted = (width, interval) if interval is not None else (smallest_difference, difference)
     assert wanted is not None
-    trained = Runs(runs, run_spread)
+    trained = Runs(runs, run_spread, correlation)
     size = problems or (len(pilots[0].rows) if pilots else None)
     rows, plain = [], []
     for samples in SAMPLES:
@@ -82,7 +88,8 @@ def evaluate(
     print_table(f"Needed for {what}, confidence {confidence:.0%}", rows)
     print_lines([f"spread: {spread.account}"])
     if runs > 1:
-        print_lines([f"{runs} runs per recipe, whose accuracies differ by {run_spread:g} (standard deviation)"])
+        pairs = "" if correlation is None else f"; runs with one seed and start correlate by {correlation:g}"
+        print_lines([f"{runs} runs per recipe, whose accuracies differ by {run_spread:g} (standard deviation){pairs}"])
     else:
         print_lines(["one run each: the answer is about these models; --runs N plans for recipes"])
     _advise(spread, figure(10**6, 64, spread, trained, confidence), wanted)

@@ -60,6 +60,7 @@ class LooksDocument(TypedDict):
     shown: Annotated[bool, "Whether a difference is shown."]
     before_runs: int
     after_runs: int
+    by_seed: bool
     corrected_p: float | None
     verdict: Annotated[str, "The verdict in a sentence."]
 

@@ -112,7 +112,8 @@ class Comparison:
     `difference` is after minus before; `p_value` is two-sided; `detectable` is the smallest true difference
     that a set of this size and spread shows with 80 % power; `shown` when the interval leaves out 0 and the
     p-value is below 1 - confidence. `corrected_p`, where several models are compared, is the p-value that counts then
-    (`mathrl.evaluation.compare.holm`). `before_runs` and `after_runs` count the training runs of each.
+    (`mathrl.evaluation.compare.holm`). `before_runs` and `after_runs` count the training runs of each; `by_seed` says
+    that they were paired, one of each with the same seed and start.
     """
 
     before: str
@@ -127,6 +128,7 @@ class Comparison:
     before_runs: int = 1
     after_runs: int = 1
     corrected_p: float | None = None
+    by_seed: bool = False
 
     def to_row(self) -> dict[str, Any]:
         return {**asdict(self), "verdict": self.verdict()}
@@ -142,7 +144,7 @@ class Comparison:
             p += f" (corrected {self.corrected_p:.4f})"
         figures = f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {p}, {self.problems} problems"
         if self.before_runs + self.after_runs > 2:
-            figures += f", {self.before_runs} and {self.after_runs} runs"
+            figures += f", {self.before_runs} and {self.after_runs} runs{' paired by seed' if self.by_seed else ''}"
         if self.shown:
             better, worse = (self.after, self.before) if self.difference > 0 else (self.before, self.after)
             return f"{better} is better than {worse}: {figures}"

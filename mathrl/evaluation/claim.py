@@ -17,7 +17,8 @@ def claim_results(evaluations: Evaluations, claim: Claim, settings: Evaluate) ->
     """The start, each control and the model, and the tests of start → control, control → model and start → model.
 
     Controls are the other models of the evaluations but those `apart`, and the best of k: the start's majority vote
-    over k of its samples. A test is shown only by its p-value corrected for all of them (Holm).
+    over k of its samples. A test is shown only by its p-value corrected for all of them (Holm). All steps of a
+    recipe have its seeds, so the runs are paired by seed.
 
     Example: models sft, random, form, thinking, best_of_8, rl; comparisons sft_to_rl, sft_to_random, random_to_rl, …
     """
@@ -71,6 +72,7 @@ def _tests(
             values[before],
             values[after],
             responses=(responses[before], responses[after]),
+            by_seed=len(values[before]) == len(values[after]),
             confidence=settings.confidence,
         )
         for before, after in pairs

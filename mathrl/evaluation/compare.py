@@ -40,14 +40,19 @@ def pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys([(labels[-2], labels[-1]), *((labels[0], label) for label in labels[1:])]))
 
 
-def compare_models(models: Mapping[str, Sequence[Rows]], settings: Evaluate) -> dict[str, Comparison]:
+def compare_models(
+    models: Mapping[str, Sequence[Rows]], settings: Evaluate, *, by_seed: bool = False
+) -> dict[str, Comparison]:
     """The tests of pass@1 for `pairs` of the models, in their order: {"sft_to_rl": …}.
 
-    `models` has the runs (seeds) of each model by its label. Pairs with fewer than two problems in common are
+    `models` has the runs (seeds) of each model by its label; `by_seed` says that they have the same seeds in the same
+    order, from one start each. Pairs with fewer than two problems in common are
     left out: no test is possible. Of several tests each is shown only by its p-value corrected for all of them.
     """
     tests = {
-        f"{before}_to_{after}": compare_pair((before, after), (models[before], models[after]), settings)
+        f"{before}_to_{after}": compare_pair(
+            (before, after), (models[before], models[after]), settings, by_seed=by_seed
+        )
         for before, after in pairs(list(models))
         if _common(models[before], models[after]) > 1
     }
@@ -74,16 +79,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare_pair(
-    names: tuple[str, str], sides: tuple[Sequence[Rows], Sequence[Rows]], settings: Evaluate, metric: str = "pass_at_1"
+    names: tuple[str, str],
+    sides: tuple[Sequence[Rows], Sequence[Rows]],
+    settings: Evaluate,
+    metric: str = "pass_at_1",
+    *,
+    by_seed: bool = False,
 ) -> Comparison:
-    """The paired test of two models (before, after), each with one run or several seeds.
+    """The paired test of two models (before, after), each with one run or several seeds; `by_seed`: as `compare_runs`.
 
     Raises:
         UserError: fewer than two problems in common, or a metric that the samples do not allow.
     """
     before, after = ([values_of(rows, metric) for rows in side] for side in sides)
     responses = (responses_behind(sides[0], metric), responses_behind(sides[1], metric))
-    return compare_runs(*names, before, after, responses=responses, confidence=settings.confidence)
+    return compare_runs(*names, before, after, responses=responses, by_seed=by_seed, confidence=settings.confidence)
 
 
 def verdict_of(labels: Sequence[str], comparisons: Mapping[str, Comparison]) -> str:
@@ -100,9 +110,17 @@ def leading_comparison(labels: Sequence[str], comparisons: Mapping[str, Comparis
 
 
 def compare_sides(
-    before: Sequence[ModelRun], after: Sequence[ModelRun], names: tuple[str, str], metric: str, settings: Evaluate
+    before: Sequence[ModelRun],
+    after: Sequence[ModelRun],
+    names: tuple[str, str],
+    metric: str,
+    settings: Evaluate,
+    *,
+    by_seed: bool = False,
 ) -> dict[str, Any]:
     """Everything that `mathrl compare` prints; the runs have the same problems (`common_problems`).
+
+    `by_seed`: a run and the run at its place on the other side have one seed and one start.
 
     Example:
         {"benchmark": "test", "metric": "pass_at_1", "problems": 500,
@@ -123,7 +141,7 @@ def compare_sides(
         responses_behind([run.rows for run in before], metric),
         responses_behind([run.rows for run in after], metric),
     )
-    tested = partial(compare_runs, *names, responses=responses, confidence=settings.confidence)
+    tested = partial(compare_runs, *names, responses=responses, by_seed=by_seed, confidence=settings.confidence)
     test = tested(*values)
     figures = [_figures(runs, side, settings) for runs, side in zip(sides, values, strict=True)]
     return {

@@ -23,6 +23,19 @@ from mathrl.rollout.sampler import Sampler, open_sampler
 NEXT_QUESTION = ("\nQuestion:",)
 
 
+def next_question(params: Params) -> tuple[str, ...]:
+    """Texts at which a response ends: a base model's next question, where it is asked in words and not in a chat.
+
+    In words are the template question_answer and, with plain or boxed, an instruction (AIME, MMLU). A bare question is
+    how a model is asked that was trained so, and one that is asked in turns ends by itself.
+    """
+    prompt, endpoint = params.prompt, params.evaluate.endpoint
+    if prompt.template == "question_answer":
+        return NEXT_QUESTION
+    in_words = prompt.template == "boxed" or (prompt.template == "plain" and prompt.instruction is not None)
+    return NEXT_QUESTION if in_words and not (endpoint and endpoint.api == "chat") else ()
+
+
 def evaluate_model(
     folder: Path | str,
     benchmark: str,
@@ -48,7 +61,7 @@ def evaluate_model(
         sampler: Sampler = EndpointSampler(settings.endpoint, params, "evaluate", few_shot)
     else:
         sampler = open_sampler(folder, params, "evaluate", few_shot)
-    stop = NEXT_QUESTION if params.prompt.template == "question_answer" else ()
+    stop = next_question(params)
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p, stop)
     if state is not None:  # partial results belong to the bytes of a model folder, not to its name
         state /= digest_path(Path(folder)) if Path(folder).is_dir() else str(folder).replace("/", "--")

@@ -24,7 +24,7 @@ class VariancePart(NamedTuple):
     """A part of the variance of a mean, and its degrees of freedom."""
 
     variance: float
-    freedom: int
+    freedom: float
 
 
 def half_width(parts: Sequence[VariancePart], confidence: float) -> float:

@@ -2,20 +2,23 @@
 
 The variance of a mean over P problems with k responses each is (between + within / k) / P: `between` is that of the
 problems' own pass rates (or of their differences), `within` that of a single response. More responses shrink the
-second part alone, so that beyond some k only more problems help.
+second part alone, so that beyond some k only more problems help. R runs per recipe have k R responses to a problem.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import EvalRow
-from mathrl.evaluation.paired import FURTHER, four_outcomes
-from mathrl.evaluation.spread import VariancePart, detectable, half_width
+from mathrl.evaluation.paired import FURTHER
+from mathrl.evaluation.spread import POWER, VariancePart, detectable, half_width
 
 MOST_PROBLEMS = 1_000_000
+DRAWS = 4000  # of the variances that few runs show: 0.003 of power
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -83,29 +86,92 @@ def _account(rows: Sequence[EvalRow]) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """Training runs per recipe, and the standard deviation of their true accuracies."""
+    """Training runs per recipe, and the standard deviation of their true accuracies.
+
+    `correlation` is that of two runs with one seed and start; None: the runs of two recipes are not paired.
+    """
 
     count: int = 1
     spread: float = 0.0
+    correlation: float | None = None
 
-    def parts(self, sides: int) -> list[VariancePart]:
-        part = VariancePart(self.spread**2 / self.count, self.count - 1)
-        return [part] * sides if self.count > 1 else []
+    def part(self) -> list[VariancePart]:
+        return [VariancePart(self.spread**2 / self.count, self.count - 1)] if self.count > 1 else []
 
 
 def smallest_difference(problems: int, samples: int, spread: Spread, runs: Runs, confidence: float) -> float:
     """What a comparison of two models with so many problems and responses shows with a power of 0.8."""
-    # As `paired.paired_test`: half a problem of each of four outcomes is added.
-    added = sum(outcome**2 for outcome in four_outcomes(samples * runs.count)) / 2
+    part = _problems_part(problems, samples, spread, runs)
+    grown = (problems + FURTHER) / problems
+    if runs.count == 1:
+        return detectable([part], confidence) * grown
+    from scipy.optimize import brentq  # 0.3 s, and --help needs the module
+
+    error, half_N = _draw_halves(part, problems, samples, spread, runs, confidence)
+
+    def missing(difference: float) -> float:
+        return POWER - float((ndtr((difference - half_N) / error) + ndtr((-difference - half_N) / error)).mean())
+
+    most = 20 * max(error, float(half_N.max()))
+    return grown * float(brentq(missing, 0.0, most, xtol=1e-7 * most))
+
+
+def _problems_part(problems: int, samples: int, spread: Spread, runs: Runs) -> VariancePart:
+    """The part of the problems as `paired.paired_test` finds it, with its further outcomes."""
+    responses = samples * runs.count
+    square = spread.of_problem(responses)
+    added = min(square, 1 / responses) / 2
     count = problems + FURTHER
-    variance = ((problems - 1) * spread.of_problem(samples) + added) / (count - 1) / count
-    return detectable([VariancePart(variance, problems - 1), *runs.parts(2)], confidence) * count / problems
+    return VariancePart(((problems - 1) * square + added) / (count - 1) / count, problems - 1)
+
+
+def _draw_halves(
+    part: VariancePart, problems: int, samples: int, spread: Spread, runs: Runs, confidence: float
+) -> tuple[float, np.ndarray]:
+    """The standard error of a difference of recipes, and half of the interval in each of DRAWS evaluations.
+
+    What few runs show of their spread differs from one evaluation to the next, so that no formula has the power of
+    `runs.compare_runs`; the variances are drawn as it finds them, always from the same random numbers.
+    """
+    shared_NR, own_N2R, noise_N2R, problems_N = _normals(runs.count)
+    correlation = runs.correlation or 0.0
+    skill_N2R = np.sqrt(correlation) * shared_NR[:, None] + np.sqrt(1 - correlation) * own_N2R
+    rest = spread.within / 2 / samples / problems  # of a run's mean; both recipes' responses are alike
+    means_N2R = runs.spread * skill_N2R + np.sqrt(rest) * noise_N2R
+
+    def quantile(freedom: np.ndarray | float) -> np.ndarray:
+        return np.asarray(stdtrit(freedom, 0.5 + confidence / 2)) ** 2
+
+    spreads_N2, freedom = means_N2R.var(axis=2, ddof=1), runs.count - 1
+    parts_N2 = np.maximum(0.0, spreads_N2 - rest) / runs.count
+    excess_N = np.maximum(0.0, spreads_N2.sum(axis=1) - 2 * rest) / runs.count
+    if runs.correlation is not None:
+        pairs_N = (means_N2R[:, 1] - means_N2R[:, 0]).var(axis=1, ddof=1)
+        least_N = np.minimum(pairs_N, spreads_N2.sum(axis=1)) - 2 * rest * (1 - 1 / freedom)
+        squares_N = quantile(freedom) * np.maximum(0.0, least_N) / runs.count
+    elif freedom < 2:
+        squares_N = quantile(freedom) * parts_N2.sum(axis=1)
+    else:
+        weights_N = (parts_N2**2).sum(axis=1) / freedom
+        welch_N = parts_N2.sum(axis=1) ** 2 / np.where(weights_N > 0, weights_N, 1.0)
+        squares_N = quantile(np.where(weights_N > 0, welch_N, 2 * freedom)) * excess_N
+    # Wilson and Hilferty's chi-square, smooth in the number of problems.
+    shown_N = (1 - 2 / 9 / part.freedom + problems_N * np.sqrt(2 / 9 / part.freedom)) ** 3
+    variance = part.variance + 2 * runs.spread**2 * (1 - correlation) / runs.count
+    return float(np.sqrt(variance)), np.sqrt(quantile(part.freedom) * part.variance * shown_N + squares_N)
+
+
+@cache
+def _normals(runs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    sides = (DRAWS, 2, runs)
+    return rng.normal(size=(DRAWS, runs)), rng.normal(size=sides), rng.normal(size=sides), rng.normal(size=DRAWS)
 
 
 def width(problems: int, samples: int, spread: Spread, runs: Runs, confidence: float) -> float:
     """The width of the interval of one model's accuracy, where it is about a half."""
-    variance = ((problems - 1) * spread.of_problem(samples) + 0.25) / problems / (problems + 1)
-    return 2 * half_width([VariancePart(variance, problems - 1), *runs.parts(1)], confidence)
+    variance = ((problems - 1) * spread.of_problem(samples * runs.count) + 0.25) / problems / (problems + 1)
+    return 2 * half_width([VariancePart(variance, problems - 1), *runs.part()], confidence)
 
 
 Figure = Callable[[int, int, Spread, Runs, float], float]

@@ -49,7 +49,10 @@ def compare_named(
     sides = [_runs(text, start, benchmark, params) for text in texts]
     first = len(sides[0])
     runs = common_problems([*sides[0], *sides[1]], allow_missing=common)
-    return compare_sides(runs[:first], runs[first:], _names(sides, texts), metric, params.evaluate)
+    before, after = runs[:first], runs[first:]
+    # Responses in one file come from one evaluation of a recipe with one seed.
+    by_seed = [run.where for run in before] == [run.where for run in after]
+    return compare_sides(before, after, _names(sides, texts), metric, params.evaluate, by_seed=by_seed)
 
 
 def compare_forgetting(

@@ -68,7 +68,9 @@ def _claim_tested(
 
 def _results(models: dict[str, Runs], settings: Evaluate) -> BenchmarkResults:
     figures = {name: summarise_seeds(runs, settings) for name, runs in models.items()}
-    return BenchmarkResults(figures, compare_models(models, settings))
+    # A recipe's steps have its seeds, in the same order: with them the start, and the order of the prompts.
+    several = len({len(runs) for runs in models.values()}) == 1
+    return BenchmarkResults(figures, compare_models(models, settings, by_seed=several))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,8 @@ def write_verdict(opened: OpenStudy, name: str, winner: int) -> dict[str, Any]:
     files = [RECIPES / name / place / "report" / "responses.jsonl" for place in places]
     runs = common_problems([read_run(file, None, "test") for file in files], allow_missing=False)
     sides, settings = ("present parameters", "winner"), trial_params(opened.sweep, opened.present).evaluate
-    comparison = compare_sides(runs[: len(seeds)], runs[len(seeds) :], sides, "pass_at_1", settings)
+    first, second = runs[: len(seeds)], runs[len(seeds) :]  # by seed, from the sweep's start
+    comparison = compare_sides(first, second, sides, "pass_at_1", settings, by_seed=True)
     test = comparison["comparison"]
     verdict = test["verdict"] if test["shown"] else f"a tie: {test['verdict']}"
     out = {"winner": winner, "recipe": name, "seeds": list(seeds), "verdict": verdict, **comparison}

@@ -13,6 +13,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_jsonl
 from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation.benchmark import benchmark_problems, prompt_of, read_benchmark
+from mathrl.evaluation.evaluate_model import next_question
 from mathrl.models.base import make_base
 from mathrl.params import Params
 from mathrl.params.evaluate import Evaluate
@@ -101,6 +102,27 @@ def test_published_prompts_take_worked_examples_from_the_train_split_and_never_t
     )
     with pytest.raises(UserError, match=r"gsm8k has 11 problems with a worked solution outside gsm8k, .* is 20"):
         prompt_of("gsm8k", few, asked)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "aime24", "math500", "mmlu"])
+def test_a_base_model_ends_at_its_next_question_however_it_is_asked_in_words(name: str, demo: Params) -> None:
+    published = params(demo, prompts="published")
+    prompt = dict(REGISTRY[name].prompt) | {"few_shot": 0}
+    asked = published.model_copy(update={"prompt": Prompt.model_validate(published.prompt.model_dump() | prompt)})
+    assert next_question(asked) == ("\nQuestion:",)
+
+
+def test_neither_a_bare_question_nor_a_chat_ends_at_a_question(demo: Params) -> None:
+    def stops(api: str = "", **prompt: Any) -> bool:
+        endpoint = {"endpoint": "http://localhost:8000/v1", "model": "m", "api": api} if api else None
+        update = {"prompt": Prompt(**prompt), "evaluate": Evaluate.model_validate({"endpoint": endpoint})}
+        return bool(next_question(demo.model_copy(update=update)))
+
+    assert stops(template="boxed") and stops(template="plain", instruction="Put it into a box.")
+    assert (
+        not stops(template="plain") and not stops(template="r1_zero") and not stops(template="chat", instruction="Box.")
+    )
+    assert stops("completions", template="boxed") and not stops("chat", template="boxed")
 
 
 def test_every_prompt_of_the_registry_is_one_that_the_section_takes() -> None:

@@ -166,12 +166,12 @@ def test_models_are_compared_part_by_part(checkout: Path) -> None:
     if not (checkout / "pipelines/recipes/study/step-s1/model").exists():
         pytest.skip("the models of the test above")
     options = ["--set", "evaluate.samples=2", "--set", "evaluate.max_tokens=4", "--set", "run.device=cpu"]
-    words = ["study/step-s0", "study/step-s1", "--looks", "2", "--difference", "0.9", *options]
+    words = ["study/step-s0", "study/step-s1", "--looks", "2", "--difference", "0.5", *options]
     done = compare(checkout, *words)
     assert done.returncode == 0, done.stderr
     first, second, excluded, verdict = done.stdout.splitlines()
     assert first.startswith("look 1 of 2: 4 problems") and second.startswith("look 2 of 2: 8 problems")
-    assert excluded == "a difference of 0.9 or more is excluded" and "no difference shown" in verdict
+    assert excluded == "a difference of 0.5 or more is excluded" and "no difference shown" in verdict
     parts = list((checkout / "reports/evaluations").glob("step-s?-test-*-?of2/responses.jsonl"))
     ids = [{row["problem_id"] for row in read_jsonl(file)} for file in parts if "step-s0" in str(file)]
     assert len(parts) == 4 and not set.intersection(*ids) and len(set.union(*ids)) == 8

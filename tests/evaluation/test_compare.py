@@ -134,7 +134,7 @@ def test_one_problem_is_not_tested_and_nothing_fails(params: Params) -> None:
 
 
 def test_every_comparison_counts_the_responses_behind_its_values(params: Params) -> None:
-    """30 problems of 32 responses, one more of them right on average: enough, but not if a value were one response."""
+    """30 problems of 32 responses, one more of them right on average: shown, and less so were a value one response."""
     rng = np.random.default_rng(3)
     rates = rng.beta(0.6, 1.0, (30, 1)) * 0.8
     rows = {label: many(label, rng.random((30, 32)) < rates + gain) for label, gain in (("a", 0.0), ("b", 0.05))}
@@ -142,7 +142,7 @@ def test_every_comparison_counts_the_responses_behind_its_values(params: Params)
     test = compare_models({label: [rows[label]] for label in "ab"}, params.evaluate)["a_to_b"]
     values = [values_of(rows[label], "pass_at_1") for label in "ab"]
     assert test == compare("a", "b", *values, responses=32) and test.shown
-    assert not compare("a", "b", *values).shown
+    assert compare("a", "b", *values).p_value > 1.2 * test.p_value
     # Four sets of 8 responses each; two seeds have twice as many.
     sides = compare_sides([a], [b], ("a", "b"), "pass_at_8", params.evaluate)
     eights = [values_of(rows[label], "pass_at_8") for label in "ab"]

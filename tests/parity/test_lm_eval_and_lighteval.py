@@ -47,7 +47,7 @@ def test_lm_eval_scores_its_own_form_as_mathrl_does(of: peers.Set, folder: Path)
     problems, texts = answered(of, folder, LM_EVAL_FORM[of.name])
     for right, each in texts.items():
         theirs, _ = peers.lm_eval_scores(of, each)
-        ours = peers.our_scores(problems, each, "")["mathrl lenient"]
+        ours = peers.our_scores(problems, each)["mathrl lenient"]
         assert ours == [float(right)] * len(problems)
         assert all(scores == ours for scores in theirs.values()), theirs
 
@@ -58,7 +58,7 @@ def test_lighteval_scores_its_own_form_as_mathrl_does(of: peers.Set, folder: Pat
     problems, texts = answered(of, folder, LIGHTEVAL_FORM[of.name])
     for right, each in texts.items():
         (theirs,) = peers.lighteval_scores(of, folder, each)[0].values()
-        assert theirs == peers.our_scores(problems, each, "")["mathrl lenient"] == [float(right)] * len(problems)
+        assert theirs == peers.our_scores(problems, each)["mathrl lenient"] == [float(right)] * len(problems)
 
 
 def test_the_question_of_gsm8k_is_asked_in_the_same_words(folder: Path) -> None:

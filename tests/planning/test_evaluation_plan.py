@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy import optimize, stats
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.paired import compare
+from mathrl.evaluation.runs import compare_runs
 from mathrl.evaluation.spread import cluster_interval
 from mathrl.planning.evaluation_plan import (
     ANY_MODEL,
@@ -80,12 +82,38 @@ def test_the_number_of_problems_is_the_smallest_that_is_enough(figure: object) -
         assert figure(needed - 1, samples, ANY_MODEL, ONE, 0.95) > 0.05  # type: ignore[operator]
 
 
+def shown_with(freedom: float) -> float:
+    """The standard errors of a mean that Student's test shows with a power of 0.8."""
+    bound = stats.t.ppf(0.975, freedom)
+    return float(optimize.brentq(lambda size: stats.nct.sf(bound, freedom, size) - 0.8, 1.0, 20.0))
+
+
 def test_runs_that_differ_bound_what_any_number_of_problems_shows() -> None:
-    # Two sides of three runs: sqrt(2) t(0.975, 2) 0.02 / sqrt(3) = 0.0703, and t(0.8, 2) beside it.
-    least = smallest_difference(10**6, 64, ANY_MODEL, Runs(3, 0.02), 0.95)
-    assert least == pytest.approx(2**0.5 * (4.3027 + 1.0607) * 0.02 / 3**0.5, rel=0.01)
+    """Welch's test has between two and four degrees of freedom, that of three pairs has two."""
+    error = (2 / 3) ** 0.5 * 0.02
+    least = smallest_difference(10**6, 64, ANY_MODEL, Runs(3, 0.02), 0.95) / error
+    assert shown_with(4) < least < shown_with(2) - 0.5
+    pairs = smallest_difference(10**6, 64, ANY_MODEL, Runs(3, 0.02, 0.96), 0.95) / error / 0.2
+    assert pairs == pytest.approx(shown_with(2), rel=0.03)
     assert problems_needed(smallest_difference, 0.05, 8, ANY_MODEL, Runs(3, 0.02), 0.95) is None
     assert problems_needed(smallest_difference, 0.05, 8, ANY_MODEL, Runs(10, 0.02), 0.95) is not None
+
+
+@pytest.mark.parametrize("correlation", [None, 0.8])
+def test_recipes_that_differ_as_planned_are_shown_four_times_of_five(correlation: float | None) -> None:
+    rng, spread, shown, trials = np.random.default_rng(3), Spread(0.02, 0.4, ""), 0, 300
+    difference = smallest_difference(40, 4, spread, Runs(3, 0.03, correlation), 0.95)
+    for _ in range(trials):
+        common = rng.normal(0, 0.03 * (correlation or 0.0) ** 0.5, (3, 1))
+        tables = [
+            common + rng.normal(0, 0.03 * (1 - (correlation or 0.0)) ** 0.5, (3, 1))
+            + rng.normal(0, 0.1, (1, 40)) + rng.normal(0, (0.2 / 4) ** 0.5, (3, 40))
+            for _ in "ab"
+        ]  # fmt: skip
+        runs = [[{f"p{id:02}": value for id, value in enumerate(run)} for run in table] for table in tables]
+        runs[1] = [{id: value + difference for id, value in run.items()} for run in runs[1]]
+        shown += compare_runs("a", "b", *runs, responses=(4, 4), by_seed=correlation is not None).shown
+    assert shown / trials == pytest.approx(0.8, abs=0.07)  # three standard deviations
 
 
 def test_pilots_that_show_no_spread_are_refused() -> None:
