@@ -139,8 +139,8 @@ class RolloutStream:
             seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
         self.waited["time/rollout_wait"] += time.perf_counter() - start
         groups = [*self.trained, *self.replaced]
-        graded = [group.graded for group in groups]
-        return RolloutShare([group.problem for group in groups], graded, seconds, len(self.replaced))
+        problems = [group.problem for group in groups]
+        return RolloutShare(problems, [group.graded for group in groups], seconds, len(self.replaced))
 
     @contextmanager
     def pause(self, *, updating: bool = False) -> Iterator[None]:
