@@ -2,10 +2,12 @@
 
     make demo                                                # once: data and models/sft, from which every run starts
     python benchmarks/asynchronous.py [--seeds 0 1 2 3 4] [--arms colocated staleness-1] [--set rl.steps=60]
+    python benchmarks/asynchronous.py --until-level --seeds 0 1 2 3 4 --arms colocated continuous-1    # 6 minutes
 
 Colocated, two processes sample a step, then train on it (the demo's own way on two cores). Asynchronous, one process
-has a thread that samples and a thread that trains, with one torch thread each. Everything else is equal: the demo's RL
-stage, dev evaluations every five steps. The wall time runs from the first step's beginning to the first evaluation at
+has a thread that samples and a thread that trains, with one torch thread each. `ranks-1` is continuous-1 with two such
+processes, `dynamic-1` is continuous-1 with uniform groups replaced. Everything else is equal: the demo's RL stage, dev
+evaluations every five steps. With --until-level a run ends at the level, and there is no forecast. The wall time runs from the first step's beginning to the first evaluation at
 the level, between two evaluations in proportion; starting Python and loading models are not in it.
 
 A finished run is kept in .mathrl/asynchronous and not repeated, so the command can be stopped and started at any time.
@@ -33,7 +35,8 @@ import numpy as np
 import torch
 
 from mathrl.compose import load_params, write_params
-from mathrl.core.files import read_json, read_jsonl, write_json, write_text
+from mathrl.core.files import read_json, write_json, write_text
+from mathrl.core.metrics import complete_rows
 from mathrl.core.types import read_problems
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params import Params
@@ -47,13 +50,18 @@ FOLDER = ROOT / ".mathrl/asynchronous"
 INPUTS = ("data/mixture", "data/curated", "data/difficulty", "models/sft")
 LEVEL, CORES = 0.85, 2
 APART = ("run.processes=1",)
+CONTINUOUS = "rl.asynchronous={{staleness: {}, pace: continuous}}"
 ARMS: dict[str, tuple[str, ...]] = {
     "colocated": (f"run.processes={CORES}",),
     "fixed-1": (*APART, "rl.asynchronous={staleness: 1, pace: fixed}"),
     **{f"staleness-{bound}": (*APART, f"rl.asynchronous.staleness={bound}") for bound in (1, 2, 4)},
+    **{f"continuous-{bound}": (*APART, CONTINUOUS.format(bound)) for bound in (1, 2)},
+    "ranks-1": (f"run.processes={CORES}", CONTINUOUS.format(1)),
+    "dynamic-1": (*APART, CONTINUOUS.format(1), "rl.dynamic_sampling={rounds: 2}"),
 }
 FIGURES = ("rollout/lag", "rollout/partial_share", "rollout/dropped_groups", "time/rollout_wait",
            "time/sync_wait", "time/sampler_wait")  # fmt: skip
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def params_of(arm: str, seed: int, more: list[str]) -> Params:
@@ -61,8 +69,14 @@ def params_of(arm: str, seed: int, more: list[str]) -> Params:
     return load_params(ROOT / "params", overrides=overrides)
 
 
-def one(arm: str, seed: int, more: list[str]) -> dict[str, Any]:
-    """Run the stage in a workspace of its own; its figures."""
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows that the run in this workspace has logged so far."""
+    files = list(folder.glob("home/records/rl-*/metrics.jsonl"))
+    return complete_rows(files[0]) if files else []
+
+
+def one(arm: str, seed: int, more: list[str], until_level: bool) -> dict[str, Any]:
+    """Run the stage in a workspace of its own; its figures. `until_level`: end it at the first evaluation there."""
     folder = FOLDER / f"{arm}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     for file in (ROOT / "params").glob("*.yaml"):
@@ -72,21 +86,24 @@ def one(arm: str, seed: int, more: list[str]) -> dict[str, Any]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).symlink_to(ROOT / path)
     environment = os.environ | {"MATHRL_HOME": str(folder / "home"), "MATHRL_MIRROR": "none", "PYTHONPATH": str(ROOT)}
-    load = 0.0
+    load, ended = 0.0, False
     with (folder / "log.txt").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "mathrl.stages.rl"], cwd=folder, env=environment, stdout=log, stderr=log
         )
         try:
             while process.poll() is None:
-                time.sleep(2)
+                time.sleep(SECONDS_BETWEEN_LOOKS)
                 load = max(load, os.getloadavg()[0])
+                if until_level and any(row.get("dev/accuracy", 0.0) >= LEVEL for row in rows_of(folder)):
+                    process.terminate()
+                    process.wait()
+                    ended = True
         finally:
             process.kill()
-    if process.returncode:
+    if process.returncode and not ended:
         raise SystemExit(f"error: {arm} with seed {seed} ended with status {process.returncode}: see {log.name}")
-    (metrics,) = folder.glob("home/records/rl-*/metrics.jsonl")
-    rows = list(read_jsonl(metrics))
+    rows = rows_of(folder)
     means: dict[str, Any] = {name: statistics.mean(row[name] for row in rows) for name in FIGURES if name in rows[0]}
     # A row is written at the end of its step: the first step's own time stands in for its beginning.
     start = rows[0]["at"] - rows[0]["time/step"]
@@ -174,7 +191,7 @@ def forecasts(params: Params, results: dict[str, list[dict[str, Any]]]) -> dict[
             sampler=SamplingEngine(step_ms=speed["step_ms"], sequence_ms=speed["sequence_ms"], concurrency=responses),
             trainer=Trainer(tokens_per_second=tokens / (update * CORES)),
             sync=Sync(weights_gb=0, fixed_seconds=0),
-            staleness=float(arm.partition("-")[2] or 0),
+            staleness=float(arm.rpartition("-")[2]) if "-" in arm else 0.0,
         )
         mode = MODES[0] if arm == "colocated" else MODES[1] if arm.startswith("fixed") else MODES[2]
         found[arm] = simulate(setup, mode).step_seconds
@@ -186,13 +203,13 @@ def mean_of(results: list[dict[str, Any]], name: str, digits: int = 2) -> str:
     return f"{statistics.mean(values):.{digits}f}" if values else "-"
 
 
-def table(params: Params) -> None:
+def table(params: Params, with_forecast: bool) -> None:
     results = {
         arm: found
         for arm in ARMS
         if (found := [dict(read_json(file)) for file in sorted(FOLDER.glob(f"{arm}-[0-9]*.json"))])
     }
-    expected = forecasts(params, results) if "colocated" in results else {}
+    expected = forecasts(params, results) if with_forecast and "colocated" in results else {}
     print(
         f"| arm | seeds | s to {LEVEL} (range) | s per step | forecast | lag, largest | partial | dropped per step | "
         "trainer waits, s | sampler waits, s | largest load |"
@@ -221,6 +238,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="section.key=value")
+    parser.add_argument("--until-level", action="store_true", help="end each run at the level; no forecast")
     options = parser.parse_args()
     for path in INPUTS:
         if not (ROOT / path).exists():
@@ -230,13 +248,13 @@ def main() -> None:
         for arm in options.arms:
             file = FOLDER / f"{arm}-{seed}.json"
             if not file.exists():
-                write_json(file, one(arm, seed, options.overrides))
+                write_json(file, one(arm, seed, options.overrides, options.until_level))
                 print(file.stem, json.dumps(read_json(file)), flush=True)
             elif read_json(file)["overrides"] != options.overrides:
                 raise SystemExit(
                     f"error: {file} was run with other --set: remove .mathrl/asynchronous, or use the same"
                 )
-    table(params_of("colocated", 0, options.overrides))
+    table(params_of("colocated", 0, options.overrides), with_forecast=not options.until_level)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
   tokens are kept from an earlier batch, only the others are run;
 - `step` appends a token to each sequence and returns logits [B, V] of the next;
 - `keep` continues with the given sequences only;
+- `join` (the packed form alone) continues with the given sequences and those of new prompts;
 - `keys_of_row` copies the keys and values of a sequence, None where the form cannot continue from them.
 
 `PackedDecoder` runs the prompts without padding, once each, and decodes from a preallocated cache of its own.
@@ -154,13 +155,7 @@ class PackedDecoder:
         if any(kept):
             return self._continue(prompts, samples, max_tokens, kept)
         device = self.model.device
-        passes = [self._read(piece) for piece in _pieces(prompts)]
-        starts = [0, *accumulate(len(captured[0][0]) for captured, _, _ in passes)]
-        last_P = torch.cat([last + start for (_, last, _), start in zip(passes, starts, strict=False)])
-        captured = [
-            [torch.cat(parts) if len(passes) > 1 else parts[0] for parts in zip(*pairs, strict=True)]
-            for pairs in zip(*(captured for captured, _, _ in passes), strict=True)
-        ]
+        captured, last_P, logits_PV = self._read_all(prompts)
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         longest = int(lengths_P.max())
         # Prompts end at column `longest`, so that all sequences write their next key to the same column.
@@ -172,7 +167,50 @@ class PackedDecoder:
             for key, value in captured
         ]
         self._fill(layers, column_PC, lengths_P, samples)
-        return torch.cat([logits for _, _, logits in passes]).repeat_interleave(samples, 0)
+        return logits_PV.repeat_interleave(samples, 0)
+
+    def join(self, rows: Tensor, prompts: Prompts, prompt_N: Tensor, max_tokens: int) -> Tensor:
+        """Go on with the sequences `rows` and with new ones, `prompt_N` saying of which prompt each of them is.
+
+        Returns:
+            The logits [N, V] of the new sequences' first tokens. The next `step` is of the rows, then of the new ones.
+        """
+        device = self.model.device
+        captured, last_P, logits_PV = self._read_all(prompts)
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        old_B = self.positions_B.index_select(0, rows) if len(rows) else lengths_P[:0]
+        lengths_B = torch.cat([old_B, lengths_P[prompt_N]])
+        longest = int(lengths_B.max())
+        columns = torch.arange(longest, device=device)[None]
+        column_PC = columns - (longest - lengths_P[:, None])
+        rows_PC = torch.where(column_PC >= 0, (last_P - lengths_P + 1)[:, None] + column_PC, 0)
+        room = _room(longest, max_tokens)
+        layers: list[tuple[Tensor, Tensor]] = []
+        for number, pair in enumerate(captured):
+            spread = [self._spread(packed, rows_PC, 1, room).index_select(0, prompt_N) for packed in pair]
+            if len(rows):
+                spread = [torch.cat([self._kept(number, part, rows, longest, room), spread[part]]) for part in (0, 1)]
+            layers.append((spread[0], spread[1]))
+        self._fill(layers, columns - (longest - lengths_B[:, None]), lengths_B, 1)
+        return logits_PV.index_select(0, prompt_N)
+
+    def _kept(self, layer: int, part: int, rows: Tensor, longest: int, room: int) -> Tensor:
+        """Keys (part 0) or values of the rows [R, K, room, d], such that they end at column `longest`."""
+        column = self.cache.column
+        seen = min(longest, column)
+        kept = self.cache.layers[layer][part][:, :, column - seen : column].index_select(0, rows)
+        return torch.nn.functional.pad(kept, (0, 0, longest - seen, room - longest))
+
+    def _read_all(self, prompts: Prompts) -> tuple[list[list[Tensor]], Tensor, Tensor]:
+        """Keys and values [T, K, d] of each layer, the rows [P] of the last tokens, and the logits [P, V] of these."""
+        passes = [self._read(piece) for piece in _pieces(prompts)]
+        starts = [0, *accumulate(len(captured[0][0]) for captured, _, _ in passes)]
+        last_P = torch.cat([last + start for (_, last, _), start in zip(passes, starts, strict=False)])
+        captured = [
+            [torch.cat(parts) if len(passes) > 1 else parts[0] for parts in zip(*pairs, strict=True)]
+            for pairs in zip(*(captured for captured, _, _ in passes), strict=True)
+        ]
+        return captured, last_P, torch.cat([logits for _, _, logits in passes])
 
     def _fill(self, layers: list[tuple[Tensor, Tensor]], column_PC: Tensor, lengths_P: Tensor, samples: int) -> None:
         """The cache, with every sequence's prompt in its columns of 0 and more."""

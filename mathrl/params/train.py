@@ -32,10 +32,12 @@ class Asynchronous(Section):
         description="Maximum number of weight versions (one per step) that a trained token is behind; older groups are "
         "dropped and sampled again. 0: sampler and trainer take turns, with the bits of a run without this section.",
     )
-    pace: Literal["free", "fixed"] = Field(
+    pace: Literal["free", "continuous", "fixed"] = Field(
         "free",
-        description="free: the sampler goes on at its own speed, and responses go on over weight updates; fixed: one "
-        "round of whole responses per step, staleness steps ahead, so that two runs are equal to the bit.",
+        description="free: the sampler goes on at its own speed, and responses go on over weight updates; continuous: "
+        "so, and responses begin as others end, weights arrive between two tokens, and grading has a thread of its own "
+        "(torch engine); fixed: one round of whole responses per step, staleness steps ahead, so that two runs are "
+        "equal to the bit.",
     )
     segment_tokens: int | None = Field(
         None,
@@ -53,7 +55,9 @@ class Asynchronous(Section):
     def _fit(self) -> "Asynchronous":
         if self.pace == "fixed" and self.replay is not None:
             raise ValueError("replay repeats what happened at pace free: leave it out, pace fixed repeats itself")
-        if self.segment_tokens is not None and (self.pace == "fixed" or not self.staleness):
+        if self.pace == "continuous" and not self.staleness:
+            raise ValueError("pace continuous needs staleness of at least 1: with 0 sampler and trainer take turns")
+        if self.segment_tokens is not None and (self.pace != "free" or not self.staleness):
             raise ValueError("segment_tokens needs pace free and staleness of at least 1: else responses are whole")
         return self
 
@@ -110,6 +114,14 @@ class DynamicSampling(Section):
     prompts_per_round: int | None = Field(
         None, ge=1, description="Prompts per round (DAPO: three times prompts_per_step); null: prompts_per_step."
     )
+
+    def spare(self, prompts_per_step: int) -> int:
+        """How many uniform groups an asynchronous run replaces between two updates, at most.
+
+        >>> DynamicSampling().spare(128), DynamicSampling(rounds=2, prompts_per_round=384).spare(128)
+        (128, 128)
+        """
+        return min(self.prompts_per_round or prompts_per_step, (self.rounds - 1) * prompts_per_step)
 
 
 class Dev(Section):
@@ -209,6 +221,11 @@ class Rl(Section):
         return self.keep_rollouts.size(self.steps * prompts * self.group_size, self.max_tokens)
 
     @property
+    def spare_prompts(self) -> int:
+        """Prompts that an asynchronous run has at hand in the place of those whose groups are uniform."""
+        return 0 if self.dynamic_sampling is None else self.dynamic_sampling.spare(self.prompts_per_step)
+
+    @property
     def kl_coef(self) -> float:
         """The coefficient at the start of a KL that is trained with; 0: there is none."""
         return 0.0 if self.kl is None or isinstance(self.kl, KlProbe) else self.kl.coef
@@ -303,10 +320,11 @@ class Rl(Section):
                 "asynchronous with loss reinforce needs importance, such as importance: {}: without a ratio nothing "
                 "corrects for rollouts of older weights"
             )
-        if self.asynchronous is not None and self.dynamic_sampling is not None:
+        fixed = self.asynchronous is not None and self.asynchronous.pace == "fixed"
+        if fixed and self.dynamic_sampling is not None:
             raise ValueError(
-                "dynamic_sampling fills a step round by round, and asynchronous has no rounds: set dynamic_sampling "
-                "null, and choose problems of middling pass rate with curriculum.type pass_rate or pools"
+                "dynamic_sampling samples until a step is full, and asynchronous.pace fixed one round per step: set "
+                "asynchronous.pace free, or dynamic_sampling null"
             )
         return self
 

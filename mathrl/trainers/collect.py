@@ -30,12 +30,14 @@ SamplerIdle = Callable[[], AbstractContextManager[None]]
 class RolloutShare:
     """One rank's graded responses to its share of a step's problems.
 
-    `problems` are their numbers in the training set, `graded` has a group for each (None: the prompt was too long).
+    `problems` are their numbers in the training set, `graded` has a group for each (None: the prompt was too long). The
+    last `replaced` of them are not trained on: uniform groups of a stream, which sampled others for them.
     """
 
     problems: list[int]
     graded: list[list[Graded] | None]
     seconds: dict[str, float]
+    replaced: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,14 @@ class Collector:
         prompts_per_step groups hold right and wrong answers: that is decided by correctness, not by a reward
         with penalties for length or format in it. If the rounds run out, uniform groups fill the batch.
 
-        `share` is the only round, where it was sampled meanwhile; then the stream reads the verifier's counters. Within
+        `share` is the only round, where it was sampled meanwhile; then the stream has replaced uniform groups and reads
+        the verifier's counters. Within
         `sampler_idle` a judge and greedy baselines may use the sampler.
         """
         params = self.params
         most_rounds = params.dynamic_sampling.rounds if params.dynamic_sampling is not None else 1
         groups: list[RolloutGroup] = []
+        streamed: list[RolloutGroup] = []
         counters: list[Mapping[str, float]] = []
         seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         rounds = 0
@@ -131,18 +135,19 @@ class Collector:
             judged = self._judge(judged, seconds, sampler_idle)
             judged = filter_groups(judged, params.filters, self.sampler.tokenizer)
             read = [self.reward.counters()] if share is None else []
-            gathered = self.ranks.gather((judged, read, seconds["generation"]))
-            for rank_groups, rank_counters, _ in gathered:
+            gathered = self.ranks.gather((judged, read, seconds["generation"], sampled.replaced))
+            for rank_groups, rank_counters, _, replaced in gathered:
                 groups += rank_groups
+                streamed += rank_groups[: len(rank_groups) - replaced]
                 counters += rank_counters
             rounds += 1
             differing = [group for group in groups if 0 < sum(group.correct) < len(group.correct)]
-            if rounds >= most_rounds or len(differing) >= params.prompts_per_step:
+            if share is not None or rounds >= most_rounds or len(differing) >= params.prompts_per_step:
                 break
         for group in groups:
             self.order.observe(group.problem, sum(group.correct), len(group.correct))
-        trained = groups
-        if params.dynamic_sampling is not None:
+        trained = groups if share is None else streamed
+        if params.dynamic_sampling is not None and share is None:
             differing_ids = {id(group) for group in differing}
             uniform = [group for group in groups if id(group) not in differing_ids]
             trained = (differing + uniform)[: params.prompts_per_step]

@@ -14,6 +14,7 @@ import numpy as np
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Completion, FinishReason, Graded, ToolCall
 from mathrl.models.decode import KeptKeys
+from mathrl.models.device import state_kept
 from mathrl.rollout.engine import Ended, Groups, Keep, Prompts, Sampling
 from mathrl.trainers.collect import Collector
 
@@ -68,7 +69,8 @@ class PooledGroup:
         PooledGroup(number=64, problem=17, size=16)
 
     It has `responses` once it runs, and `graded` once all of them are whole. `counters` are the verifier's of all
-    groups that were graded together, at the first of them.
+    groups that were graded together, at the first of them. A group that is `replaced` by one of another problem, since
+    its responses are all right or all wrong, is counted and not trained on.
     """
 
     number: int
@@ -77,6 +79,12 @@ class PooledGroup:
     responses: list[PartialResponse] = field(default_factory=list)
     graded: list[Graded] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
+    replaced: bool = False
+
+    @property
+    def uniform(self) -> bool:
+        """Whether the responses are all right or all wrong."""
+        return len({response.correct for response in self.graded}) < 2
 
     @property
     def oldest(self) -> int:
@@ -96,17 +104,19 @@ class PooledGroup:
         return [self.number, self.problem, [response.versions for response in self.responses]]
 
     def to_row(self) -> dict[str, Any]:
-        row = {"number": self.number, "problem": self.problem, "size": self.size}
+        row: dict[str, Any] = {"number": self.number, "problem": self.problem, "size": self.size}
         graded = [_graded_row(response) for response in self.graded]
         responses = [response.to_row() for response in self.responses]
-        return row | {"responses": responses, "graded": graded, "counters": self.counters}
+        row |= {"responses": responses, "graded": graded, "counters": self.counters}
+        return row | ({"replaced": True} if self.replaced else {})
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "PooledGroup":
         """Read what `to_row` gave, through JSON."""
         responses = [PartialResponse.from_row(response) for response in row["responses"]]
         graded = [_graded_from_row(response) for response in row["graded"]]
-        return cls(row["number"], row["problem"], row["size"], responses, graded, row["counters"])
+        replaced = row.get("replaced", False)
+        return cls(row["number"], row["problem"], row["size"], responses, graded, row["counters"], replaced)
 
 
 def groups_digest(groups: Sequence[PooledGroup]) -> str:
@@ -140,13 +150,17 @@ def _completion(row: Mapping[str, Any]) -> Completion:
 class GroupPool:
     """Pending groups wait for room, running ones are sampled, ready ones wait for the trainer.
 
-    One thread calls `sample`; the other methods are for the trainer's while that thread is paused.
+    `startable` of the pending groups may be started; the others are spare: one of them is started for a group that is
+    uniform. One thread calls `sample`; the other methods are for the trainer's while that thread is paused.
     """
 
-    def __init__(self, collector: Collector, seed: int, segment: int, most_running: int) -> None:
-        """`segment` is the number of tokens by which a response grows at a time; `most_running` counts groups."""
+    def __init__(self, collector: Collector, seed: int, segment: int, most_running: int, spare: int = 0) -> None:
+        """`segment` is the number of tokens by which a response grows at a time; `most_running` counts groups.
+
+        `spare` is the number of uniform groups that may be replaced between two updates.
+        """
         self.collector, self.seed = collector, seed
-        self.segment, self.most_running = segment, most_running
+        self.segment, self.most_running, self.spare, self.startable = segment, most_running, spare, 0
         self.pending: deque[PooledGroup] = deque()
         self.running: list[PooledGroup] = []
         self.ready: list[PooledGroup] = []
@@ -155,16 +169,55 @@ class GroupPool:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.pending or self.running)
+        return bool(self.startable or self.running)
+
+    @property
+    def used(self) -> int:
+        """How many spare groups were started since the last `add_spare`."""
+        return self.spare - (len(self.pending) - self.startable)
 
     def add_round(self) -> None:
         """Take the problems of one more step from the order; this rank's share of them is pending."""
-        collector, params, ranks = self.collector, self.collector.params, self.collector.ranks
-        problems = collector.order.take(params.prompts_per_step)
-        sizes = collector.order.sample_counts(problems, params.group_size)
-        for place in range(ranks.rank, len(problems), ranks.world):
+        count, ranks = self.collector.params.prompts_per_step, self.collector.ranks
+        places = range(ranks.rank, count, ranks.world)
+        self._take(count, places)
+        self.startable += len(places)
+
+    def add_spare(self, used: Sequence[int]) -> None:
+        """Take the problems of as many spare groups as each rank has used from the order."""
+        rank = self.collector.ranks.rank
+        if any(used):
+            self._take(sum(used), range(sum(used[:rank]), sum(used[: rank + 1])))
+
+    def _take(self, count: int, places: range) -> None:
+        """Take problems from the order; those at these places are this rank's."""
+        order = self.collector.order
+        problems = order.take(count)
+        sizes = order.sample_counts(problems, self.collector.params.group_size)
+        for place in places:
             self.pending.append(PooledGroup(self.numbered + place, problems[place], sizes[place]))
         self.numbered += len(problems)
+
+    @property
+    def trainable(self) -> int:
+        """How many ready groups are to be trained on."""
+        return sum(not group.replaced for group in self.ready)
+
+    def take(self, count: int) -> list[PooledGroup]:
+        """The first ready groups, replaced ones among them, up to the one that makes `count` to be trained on."""
+        ends = [end for end, group in enumerate(self.ready, 1) if not group.replaced]
+        taken, self.ready = self.ready[: ends[count - 1]], self.ready[ends[count - 1] :]
+        return taken
+
+    def _replace_uniform(self, groups: Sequence[PooledGroup]) -> None:
+        """Start a spare group for each of the groups that is uniform, as long as there is one.
+
+        DAPO (arXiv:2503.14476, section 3.2), without its rounds: the others go on meanwhile.
+        """
+        for group in groups:
+            if len(self.pending) > self.startable and group.uniform:
+                group.replaced = True
+                self.startable += 1
 
     def update(self, version: int, staleness: int) -> list[PooledGroup]:
         """The weights are of this version from now on; the groups that are too old for it.
@@ -172,21 +225,23 @@ class GroupPool:
         Their problems come first again, so that no problem is lost.
         """
         self.version = version
-        old = [group for group in (*self.ready, *self.running) if group.oldest < version - staleness]
+        limit = version - staleness
+        old = [group for group in (*self.ready, *self.running) if group.oldest < limit and not group.replaced]
         self.ready = [group for group in self.ready if group not in old]
         self.running = [group for group in self.running if group not in old]
         self.pending.extendleft(PooledGroup(group.number, group.problem, group.size) for group in reversed(old))
+        self.startable += len(old)
         for response in chain.from_iterable(group.responses for group in self.running):
             response.kept = None
         return old
 
+    @state_kept()
     def sample(self) -> tuple[list[PooledGroup], dict[str, float]]:
         """Sample one segment: the groups that it completes, graded, and the seconds of its parts."""
         start, sampler = time.perf_counter(), self.collector.sampler
         seed = derive_seed(self.seed, "rl", self.segments, self.collector.ranks.rank)
         self.keys_left = sampler.engine.rollout.max_sequences
-        room = self.most_running - len(self.running)
-        new = [self.pending.popleft() for _ in range(min(room, len(self.pending)))]
+        new = self._start(self.most_running - len(self.running))
         self._continue(derive_seed(seed, "continued"))
         if new:
             self._begin(new, seed)
@@ -196,8 +251,15 @@ class GroupPool:
         whole = [group for group in self.running if all(response.completion for response in group.responses)]
         self.running = [group for group in self.running if group not in whole]
         self._grade(whole)
+        self._replace_uniform(whole)
         tools = sampler.turns.waited if sampler.turns is not None else 0.0
         return whole, {"generation": middle - start, "reward": time.perf_counter() - middle, "tools": tools}
+
+    def _start(self, most: int) -> list[PooledGroup]:
+        """The next groups, at most so many; they are no longer pending."""
+        count = min(most, self.startable)
+        self.startable -= count
+        return [self.pending.popleft() for _ in range(count)]
 
     def _begin(self, new: Sequence[PooledGroup], seed: int) -> None:
         """The first segment of new groups; a prompt is sampled in parts of as many responses as all sizes allow."""
@@ -278,11 +340,18 @@ class GroupPool:
         assert prompt is not None  # orders hand out problems whose prompts fit
         return prompt
 
+    def settle(self) -> None:
+        """Wait until the reward is free: `sample` itself grades."""
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
     def state(self) -> dict[str, Any]:
         """As JSON, for the checkpoint."""
         parts = {"pending": self.pending, "running": self.running, "ready": self.ready}
         rows = {name: [group.to_row() for group in groups] for name, groups in parts.items()}
-        return {"version": self.version, "segments": self.segments, "numbered": self.numbered, **rows}
+        counts = {"version": self.version, "segments": self.segments, "numbered": self.numbered}
+        return {**counts, "startable": self.startable, **rows}
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore the `state` of every rank; other ranks than those that saved it are dealt equal shares."""
@@ -291,11 +360,16 @@ class GroupPool:
             states, place = [states[rank]], slice(None)
         else:
             place = slice(rank, None, world)
+        shares = world if place.step else 1
         self.version, self.numbered = states[0]["version"], states[0]["numbered"]
         self.segments = max(state["segments"] for state in states)
         parts = [(name, row) for name in ("ready", "running", "pending") for state in states for row in state[name]]
+        parts.sort(key=lambda part: part[1].get("replaced", False))
         groups = [(name, PooledGroup.from_row(row)) for name, row in parts[place]]
         self.ready, self.running, pending = (
             [group for kind, group in groups if kind == name] for name in ("ready", "running", "pending")
         )
         self.pending = deque(pending)
+        wanted = sum(state.get("startable", len(state["pending"])) + len(state["running"]) for state in states)
+        wanted += sum(not row.get("replaced", False) for state in states for row in state["ready"])
+        self.startable = wanted // shares - len(self.running) - self.trainable

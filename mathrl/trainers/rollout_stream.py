@@ -19,10 +19,11 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import JsonlSink, complete_rows
-from mathrl.models.device import state_kept, use_device
+from mathrl.models.device import use_device
 from mathrl.params.train import Asynchronous
 from mathrl.rewards.cascade import merged_counters
 from mathrl.trainers.collect import Collector, RolloutShare
+from mathrl.trainers.continuous_pool import ContinuousPool
 from mathrl.trainers.pooled_group import GroupPool, PooledGroup, groups_digest
 from mathrl.trainers.training_run import TrainingRun
 
@@ -58,11 +59,18 @@ class RolloutStream:
         segment = asynchronous.segment(params.max_tokens)
         if collector.sampler.turns is not None:  # a turn of a response that calls a tool is not cut
             segment = params.max_tokens
-        self.pool = GroupPool(collector, run.seed, segment, self.share)
+        spare, continuous = params.spare_prompts // self.ranks.world, asynchronous.pace == "continuous"
+        segment = 1 if continuous else segment
+        self.pool = (
+            ContinuousPool(collector, run.seed, self.share, spare, lambda step: self.log.arrivals(step))
+            if continuous
+            else GroupPool(collector, run.seed, segment, self.share, spare)
+        )
         self.updates = {0: 0}  # of the policy, by version
         if saved is None:
             for _ in range(min(asynchronous.staleness + 1, self.steps)):
                 self.pool.add_round()
+            self.pool.add_spare([spare] * self.ranks.world)
         else:
             self.pool.load(saved)
             self.updates = {int(version): updates for version, updates in saved[0]["updates"].items()}
@@ -74,10 +82,13 @@ class RolloutStream:
             "rl.max_tokens": params.max_tokens,
             "rl.asynchronous.staleness": asynchronous.staleness,
             "rl.asynchronous.segment_tokens": segment,
+            **({"rl.asynchronous.pace": "continuous"} if continuous else {}),
+            **({"rl.dynamic_sampling": spare} if spare else {}),
         }
         resume_after = step if saved is not None else None
         self.log = EventLog(run.events_file, settings, self.ranks.rank, resume_after, asynchronous.replay)
         self.trained: list[PooledGroup] = []
+        self.replaced: list[PooledGroup] = []
         self.seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         self.waited = {"time/rollout_wait": 0.0, "time/sync_wait": 0.0}
         self.thread: SamplerThread[Segment] = SamplerThread(
@@ -90,6 +101,7 @@ class RolloutStream:
 
     def __exit__(self, *error: object) -> None:
         self.thread.__exit__(*error)
+        self.pool.close()
 
     def _keep(self, segment: Segment) -> None:
         ready, seconds = segment
@@ -116,16 +128,19 @@ class RolloutStream:
         self.thread.wait()
 
     def take(self) -> RolloutShare:
-        """Wait for this rank's groups of a step: the first that were ready."""
+        """Wait for this rank's groups of a step: the first that were ready, then those that were replaced by them."""
         start = time.perf_counter()
         with self.thread.changed:
-            while len(self.pool.ready) < self.share:
+            while self.pool.trainable < self.share:
                 self._wait()
-            self.trained, self.pool.ready = self.pool.ready[: self.share], self.pool.ready[self.share :]
+            taken = self.pool.take(self.share)
+            self.trained = [group for group in taken if not group.replaced]
+            self.replaced = [group for group in taken if group.replaced]
             seconds, self.seconds = self.seconds, dict.fromkeys(self.seconds, 0.0)
         self.waited["time/rollout_wait"] += time.perf_counter() - start
-        problems = [group.problem for group in self.trained]
-        return RolloutShare(problems, [group.graded for group in self.trained], seconds)
+        groups = [*self.trained, *self.replaced]
+        problems = [group.problem for group in groups]
+        return RolloutShare(problems, [group.graded for group in groups], seconds, len(self.replaced))
 
     @contextmanager
     def pause(self, *, updating: bool = False) -> Iterator[None]:
@@ -139,6 +154,7 @@ class RolloutStream:
             while quota is not None and self.pool.segments < quota:
                 self._wait()
         with self.thread.pause():
+            self.pool.settle()
             self.waited["time/sync_wait"] += time.perf_counter() - start
             yield
 
@@ -161,19 +177,23 @@ class RolloutStream:
             "trained": [group.number for group in trained],
             "dropped": [group.number for group in dropped],
             "digest": groups_digest(trained),
+            **({"replaced": [group.number for group in self.replaced]} if pool.spare else {}),
         }
         kept_from = step - self.asynchronous.staleness - 1
         self.updates = {version: count for version, count in self.updates.items() if version >= kept_from}
         self.updates[step] = updates
         partial = sum(len(response.versions) > 1 for response in responses)
-        counters = [group.counters for group in (*trained, *dropped) if group.counters]
-        shares = self.ranks.gather((event, counters, lags, (partial, len(responses), len(pool.ready))))
+        counters = [group.counters for group in (*trained, *self.replaced, *dropped) if group.counters]
+        sums = (partial, len(responses), pool.trainable, len(self.replaced))
+        shares = self.ranks.gather((event, counters, lags, sums, pool.used))
         self.log.write(step, [share[0] for share in shares])
-        pool.arrived, self.trained = [], []
+        pool.arrived, self.trained, self.replaced = [], [], []
         if step + self.asynchronous.staleness < self.steps:
             pool.add_round()
+        if pool.spare:
+            pool.add_spare([max(0, share[4]) for share in shares])
         all_lags = [lag for share in shares for lag in share[2]]
-        partials, counts, ready = (sum(share[3][place] for share in shares) for place in range(3))
+        partials, counts, ready, replaced = (sum(share[3][place] for share in shares) for place in range(4))
         waited, self.waited = self.waited, dict.fromkeys(self.waited, 0.0)
         waited["time/sampler_wait"], self.thread.waited = self.thread.waited, 0.0
         return {
@@ -183,6 +203,7 @@ class RolloutStream:
             "rollout/partial_share": partials / counts,
             "rollout/dropped_groups": float(sum(len(share[0]["dropped"]) for share in shares)),
             "rollout/ready_groups": float(ready),
+            **({"rollout/replaced_groups": float(replaced)} if pool.spare else {}),
             **waited,
         }
 
@@ -239,8 +260,7 @@ class SamplerThread(Generic[Sampled]):
         self._ident = threading.get_ident()
         use_device(self.device)
         while self._may_sample():
-            with state_kept():
-                sampled = self.sample()
+            sampled = self.sample()
             with self.changed:
                 self.keep(sampled)
                 self.busy = False
@@ -301,6 +321,15 @@ class EventLog:
         """How many segments this rank had sampled before the update of this step; None if no run is repeated."""
         return None if self.recorded is None else int(self._event(step)[self.rank]["segments"])
 
+    def arrivals(self, step: int) -> dict[int, list[int]] | None:
+        """The groups whose grades arrived at each pass before the update of this step; None if no run is repeated."""
+        if self.recorded is None:
+            return None
+        passes: dict[int, list[int]] = {}
+        for number, *_, arrived_at in self._event(step)[self.rank]["arrived"]:
+            passes.setdefault(arrived_at, []).append(number)
+        return passes
+
     def write(self, step: int, events: Sequence[Event]) -> None:
         """Write the events of every rank before the update of this step.
 
@@ -347,9 +376,10 @@ def _read(file: Path, settings: Mapping[str, Any]) -> dict[int, list[Event]]:
     rows = complete_rows(file)
     if not rows or "settings" not in rows[0]:
         raise UserError(f"{where}: not a log of events; name the events.jsonl of a run's record or of reports/rl")
-    for name, value in settings.items():
-        if rows[0]["settings"].get(name) != value:
+    recorded = rows[0]["settings"]
+    for name in {**settings, **recorded}:
+        if recorded.get(name) != settings.get(name):
             raise UserError(
-                f"{where}: {name} is {rows[0]['settings'].get(name)} there and {value} here; set it as in the log"
+                f"{where}: {name} is {recorded.get(name)} there and {settings.get(name)} here; set it as in the log"
             )
     return {int(row["step"]): row["ranks"] for row in rows[1:]}

@@ -251,9 +251,13 @@ def test_it_needs_weights_of_its_own_and_something_that_corrects(small: Any) -> 
     with pytest.raises(ValidationError, match="needs importance"):
         Rl(asynchronous=Asynchronous(), loss="reinforce")
     assert Rl(asynchronous=Asynchronous(staleness=0), loss="reinforce")
-    with pytest.raises(ValidationError, match="asynchronous has no rounds: set dynamic_sampling null"):
-        Rl(asynchronous=Asynchronous(), dynamic_sampling={"rounds": 2})
+    with pytest.raises(ValidationError, match=r"asynchronous\.pace fixed one round per step"):
+        Rl(asynchronous=Asynchronous(pace="fixed"), dynamic_sampling={"rounds": 2})
     with pytest.raises(ValidationError, match="pace fixed repeats itself"):
         Asynchronous(pace="fixed", replay="events.jsonl")
     with pytest.raises(ValidationError, match="needs pace free and staleness of at least 1"):
         Asynchronous(staleness=0, segment_tokens=8)
+    with pytest.raises(ValidationError, match="needs pace free and staleness of at least 1"):
+        Asynchronous(pace="continuous", segment_tokens=8)
+    with pytest.raises(ValidationError, match="pace continuous needs staleness of at least 1"):
+        Asynchronous(pace="continuous", staleness=0)

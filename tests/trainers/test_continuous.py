@@ -1,0 +1,206 @@
+"""Asynchronous RL of pace continuous, and uniform groups that are replaced while training goes on."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mathrl.core.errors import UserError
+from mathrl.learners.distributed import Ranks
+from mathrl.models.logprobs import response_logprobs
+from mathrl.models.packing import Group
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Prompt
+from mathrl.params.train import Asynchronous, DynamicSampling
+from mathrl.rewards.compose import RewardInput, RewardResult
+from mathrl.rollout.continuous_batch import ContinuousBatch, NewSequences
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
+from mathrl.trainers.collect import Collector
+from mathrl.trainers.continuous_pool import ContinuousPool
+from mathrl.trainers.curriculum import make_order
+from mathrl.trainers.pooled_group import GroupPool, PooledGroup
+from tests.trainers.small import PROBLEMS, TOKENIZER, CountsOnes, policy, short_rl
+from tests.trainers.test_asynchronous import run
+from tests.trainers.test_staleness import events, same
+
+CONTINUOUS = Asynchronous(staleness=2, pace="continuous")
+PARAMS = short_rl(
+    steps=5, checkpoint_every=2, dev={"every": 0}, max_tokens=9, asynchronous=CONTINUOUS, dynamic_sampling={"rounds": 3}
+)
+
+
+def test_a_killed_run_is_repeated_to_the_bit_without_the_kill(small: Any, tmp_path: Path) -> None:
+    with pytest.raises(small.Killed):
+        run(small, PARAMS, tmp_path / "killed", last=3, kind=CopyEngine)
+    rows, model, _ = run(small, PARAMS, tmp_path / "killed", kind=CopyEngine)
+    log = events(tmp_path / "killed")
+    assert [row["step"] for row in log] == list(range(6)) and log[0]["settings"]["rl.dynamic_sampling"] == 4
+    trained, replaced = (
+        [number for row in log[1:] for number in row["ranks"][0][name]] for name in ("trained", "replaced")
+    )
+    assert len(trained) == 20 and set(Counter(trained + replaced).values()) == {1}, "no group is lost or comes twice"
+    assert sum(row["rollout/replaced_groups"] for row in rows) == len(replaced) > 0
+    assert max(row["rollout/lag_max"] for row in rows) <= 2
+    again = Asynchronous(staleness=2, pace="continuous", replay=str(tmp_path / "killed" / "events.jsonl"))
+    whole = PARAMS.model_copy(update={"asynchronous": again})
+    repeated, other, _ = run(small, whole, tmp_path / "whole", kind=CopyEngine)
+    assert repeated == rows and same(model, other) and events(tmp_path / "whole") == log
+    free = PARAMS.model_copy(update={"asynchronous": again.model_copy(update={"pace": "free"})})
+    with pytest.raises(UserError, match=r"rl\.asynchronous\.(segment_tokens|pace) is .* set it as in the log"):
+        run(small, free, tmp_path / "free", kind=CopyEngine)
+
+
+class Verdicts(CountsOnes):
+    """A response is right if it has a 1; grading waits until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(right_above=0.0)
+        self.may_grade, self.graders = threading.Event(), set[str]()
+
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        self.graders.add(threading.current_thread().name)
+        assert self.may_grade.wait(60)
+        return super().score(items)
+
+
+def made_pool(spare: int = 0, reward: Any = None, problems: int = 8) -> ContinuousPool:
+    """Of one round of four groups of four responses of up to nine tokens; two groups' responses have room at a time."""
+    model, sampler = policy()
+    sampler = Sampler(TorchEngine(model, TOKENIZER, Rollout(max_sequences=8)), TOKENIZER, Prompt())
+    order = make_order(PARAMS.curriculum, PROBLEMS, range(problems), 8, 0)
+    prompts = [sampler.prompt_tokens(problem) for problem in PROBLEMS]
+    collector = Collector(
+        sampler, PROBLEMS, prompts, order, reward or CountsOnes(), None, PARAMS, Ranks(torch.device("cpu"))
+    )
+    pool = ContinuousPool(collector, 0, 4, spare, lambda step: None)
+    pool.add_round()
+    pool.add_spare([spare])
+    return pool
+
+
+def finish(pool: GroupPool) -> list[PooledGroup]:
+    groups: list[PooledGroup] = []
+    while pool.has_work:
+        groups += pool.sample()[0]
+    return groups
+
+
+def test_groups_begin_as_responses_end_and_no_pass_is_for_the_longest_response_alone() -> None:
+    pool = made_pool()
+    pool.engine.ends = [TOKENIZER.eos_token_id, 5, 6, 7]  # responses of many lengths
+    pool.sample()
+    assert len(pool.running) == 2 and len(pool.pending) == 2, "eight rows are two groups"
+    lengths_at_start = []
+    while pool.pending:
+        under_way = [group for group in pool.running if any(r.completion is None for r in group.responses)]
+        before = len(pool.pending)
+        pool.sample()
+        if len(pool.pending) < before:
+            lengths_at_start.append(sum(r.completion is None for group in under_way for r in group.responses))
+    assert max(lengths_at_start) > 0, "a group began while others were under way"
+    groups = finish(pool)
+    assert {len(group.graded) for group in groups} == {4} and pool.batch is not None and not pool.has_work
+    tokens = [len(response.tokens) for group in groups for response in group.responses]
+    assert pool.segments < -(-sum(tokens) // 4), "more than four of the eight rows are of use in a pass"
+
+
+def test_each_token_has_the_logprob_of_the_weights_that_sampled_it_also_where_they_arrive_in_flight() -> None:
+    pool = made_pool()
+    model = pool.engine.model
+    first = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for _ in range(4):
+        pool.sample()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    pool.settle()
+    assert pool.update(1, staleness=2) == []
+    second = {name: weight.clone() for name, weight in model.state_dict().items()}
+    groups = finish(pool)
+    assert len(groups) == 4
+    versions = [response.versions for group in groups for response in group.responses]
+    assert any(len(runs) == 2 for runs in versions), "some go on with the new weights"
+    for group in groups:
+        for response in group.responses:
+            prompt, start = pool._prompt(group), 0
+            for version, count in response.versions:
+                near, far = [], []
+                for weights, found in ((first, near), (second, far)):
+                    model.load_state_dict(weights)
+                    with torch.no_grad():
+                        found += response_logprobs(model, [Group(prompt, [np.array(response.tokens)])])[0].tolist()
+                expected, other = (near, far) if version == 0 else (far, near)
+                places = slice(start, start + count)
+                assert response.logprobs[places] == pytest.approx(expected[places], abs=1e-5)
+                assert count < 3 or response.logprobs[places] != pytest.approx(other[places], abs=1e-5)
+                start += count
+            assert start == len(response.tokens) <= 9
+            assert (response.tokens[-1] == TOKENIZER.eos_token_id) == (response.completion.finish_reason == "stop")
+
+
+def test_sampling_goes_on_while_a_group_is_graded() -> None:
+    reward = Verdicts()
+    pool = made_pool(reward=reward)
+    while pool.startable or any(response.completion is None for group in pool.running for response in group.responses):
+        assert pool.sample()[0] == [], "nothing is graded as yet"
+    assert len(pool.grading) == len(pool.running) == 4
+    reward.may_grade.set()
+    pool.settle()
+    assert len(pool.sample()[0]) == 4 and not pool.has_work
+    assert all(name.startswith("grading_") for name in reward.graders)
+    pool.close()
+
+
+def test_uniform_groups_are_replaced_as_long_as_there_are_spare_problems() -> None:
+    pool = made_pool(spare=2, reward=CountsOnes(right_above=2.0))  # no response is right
+    assert (len(pool.pending), pool.startable, pool.used) == (6, 4, 0)
+    groups = finish(pool)
+    pool.ready += groups
+    assert [group.replaced for group in groups] == [True, True, False, False, False, False]
+    assert pool.trainable == 4 and pool.used == 2 and not pool.has_work
+    state = json.loads(json.dumps(pool.state()))
+    taken = pool.take(1)
+    assert [group.replaced for group in taken] == [True, True, False] and pool.trainable == 3
+    pool.add_spare([pool.used])
+    assert (len(pool.pending), pool.startable, pool.used) == (2, 0, 0)
+    again = made_pool(spare=2)
+    again.load([state])
+    assert (again.trainable, again.startable, again.used) == (4, 0, 2)
+    assert [group.replaced for group in again.ready].count(True) == 2
+    none = made_pool(reward=CountsOnes(right_above=2.0))
+    assert not any(group.replaced for group in finish(none)) and none.used == 0
+
+
+def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves() -> None:
+    model, _ = policy()
+    engine = TorchEngine(model, TOKENIZER, Rollout())
+    prompts = [[5, 6, 7, 8], [7, 8, 9, 10, 11, 12], [6, 7]]
+    random = torch.rand(3, 9, generator=torch.Generator().manual_seed(0))
+
+    def sampled(starts: Sequence[int]) -> dict[int, tuple[list[int], list[float]]]:
+        """By prompt, where prompt n joins at step starts[n]."""
+        batch, found, step = ContinuousBatch(engine, 1.0, 9), {}, 0
+        while len(found) < 3:
+            new = [NewSequences(prompts[n], [n], random[n, None]) for n in range(3) if starts[n] == step]
+            for part in batch.step(new):
+                found[part.name] = (part.tokens, part.logprobs)
+            step += 1
+        return found
+
+    together, apart = sampled([0, 0, 0]), sampled([0, 3, 5])
+    for n in range(3):
+        assert together[n][0] == apart[n][0] and together[n][1] == pytest.approx(apart[n][1], abs=1e-5)
+        expected = response_logprobs(model, [Group(tuple(prompts[n]), (np.array(apart[n][0]),))])[0].tolist()
+        assert apart[n][1] == pytest.approx(expected, abs=1e-5)
+        limit = ContinuousBatch(engine, 1.0, 9)
+        rest = limit.step([NewSequences([*prompts[n], *apart[n][0][:1]], [n], random[n, None], 1)])
+        tokens = [token for part in [*rest, *limit.parts()] for token in part.tokens]
+        assert tokens == apart[n][0][1:2], "a sequence goes on from its tokens with its own random numbers"
+    assert [DynamicSampling(rounds=1).spare(8), DynamicSampling(rounds=2, prompts_per_round=24).spare(8)] == [0, 8]
