@@ -69,9 +69,9 @@ def project(folder: Path, data: Path) -> Path:
     return folder
 
 
-def start(folder: Path, **env: str) -> "subprocess.Popen[bytes]":
+def start(folder: Path, python: str | Path = sys.executable, **env: str) -> "subprocess.Popen[bytes]":
     own = {"MATHRL_HOME": str(folder / "home"), "MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mathrl.stages.curate"]
+    command = [python, "-m", "mathrl.stages.curate"]
     return subprocess.Popen(command, cwd=folder, env={**os.environ, **own, **env}, stderr=subprocess.PIPE)
 
 
@@ -86,9 +86,9 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(data: Path, tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> dict[str, bytes]:
     folder = project(tmp_path_factory.mktemp("one"), data)
-    finish(start(folder, PYTHONHASHSEED="0", LC_ALL="C.UTF-8", TZ="UTC"))
+    finish(start(folder, warm_python / "python", LC_ALL="C.UTF-8", TZ="UTC"))
     return outputs(folder)
 
 
@@ -112,7 +112,7 @@ def test_bytes_are_equal_whatever_the_processes_hashes_language_zone_and_folder(
 
 
 def test_a_killed_run_leaves_nothing_finished_and_the_next_gives_the_same_bytes(
-    data: Path, expected: dict[str, bytes], tmp_path: Path
+    data: Path, expected: dict[str, bytes], tmp_path: Path, warm_python: Path
 ) -> None:
     folder = project(tmp_path / "killed", data)
     kills = 0
@@ -125,7 +125,7 @@ def test_a_killed_run_leaves_nothing_finished_and_the_next_gives_the_same_bytes(
         kills += process.returncode == -signal.SIGKILL
         assert not (folder / "data" / "curated").exists(), f"killed when {what} was there"
     assert kills == 3
-    finish(start(folder))
+    finish(start(folder, warm_python / "python"))
     assert outputs(folder) == expected
     left = [*(folder / "data").glob(".*"), *(folder / "reports").glob(".*"), *(folder / "home/state").glob("*/")]
     assert left == [], "what a killed run began is removed"
