@@ -7,8 +7,9 @@
 Colocated, two processes sample a step, then train on it (the demo's own way on two cores). Asynchronous, one process
 has a thread that samples and a thread that trains, with one torch thread each. `ranks-1` is continuous-1 with two such
 processes, `dynamic-1` is continuous-1 with uniform groups replaced. Everything else is equal: the demo's RL stage, dev
-evaluations every five steps. With --until-level a run ends at the level, and there is no forecast. The wall time runs from the first step's beginning to the first evaluation at
-the level, between two evaluations in proportion; starting Python and loading models are not in it.
+evaluations every five steps. With --until-level a run ends at the level, and there is no forecast. The wall time runs
+from the first step's beginning to the first evaluation at the level, between two evaluations in proportion; starting
+Python and loading models are not in it.
 
 A finished run is kept in .mathrl/asynchronous and not repeated, so the command can be stopped and started at any time.
 An unfinished run begins again, since its clock has a gap. Seeds come first, so that the arms see the same hours. Wall

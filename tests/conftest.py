@@ -94,7 +94,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_prefect(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Path:
     """A Prefect home with a database that has its tables, to be copied: making one takes seconds."""
     code = (
         "import asyncio; from prefect.server.database import provide_database_interface as database; "
@@ -102,7 +102,8 @@ def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
     def make(folder: Path) -> None:
-        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PREFECT_HOME": str(folder)}, check=True)
+        environment = os.environ | {"PREFECT_HOME": str(folder)}
+        subprocess.run([warm_python / "python", "-c", code], env=environment, check=True)
 
     return made_once(tmp_path_factory, "prefect", make)
 

@@ -34,7 +34,8 @@ MODULES = ("dvc", "uvicorn", "prefect", "prefect.engine", "prefect.flow_engine",
            "mathrl.sweeps.run")  # fmt: skip
 ROOMS = ("mathrl.stages.", "tests.", "benchmarks.")
 # What a program imports that is given by -c.
-OWN = ("mathrl.cli", "mathrl.compose", "mathrl.params", "mathrl.recipes", "mathrl.tasks.", "mathrl.tracking")
+OWN = ("mathrl.cli", "mathrl.compose", "mathrl.params", "mathrl.recipes", "mathrl.tasks.", "mathrl.tracking", "tasks.",
+       "prefect.server.database")  # fmt: skip
 IMPORTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynamo",
            "mathrl.models.transformers_import", "mathrl.models.base", "mathrl.trainers.rl",
            *(name for name in ("deepspeed", "wandb") if find_spec(name)),
