@@ -144,7 +144,9 @@ def _rename_constants(truth: Node, answer: Node) -> tuple[Node, Node]:
     """Constants of integration under other names: C_1 e^x + C_2 e^{-x} as A e^x + B e^{-x}."""
     shared = symbols(truth) & symbols(answer)
     own, other = sorted(symbols(truth) - shared), sorted(symbols(answer) - shared)
-    if not shared or len(own) != len(other) or not 0 < len(own) < 4 or "rel" in (kinds(truth) ^ kinds(answer)):
+    if not any(map(str.islower, shared)):  # a variable: AB and AC are segments
+        return truth, answer
+    if len(own) != len(other) or not 0 < len(own) < 4 or "rel" in (kinds(truth) ^ kinds(answer)):
         return truth, answer
     integration = [all(map(_CONSTANT.fullmatch, names)) for names in (own, other)]
     if not any(integration) or not all(map(_CONSTANTS.fullmatch, [*own, *other])):

@@ -120,10 +120,14 @@ def _within(node: Node, value: Fraction, distance: Fraction, strict: bool = Fals
 
 
 def _same_marked(truth: Node, answer: Node, kind: str, factor: Node) -> bool | None:
-    """Percent and degrees: with the mark on both sides the numbers decide; else p may be p or p * factor."""
+    """Percent and degrees: with the mark on both sides the numbers decide; else p may be p or p * factor.
+
+    A percentage is never its number where the other side is a share, below 1: 0.02% is not 0.02.
+    """
     left = truth.args[0] if truth.kind == kind else truth
     right = answer.args[0] if answer.kind == kind else answer
-    verdict = same_scalar(left, right)
+    share = kind == "percent" and truth.kind != kind and _is_share(truth)
+    verdict = False if share else same_scalar(left, right)
     if verdict or truth.kind == answer.kind:
         return verdict
     if truth.kind == kind:
@@ -131,6 +135,12 @@ def _same_marked(truth: Node, answer: Node, kind: str, factor: Node) -> bool | N
     else:
         right = Node("mul", ((right, factor),))
     return same_scalar(left, right)
+
+
+def _is_share(node: Node) -> bool:
+    """Whether a number lies strictly between -1 and 1, and is not 0."""
+    value = None if symbols(node) else exact_value(node)
+    return value is not None and 0 < abs(value) < 1
 
 
 _NO_WORDS = Meaning("", Fraction(1), frozenset(), ())
