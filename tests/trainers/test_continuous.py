@@ -145,6 +145,21 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it_also_where_th
             assert (response.tokens[-1] == TOKENIZER.eos_token_id) == (response.completion.finish_reason == "stop")
 
 
+def test_responses_go_on_with_their_own_random_numbers_when_weights_arrive() -> None:
+    whole, met = made_pool(), made_pool()
+    for pool in (whole, met):
+        for _ in range(3):
+            pool.sample()
+    begun = {group.number for group in met.running}
+    met.settle()
+    met.update(1, staleness=2)  # the weights are equal, so the tokens are too
+    tokens = [
+        {group.number: [response.tokens for response in group.responses] for group in finish(pool)}
+        for pool in (whole, met)
+    ]
+    assert len(begun) >= 2 and all(tokens[0][number] == tokens[1][number] for number in begun)
+
+
 def test_sampling_goes_on_while_a_group_is_graded() -> None:
     reward = Verdicts()
     pool = made_pool(reward=reward)

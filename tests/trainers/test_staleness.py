@@ -187,13 +187,17 @@ class Summing(Threads):
         tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
 
 
+@pytest.mark.parametrize("pace", ["free", "continuous"])
 def test_two_ranks_sample_their_own_groups_and_train_on_all_also_when_repeated_and_resumed(
-    small: Any, tmp_path: Path
+    small: Any, tmp_path: Path, pace: str
 ) -> None:
+    own: dict[str, Any] = {"segment_tokens": None, "pace": pace} if pace == "continuous" else {}
+    dynamic = {"rounds": 2} if pace == "continuous" else None
     steps, log, start = 3, tmp_path / "run" / "events.jsonl", small.policy()[0]
 
     def two(name: str, last: int = steps, **replay: Any) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
-        params = small.changed(FREE, **SIZES, steps=steps, asynchronous={"staleness": 1, **replay})
+        asynchronous = {"staleness": 1, **own, **replay}
+        params = small.changed(FREE, **SIZES, steps=steps, asynchronous=asynchronous, dynamic_sampling=dynamic)
 
         def work(ranks: Ranks) -> torch.Tensor:
             model = copy.deepcopy(start)  # not made in threads, which would share its random numbers
@@ -211,7 +215,11 @@ def test_two_ranks_sample_their_own_groups_and_train_on_all_also_when_repeated_a
     told = events(tmp_path / "run")
     assert told[0]["settings"]["run.processes"] == 2 and [len(row["ranks"]) for row in told[1:]] == [2] * steps
     trained = [[number for row in told[1:] for number in row["ranks"][rank]["trained"]] for rank in (0, 1)]
-    assert sorted(trained[0]) == list(range(0, 4 * steps, 2)) and sorted(trained[1]) == list(range(1, 4 * steps, 2))
+    if dynamic is None:
+        assert sorted(trained[0]) == list(range(0, 4 * steps, 2)) and sorted(trained[1]) == list(range(1, 4 * steps, 2))
+    else:
+        replaced = [number for row in told[1:] for rank in row["ranks"] for number in rank["replaced"]]
+        assert len({*trained[0], *trained[1], *replaced}) == 4 * steps + len(replaced) > 4 * steps
     with pytest.raises(small.Killed):
         two("again", last=2, replay=str(log))
     resumed, others = two("again", replay=str(log))
