@@ -189,12 +189,13 @@ class PackedDecoder:
         for number, pair in enumerate(captured):
             spread = [self._spread(packed, rows_PC, 1, room).index_select(0, prompt_N) for packed in pair]
             if len(rows):
-                spread = [torch.cat([self._kept(number, part, rows, longest, room), spread[part]]) for part in (0, 1)]
+                before = [self._columns_so_far(number, part, rows, longest, room) for part in (0, 1)]
+                spread = [torch.cat(pair) for pair in zip(before, spread, strict=True)]
             layers.append((spread[0], spread[1]))
         self._fill(layers, columns - (longest - lengths_B[:, None]), lengths_B, 1)
         return logits_PV.index_select(0, prompt_N)
 
-    def _kept(self, layer: int, part: int, rows: Tensor, longest: int, room: int) -> Tensor:
+    def _columns_so_far(self, layer: int, part: int, rows: Tensor, longest: int, room: int) -> Tensor:
         """Keys (part 0) or values of the rows [R, K, room, d], such that they end at column `longest`."""
         column = self.cache.column
         seen = min(longest, column)

@@ -238,10 +238,10 @@ class SelfDistillation(_Advantage):
             raise ValueError("hint must have {question} and {solution}")
         return self
 
-    def shown(self, question: str, solution: str) -> str:
+    def show(self, question: str, solution: str) -> str:
         """The hint of a problem; other braces in it, such as LaTeX's, stay.
 
-        >>> SelfDistillation(hint="{question} = {solution}?").shown("1+1", "2")
+        >>> SelfDistillation(hint="{question} = {solution}?").show("1+1", "2")
         '1+1 = 2?'
         """
         before, after = self.hint.split("{solution}", 1)

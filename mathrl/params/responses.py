@@ -1,10 +1,27 @@
-"""What becomes of a step's graded responses beside the update: filters (rl.filters), and kept rollouts."""
+"""What becomes of a step's graded responses: replaced groups (rl.dynamic_sampling), rl.filters, and kept rollouts."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from mathrl.params.section import FreeOptions, OwnPath, Section
+
+
+class DynamicSampling(Section):
+    """Sampling goes on until every group of a step has correct and incorrect responses (DAPO, arXiv:2503.14476)."""
+
+    rounds: int = Field(10, ge=1, le=64, description="Maximum sampling rounds per step.")
+    prompts_per_round: int | None = Field(
+        None, ge=1, description="Prompts per round (DAPO: three times prompts_per_step); null: prompts_per_step."
+    )
+
+    def spare(self, prompts_per_step: int) -> int:
+        """How many uniform groups an asynchronous run replaces between two updates, at most.
+
+        >>> DynamicSampling().spare(128), DynamicSampling(rounds=2, prompts_per_round=384).spare(128)
+        (128, 128)
+        """
+        return min(self.prompts_per_round or prompts_per_step, (self.rounds - 1) * prompts_per_step)
 
 
 class _Filter(Section):
@@ -18,7 +35,7 @@ class Gibberish(_Filter):
     """A rare token that was sampled at high entropy (arXiv:2510.02387, section 5.2)."""
 
     type: Literal["gibberish"] = "gibberish"
-    token_above: int = Field(100_000, ge=0, description="A token is rare if its id is above this (prime-rl: 100,000).")
+    token_above: int = Field(100_000, ge=0, description="Ids above this are rare tokens (prime-rl: 100,000).")
     offset: float = Field(
         2.0, description="Its log-prob must be below that of a uniform choice from the vocabulary, less this, in nats."
     )

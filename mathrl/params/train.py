@@ -12,7 +12,7 @@ from mathrl.params.curriculum import AdaptiveSamples, Curriculum, PoolCurriculum
 from mathrl.params.imitation import Imitation, Luffy, OwnRight, SftTerm
 from mathrl.params.loss import Gmpo, Gspo, Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
 from mathrl.params.optimizer import AdamW, Adapters, Lora, Optimizer
-from mathrl.params.responses import KeepRollouts, ResponseFilter
+from mathrl.params.responses import DynamicSampling, KeepRollouts, ResponseFilter
 from mathrl.params.run import RemoteModel
 from mathrl.params.schedules import Schedules
 from mathrl.params.section import Section, types_help
@@ -105,23 +105,6 @@ class Sft(Section):
         100, ge=0, description="Steps between evaluations of the loss on dev demonstrations; 0: only at the end."
     )
     checkpoint_every: int = Field(100, ge=1, description="Steps between checkpoints.")
-
-
-class DynamicSampling(Section):
-    """Sampling goes on until every group of a step has correct and incorrect responses (DAPO, arXiv:2503.14476)."""
-
-    rounds: int = Field(10, ge=1, le=64, description="Maximum sampling rounds per step.")
-    prompts_per_round: int | None = Field(
-        None, ge=1, description="Prompts per round (DAPO: three times prompts_per_step); null: prompts_per_step."
-    )
-
-    def spare(self, prompts_per_step: int) -> int:
-        """How many uniform groups an asynchronous run replaces between two updates, at most.
-
-        >>> DynamicSampling().spare(128), DynamicSampling(rounds=2, prompts_per_round=384).spare(128)
-        (128, 128)
-        """
-        return min(self.prompts_per_round or prompts_per_step, (self.rounds - 1) * prompts_per_step)
 
 
 class Dev(Section):

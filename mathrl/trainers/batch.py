@@ -145,7 +145,7 @@ def make_batch(
     kept_S = torch.ones_like(lengths_S, dtype=torch.bool)
     if params.truncated == "mask":
         kept_S = ~torch.tensor([truncated for group in groups for truncated in group.truncated])
-    expert_S, imitated_S = imitated(groups, params)
+    expert_S, imitated_S = imitation_masks(groups, params)
     if isinstance(params.imitation, SftTerm):
         kept_S = kept_S & ~expert_S
     if params.filters:
@@ -214,7 +214,7 @@ def make_batch(
     return batch, figures
 
 
-def imitated(groups: Sequence[RolloutGroup], params: Rl) -> tuple[Tensor, Tensor]:
+def imitation_masks(groups: Sequence[RolloutGroup], params: Rl) -> tuple[Tensor, Tensor]:
     """Experts' responses, and those whose likelihood is a term of the loss: experts', or own ones that are right."""
     expert_S = torch.tensor([group.expert for group in groups for _ in group.responses])
     right_S = torch.tensor([correct for group in groups for correct in group.correct])

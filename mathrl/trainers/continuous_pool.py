@@ -54,9 +54,9 @@ class ContinuousPool(GroupPool):
     def sample(self) -> tuple[list[PooledGroup], dict[str, float]]:
         """Sample a token of every response under way: the groups whose grades have arrived, and the seconds."""
         start = time.perf_counter()
-        arrived = self._arrived()
+        arrived = self._take_arrivals()
         middle = time.perf_counter()
-        for part in self._batch().step(self._joining()):
+        for part in self._batch().step(self._new_sequences()):
             self._add_part(part)
         self._submit(self.running)
         self.segments += 1
@@ -83,7 +83,7 @@ class ContinuousPool(GroupPool):
         super().load(states)
         self._submit(self.running)
 
-    def _arrived(self) -> list[PooledGroup]:
+    def _take_arrivals(self) -> list[PooledGroup]:
         """The groups whose grades are there, in the order in which they became whole, or as the log has it."""
         arrivals = self.recorded(self.version + 1)
         numbers = arrivals.get(self.segments, []) if arrivals is not None else self._graded_first()
@@ -133,7 +133,7 @@ class ContinuousPool(GroupPool):
             self.batch = ContinuousBatch(self.engine, params.temperature, params.max_tokens)
         return self.batch
 
-    def _joining(self) -> list[NewSequences]:
+    def _new_sequences(self) -> list[NewSequences]:
         """The sequences that join the batch: at a version's first pass those under way, and groups that have room."""
         joining: list[NewSequences] = []
         rows, empty = self._batch().going, not self._batch().names

@@ -40,7 +40,7 @@ def expert_groups(groups: Sequence[RolloutGroup], collector: Collector, score: S
     if not experts:
         return []
     if isinstance(params.imitation, Luffy):
-        experts = _graded(experts, collector)
+        experts = _grade(experts, collector)
     lengths = [len(group.responses[0]) for group in experts]
     logprobs = torch.split(score(experts), lengths)
     return [replace(group, logprobs=(values.numpy(),)) for group, values in zip(experts, logprobs, strict=True)]
@@ -76,7 +76,7 @@ def _group(group: RolloutGroup, tokens: list[int]) -> RolloutGroup:
     )
 
 
-def _graded(experts: Sequence[RolloutGroup], collector: Collector) -> list[RolloutGroup]:
+def _grade(experts: Sequence[RolloutGroup], collector: Collector) -> list[RolloutGroup]:
     sampler = collector.sampler
     pairs = []
     for group in experts:
@@ -117,8 +117,8 @@ def shown_prompt(problem: Problem, params: SelfDistillation, collector: Collecto
             "or take another rl.advantage"
         )
     sampler, messages = collector.sampler, problem.control.messages
-    shown = problem.with_(question=params.shown(problem.question, solution))
+    shown = problem.with_(question=params.show(problem.question, solution))
     if messages:
-        last = {**messages[-1], "content": params.shown(messages[-1]["content"], solution)}
+        last = {**messages[-1], "content": params.show(messages[-1]["content"], solution)}
         shown = shown.with_(control=replace(problem.control, messages=(*messages[:-1], last)))
     return (*render(shown, sampler.prompt, sampler.tokenizer, sampler.few_shot), *sampler.prefix)

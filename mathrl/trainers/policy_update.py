@@ -291,7 +291,7 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         "responses": torch.tensor(float(len(lengths_S))),
         "tokens": torch.tensor(float(len(ratio_N))),
         "trained": torch.tensor(float(sum(part.sizes(attention_kernel(model))))),
-        "likelihood": now_N[imitation_N > 0].sum(),
+        "likelihood": torch.where(imitation_N > 0, now_N, 0.0).sum(),
         "imitated": (imitation_N > 0).sum().float(),
         "ratio_max": ratio_N.max() if len(ratio_N) else ratio_N.new_zeros(()),
         "gaps": gap_counts(now_N[kept], old_N[kept]),

@@ -65,7 +65,7 @@ def test_layers_with_one_input_are_one_product_and_equal_single_ones(network: Ca
     use_half_products(single)
     for module in single.modules():
         if isinstance(module, HalfLinear):
-            module.__dict__["_product"] = type(module.__dict__["_product"])([module])
+            module.__dict__["_product"] = type(module.__dict__["_product"])([module], torch.bfloat16)
             module.__dict__["_place"] = 0
     layer = model.model.layers[0]
     attention, mlp = layer.self_attn, layer.mlp

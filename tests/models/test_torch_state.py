@@ -95,6 +95,7 @@ def test_the_thread_that_samples_takes_the_ranks_gpu_and_leaves_settings_alone(m
     kept: list[str] = []
     before = torch_settings()
 
+    @state_kept()  # as a pool of groups samples
     def sample() -> str:
         Worker()
         return "share"

@@ -24,7 +24,7 @@ VERL = [
     "rl.optimizer.schedule=constant",
 ]
 # Sections that one entry of the table stands for.
-WHOLE = ("lora", "rl.importance", "rl.kl.controller", "rl.dynamic_sampling", "rl.asynchronous")
+WHOLE = ("lora", "rl.importance", "rl.kl.controller", "rl.dynamic_sampling", "rl.asynchronous", "rl.imitation")
 
 
 def settings(stage: str, table: tuple[Meaning, ...], engine: str) -> set[str]:

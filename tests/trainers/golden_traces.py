@@ -22,10 +22,6 @@ import torch
 from mathrl.compose import load_params
 from mathrl.core.metrics import without_timings
 from mathrl.core.types import Control, Problem
-from mathrl.models.logprobs import prepare_language_model
-from mathrl.models.prepared import compute_as
-from mathrl.models.small_copy import small_config
-from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.curriculum import AdaptiveSamples, AsGiven, EasyToHard, PassRate, PoolCurriculum, Pools
 from mathrl.params.loss import Masked, Truncated
 from mathrl.params.optimizer import AdamW, Muon
@@ -33,13 +29,25 @@ from mathrl.params.paths import merge
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
 from mathrl.params.train import Asynchronous, Rl
-from mathrl.rewards.compose import RewardInput, RewardResult, build_reward
+from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.rl import train_rl
 from tests.rollout.calculator import Calculator, Equations
-from tests.trainers.small import PROBLEMS, TOKENIZER, CountsOnes, changed, fast, policy, steps_of_two, training_run
+from tests.trainers.small import (
+    PROBLEMS,
+    TOKENIZER,
+    NonFiniteAtTheSecondStep,
+    OnesAndShort,
+    attention_dropout,
+    changed,
+    fast,
+    gpt2,
+    policy,
+    steps_of_two,
+    training_run,
+)  # fmt: skip
 
 Trace = dict[str, list[float | None]]
 ROOT = Path(__file__).parents[2]
@@ -70,17 +78,6 @@ def method(name: str, lr: float = 2e-3, **changes: Any) -> Rl:
     return changed(read, **merge(steps, changes))
 
 
-class OnesAndShort(CountsOnes):
-    """Two parts, the share of the character 1 and how short the response is; a response with a 1 is right."""
-
-    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
-        results = []
-        for item, result in zip(items, super().score(items), strict=True):
-            short = 0.05 * (1 - item.length / item.max_length)
-            results.append(replace(result, overall=result.overall + short, parts=result.parts | {"short": short}))
-        return results
-
-
 def verifier() -> Any:
     """The real grader, which finds nothing right, and a penalty for length, in which responses differ."""
     return build_reward({"parts": [{"type": "overlong", "options": {"max_length": 8, "buffer": 8}}]}, processes=1)
@@ -89,35 +86,6 @@ def verifier() -> Any:
 def majority() -> Any:
     """The vote of the group, whose answers are the last numbers of the responses."""
     return build_reward({"parts": [{"type": "majority"}]}, processes=1)
-
-
-class NonFiniteAtTheSecondStep(OnesAndShort):
-    calls = 0
-
-    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
-        self.calls += 1
-        results = super().score(items)
-        # Calls: step 1, its evaluation, step 2.
-        return [replace(r, overall=math.nan) for r in results] if self.calls == 3 else results
-
-
-def gpt2() -> Any:
-    """GPT-2 has dropout in its embeddings, in its attention and after it."""
-    torch.manual_seed(3)
-    config = small_config(AutoConfig.for_model("gpt2"))
-    config.vocab_size, config.eos_token_id = len(TOKENIZER), TOKENIZER.eos_token_id
-    config.attn_pdrop = config.resid_pdrop = config.embd_pdrop = 0.2
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
-def attention_dropout(packed: bool) -> Any:
-    """The policy with dropout in its attention alone."""
-    model = policy()[0]
-    assert prepare_language_model(model).packed
-    compute_as(model, replace(prepare_language_model(model), packed=packed))
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.2
-    return model
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from mathrl.grading import Verdict
 from mathrl.health.watch import HealthMonitor
 from mathrl.learners.distributed import Ranks
 from mathrl.models.base import character_tokenizer, fresh_network
+from mathrl.models.logprobs import prepare_language_model
+from mathrl.models.prepared import compute_as
+from mathrl.models.small_copy import small_config
+from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.optimizer import AdamW
 from mathrl.params.paths import merge
 from mathrl.params.rollout import Rollout
@@ -184,3 +188,43 @@ def scored_batch(
 ) -> tuple[Batch, dict[str, float]]:
     """The batch of the groups with the scores that the models give, and its figures."""
     return make_batch(groups, params, score(groups, params, ranks, model, reference, **models), kl_coef)
+
+
+def gpt2() -> Any:
+    """GPT-2 has dropout in its embeddings, in its attention and after it."""
+    torch.manual_seed(3)
+    config = small_config(AutoConfig.for_model("gpt2"))
+    config.vocab_size, config.eos_token_id = len(TOKENIZER), TOKENIZER.eos_token_id
+    config.attn_pdrop = config.resid_pdrop = config.embd_pdrop = 0.2
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def attention_dropout(packed: bool) -> Any:
+    """The policy with dropout in its attention alone."""
+    model = policy()[0]
+    assert prepare_language_model(model).packed
+    compute_as(model, replace(prepare_language_model(model), packed=packed))
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.2
+    return model
+
+
+class OnesAndShort(CountsOnes):
+    """Two parts, the share of the character 1 and how short the response is; a response with a 1 is right."""
+
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        results = []
+        for item, result in zip(items, super().score(items), strict=True):
+            short = 0.05 * (1 - item.length / item.max_length)
+            results.append(replace(result, overall=result.overall + short, parts=result.parts | {"short": short}))
+        return results
+
+
+class NonFiniteAtTheSecondStep(OnesAndShort):
+    calls = 0
+
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        self.calls += 1
+        results = super().score(items)
+        # Calls: step 1, its evaluation, step 2.
+        return [replace(r, overall=math.nan) for r in results] if self.calls == 3 else results

@@ -15,9 +15,10 @@ from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
+from mathrl.params.responses import DynamicSampling
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
-from mathrl.params.train import Asynchronous, DynamicSampling
+from mathrl.params.train import Asynchronous
 from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rollout.continuous_batch import ContinuousBatch, NewSequences
 from mathrl.rollout.sampler import Sampler

@@ -188,16 +188,13 @@ class Summing(Threads):
 
 
 @pytest.mark.parametrize("pace", ["free", "continuous"])
-def test_two_ranks_sample_their_own_groups_and_train_on_all_also_when_repeated_and_resumed(
-    small: Any, tmp_path: Path, pace: str
-) -> None:
-    own: dict[str, Any] = {"segment_tokens": None, "pace": pace} if pace == "continuous" else {}
-    dynamic = {"rounds": 2} if pace == "continuous" else None
+def test_two_ranks_sample_own_groups_and_train_on_all_again_and_resumed(small: Any, tmp_path: Path, pace: str) -> None:
+    own, dynamic = ({"segment_tokens": None, "pace": pace}, {"rounds": 2}) if pace == "continuous" else ({}, None)
     steps, log, start = 3, tmp_path / "run" / "events.jsonl", small.policy()[0]
 
     def two(name: str, last: int = steps, **replay: Any) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
-        asynchronous = {"staleness": 1, **own, **replay}
-        params = small.changed(FREE, **SIZES, steps=steps, asynchronous=asynchronous, dynamic_sampling=dynamic)
+        paced = {"asynchronous": {"staleness": 1, **own, **replay}, "dynamic_sampling": dynamic}
+        params = small.changed(FREE, **SIZES, steps=steps, **paced)
 
         def work(ranks: Ranks) -> torch.Tensor:
             model = copy.deepcopy(start)  # not made in threads, which would share its random numbers
