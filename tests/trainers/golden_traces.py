@@ -327,20 +327,23 @@ def differences(name: str, found: Trace, expected: Trace) -> list[str]:
     """The metrics that differ by more than another processor's order of sums explains.
 
     Measured: the instruction sets AVX512, AVX2, SSE4.2 and PyTorch's without vectors differ in these traces by at most
-    a third of these tolerances. Muon orthogonalises in bfloat16, whose steps are 2^-8: its weights differ more.
+    a third of these tolerances. Muon orthogonalises in bfloat16, whose steps are 2^-8: its weights differ more. KL-Cov
+    penalises the few tokens of the largest covariance, of which rounding may choose another one.
     """
     if changed := found.keys() ^ expected.keys():
         return [f"{metric}: in one of the two alone" for metric in sorted(changed)]
     (norm,) = expected["result/weights_norm"]
     assert norm is not None
-    of_weights = norm * (2e-2 if CASES[name].params.optimizer.type == "muon" else 1e-3)
+    chosen = CASES[name].params.loss.type == "kl_cov"
+    of_weights = norm * (2e-2 if chosen or CASES[name].params.optimizer.type == "muon" else 1e-3)
+    of_metrics = 6e-2 if chosen else 3e-4
     lines = []
     for metric, values in expected.items():
         for step, (value, other) in enumerate(zip(values, found[metric], strict=True), start=1):
             if value is None or other is None or math.isnan(value) or math.isnan(other):
                 same = str(value) == str(other)
             else:
-                tolerance = of_weights if metric.startswith("result/weights") else 3e-6 + 3e-4 * abs(value)
+                tolerance = of_weights if metric.startswith("result/weights") else 3e-6 + of_metrics * abs(value)
                 same = abs(value - other) <= tolerance
             if not same:
                 lines.append(f"{metric}, value {step}: {other} instead of {value}")
