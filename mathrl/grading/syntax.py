@@ -260,13 +260,10 @@ def children(part: Node | tuple[Any, ...]) -> Iterator[Node]:
 
 def find(part: Node | tuple[Any, ...], kind: str) -> Iterator[Node]:
     """The nodes of a kind in the tree, outermost first."""
-    if isinstance(part, Node):
-        if kind not in kinds(part):
-            return
-        if part.kind == kind:
-            yield part
-    for child in children(part):
-        yield from find(child, kind)
+    if isinstance(part, Node) and part.kind == kind:
+        yield part
+    if not isinstance(part, Node) or kind in kinds(part):
+        yield from (found for child in children(part) for found in find(child, kind))
 
 
 def infinity_sign(node: Node) -> int:
