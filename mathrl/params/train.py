@@ -289,8 +289,9 @@ class Rl(Section):
         return self
 
     @model_validator(mode="after")
-    def _fit_schedules(self) -> "Rl":
-        if self.schedules is not None and (problem := next(self.schedules.problems(self), "")):
+    def _fit_loss_and_schedules(self) -> "Rl":
+        scheduled = next(self.schedules.problems(self), "") if self.schedules is not None else ""
+        if problem := self.loss.conflict(self.advantage) or scheduled:
             raise ValueError(problem)
         return self
 
