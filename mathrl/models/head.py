@@ -130,28 +130,43 @@ class _CandidateLogprobs(torch.autograd.Function):
         wide = torch.promote_types(weight_VD.dtype, torch.float32)
         logprobs_N = torch.empty(len(hidden_ND), dtype=wide, device=hidden_ND.device)
         entropies_N, chosen_NK = torch.empty_like(logprobs_N), logprobs_N.new_empty(candidates_NK.shape)
+        sums_N = torch.empty_like(logprobs_N if _is_fused(hidden_ND) else logprobs_N[:0])
         for part in _slices(hidden_ND, weight_VD):
-            logp_nV = _cool(logits(hidden_ND[part], weight_VD, bias_V), temperature).log_softmax(-1)
-            logprobs_N[part] = logp_nV.gather(1, targets_N[part, None])[:, 0]
-            chosen_NK[part] = logp_nV.gather(1, candidates_NK[part])
-            p_nV = logp_nV.exp_()
-            entropies_N[part] = torch.special.entr(p_nV, out=p_nV).sum(-1)
-            del logp_nV, p_nV  # before the next slice's are made
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, candidates_NK, entropies_N)
+            targets_n, logits_nV = targets_N[part], logits(hidden_ND[part], weight_VD, bias_V)
+            if len(sums_N):
+                logprobs_N[part], sums_N[part], entropies_N[part] = fused.score_tokens(
+                    logits_nV, targets_n, temperature, True
+                )
+                chosen_NK[part] = logits_nV.gather(1, candidates_NK[part]) / temperature - sums_N[part, None]
+            else:
+                p_nV = _cool(logits_nV, temperature).log_softmax(-1)
+                logprobs_N[part] = p_nV.gather(1, targets_n[:, None])[:, 0]
+                chosen_NK[part] = p_nV.gather(1, candidates_NK[part])
+                entropies_N[part] = torch.special.entr(p_nV.exp_(), out=p_nV).sum(-1)
+                del p_nV
+            del logits_nV  # before the next slice's are made
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, candidates_NK, entropies_N, sums_N)
         ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
         return logprobs_N, entropies_N, chosen_NK
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor, grad_entropy_N: Tensor, grad_NK: Tensor) -> Any:  # type: ignore[override]
-        hidden_ND, weight_VD, bias_V, targets_N, candidates_NK, entropies_N = ctx.saved_tensors
-        grads_N = grad_N + grad_NK.sum(-1)
+    def backward(ctx: Any, grad_N: Tensor | None, grad_entropy_N: Tensor | None, grad_NK: Tensor | None) -> Any:  # type: ignore[override]
+        hidden_ND, weight_VD, bias_V, targets_N, candidates_NK, entropies_N, sums_N = ctx.saved_tensors
+        grad_N1 = (torch.zeros_like(entropies_N) if grad_N is None else grad_N)[:, None]
+        grad_NK = entropies_N.new_zeros(candidates_NK.shape) if grad_NK is None else grad_NK
+        sums_of_grads_N1 = grad_N1 + grad_NK.sum(-1, keepdim=True)
 
         def slope_of(part: slice, logits_nV: Tensor) -> Tensor:
-            logp_nV = _cool(logits_nV, ctx.temperature).log_softmax(-1)
-            above_nV = (logp_nV + entropies_N[part, None]).mul_(grad_entropy_N[part, None]).add_(grads_N[part, None])
-            slope_nV = logp_nV.exp_().mul_(above_nV.neg_()).nan_to_num_(0.0)
+            logp_nV = _cool(logits_nV, ctx.temperature)
+            logp_nV = logp_nV.sub_(sums_N[part, None]) if len(sums_N) else logp_nV.log_softmax(-1)
+            if grad_entropy_N is None:
+                slope_nV = logp_nV.exp_().mul_(-sums_of_grads_N1[part])
+            else:
+                above_nV = (logp_nV + entropies_N[part, None]).mul_(grad_entropy_N[part, None])
+                slope_nV = logp_nV.exp_().mul_(above_nV.add_(sums_of_grads_N1[part]).neg_()).nan_to_num_(0.0)
             # Two calls, each without equal ids in a row: nothing is added in an order of chance.
-            slope_nV.scatter_add_(1, targets_N[part, None], grad_N[part, None])
+            slope_nV.scatter_add_(1, targets_N[part, None], grad_N1[part])
             slope_nV.scatter_add_(1, candidates_NK[part], grad_NK[part])
             return slope_nV.div_(ctx.temperature).to(weight_VD.dtype)
 
@@ -171,9 +186,16 @@ def _top_logprobs(
     """Log-probs of the targets [N], and the `most` highest among the first `vocabulary` tokens: [N, K], ids [N, K]."""
     rows = []
     for part in _slices(hidden_ND, weight_VD):
-        logp_nV = _cool(logits(hidden_ND[part], weight_VD, bias_V), temperature).log_softmax(-1)
-        rows.append((logp_nV.gather(1, targets_N[part, None])[:, 0], *logp_nV[:, :vocabulary].topk(most)))
-        del logp_nV  # before the next slice's are made
+        targets_n, logits_nV = targets_N[part], logits(hidden_ND[part], weight_VD, bias_V)
+        if _is_fused(hidden_ND):
+            logprobs_n, sums_n, _ = fused.score_tokens(logits_nV, targets_n, temperature, False)
+            top_nK, ids_nK = logits_nV[:, :vocabulary].topk(most)
+            rows.append((logprobs_n, top_nK / temperature - sums_n[:, None], ids_nK))
+        else:
+            logp_nV = _cool(logits_nV, temperature).log_softmax(-1)
+            rows.append((logp_nV.gather(1, targets_n[:, None])[:, 0], *logp_nV[:, :vocabulary].topk(most)))
+            del logp_nV
+        del logits_nV  # before the next slice's are made
     logprobs_N, top_NK, ids_NK = (torch.cat(parts) for parts in zip(*rows, strict=True))
     return logprobs_N, top_NK, ids_NK
 

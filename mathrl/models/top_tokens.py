@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mathrl.core.errors import memory_part
 from mathrl.models.attention import packed_inputs
 from mathrl.models.context_parallel import RowShare, own_share
+from mathrl.models.device import to_device
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import pad, prepare_language_model
 from mathrl.models.packing import Group, pack
@@ -59,7 +60,7 @@ def candidate_logprobs(
     As `response_logprobs`, whose values these are; no two candidates of a place are alike.
     """
     places = _places(model, groups)
-    own_NK = places.own(ids_NK.to(places.targets_N.device))
+    own_NK = places.own(to_device(ids_NK, places.targets_N.device)).long()
     with memory_part("logits", "lower the stage's tokens_per_microbatch"):
         if places.head is not None:
             found = places.head(places.states_NX, places.targets_N, temperature, candidates_NK=own_NK)

@@ -148,4 +148,4 @@ def group_top_tokens(
 
     budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
     rows = score_tokens(budget, f"log-probs of the {owner}", forward, network, [group.group for group in groups])
-    return TopTokens(rows[:, 0].contiguous(), rows[:, 1 : 1 + most].contiguous(), rows[:, 1 + most :].long())
+    return TopTokens(rows[:, 0].contiguous(), rows[:, 1 : 1 + most].contiguous(), rows[:, 1 + most :].int())

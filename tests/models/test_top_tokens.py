@@ -1,14 +1,15 @@
 """Log-probs of the most probable tokens and of candidates against a plain forward pass of each response."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mathrl.models import head
+from mathrl.models import fused, head
 from mathrl.models.head import LogprobHead
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
@@ -18,6 +19,13 @@ from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from tests.models.test_packing import TOLERANCE, random_groups
 
 N, D, V, K = 11, 6, 17, 4
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew() -> Iterator[None]:
+    fused._compile_once.cache_clear()
+    yield
+    fused._compile_once.cache_clear()
 
 
 def plain_logprobs(model: Any, groups: list[Group], temperature: float) -> Tensor:
@@ -86,9 +94,12 @@ def test_values_and_gradients_are_those_of_all_logits(
 
 @pytest.mark.parametrize("used", ["all", "candidates", "entropies"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_heads_gradients_in_float64(bias: bool, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A candidate may be the sampled token: both gradients count."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_heads_gradients_in_float64(bias: bool, used: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate may be the sampled token: both gradients count. `compiled` is what a GPU takes, but for its code."""
     monkeypatch.setattr(head, "MOST_LOGITS", 4 * V)
+    monkeypatch.setattr(head, "_is_fused", lambda hidden_ND: compiled)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch.manual_seed(0)
     linear = torch.nn.Linear(D, V, bias=bias, dtype=torch.float64)
     without_logits = copy.deepcopy(linear)
@@ -106,9 +117,13 @@ def test_the_heads_gradients_in_float64(bias: bool, used: str, monkeypatch: pyte
             outputs.append(logp_NV.gather(1, ids_NK))
         else:
             outputs = [*layer(inputs, targets_N, 0.7, candidates_NK=ids_NK)]
+            sampled_N, top_NK, ids = layer(inputs, targets_N, 0.7, top=(K, V - 2))
+            expected_NK = logp_NV[:, :-2].topk(K)
+            assert torch.allclose(sampled_N, outputs[0]) and torch.allclose(top_NK, expected_NK.values)
+            assert torch.equal(ids, expected_NK.indices)
         weights = torch.linspace(-1, 2, N, dtype=torch.float64)
         weighted = [outputs[0] * weights, outputs[1] * weights.flip(0), outputs[2] * weights[:, None].sin()]
-        sum(factor * each.sum() for factor, each in zip(factors, weighted, strict=True)).backward()
+        sum(factor * each.sum() for factor, each in zip(factors, weighted, strict=True) if factor).backward()
         results.append(
             [*(each.detach() for each in outputs), inputs.grad, *(weight.grad for weight in layer.parameters())]
         )

@@ -251,9 +251,16 @@ def test_divergences_from_a_teacher(trainer: Any, agree: Any, ragged: Any, kind:
     policy_NV, teacher_NV = ((logits / 0.7).log_softmax(-1) for logits in (policy_NV, teacher_NV))
     whole = torch.arange(50).expand(tokens, 50)
     for ids, rest, theirs in ((whole, "bin", None), (ids_NK, "bin", add_tail_bucket), (ids_NK, "renormalise", None)):
-        ours = [logits.gather(1, ids) for logits in (policy_NV.clone().requires_grad_(), teacher_NV)]
+        learning_NV = policy_NV.clone().requires_grad_()
+        ours = [logits.gather(1, ids) for logits in (learning_NV, teacher_NV)]
         found = teacher_divergence(kind, *ours, rest, beta)  # type: ignore[arg-type]
         if ids is ids_NK:
             close = theirs or (lambda chosen: chosen.log_softmax(-1))
             expected = compute_divergence(*map(close, ours), beta)
+            agree(
+                *(
+                    torch.autograd.grad(each.square().sum(), learning_NV, retain_graph=True)[0]
+                    for each in (found, expected)
+                )
+            )
         agree(found, expected)
