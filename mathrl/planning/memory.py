@@ -53,8 +53,8 @@ from mathrl.planning.memory_states import (
 RUNTIME = {"cpu": 0.55 * GIB, "cuda": 0.6 * GIB}
 # Measured on a CPU (benchmarks/memory.py): fragments that glibc's heap keeps, as a share of the memory in use.
 HEAP_KEPT = 0.4
-# Bytes for each of a teacher's tokens. Of a step: float32 log-probs and int32 ids in the batch, in its mini-batch, and as
-# the ranks send them; in an update: log-probs of both models with the bin, what their loss keeps, int64 ids.
+# Bytes for each of a teacher's tokens. Of a step: float32 log-probs and int32 ids in the batch, in its mini-batch, and
+# as the ranks send them; in an update: log-probs of both models with the bin, what their loss keeps, int64 ids.
 OF_A_STEP, OF_AN_UPDATE = 24, 64
 
 

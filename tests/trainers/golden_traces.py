@@ -113,6 +113,7 @@ METHOD = {name: COMMON[name] for name in ("steps", "optimizer", "tokens_per_micr
 HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
     "GRPO, process supervision": {"judge": lambda: steps_of_two},
     "on-policy distillation": {"teacher": lambda: policy(seed=8)[0]},
+    "GKD on top-k logits": {"teacher": lambda: policy(seed=8)[0]},
 }
 
 # Rewards and problems of rows that need others.
@@ -273,6 +274,18 @@ CASES: dict[str, Case] = {
     ),
     "graded by the verifier": Case(combined(), reward=verifier),
     "calls of a tool": Case(combined(max_tokens=24, truncated="mask", kl={"coef": 0.05}), tool=True),
+    "a divergence from the policy that saw the solution": Case(
+        combined(
+            advantage={"type": "self_distillation", "hint": "{question}{solution};{question}"}, temperature=0.8,
+            loss={"type": "jsd", "beta": 0.3, "top_k": 5, "rest": "renormalise", "entropy_coef": 0.01}, minibatches=2,
+            importance=Truncated(high=2.0), truncated="mask",
+        ),
+        problems=SHOWN,
+    ),
+    "the reverse KL from a teacher": Case(
+        combined(advantage="distillation", loss={"type": "reverse_kl", "top_k": 6}, kl={"coef": 0.1}),
+        helpers={"teacher": lambda: policy(seed=8)[0]},
+    ),
     "taking turns": Case(combined(asynchronous=Asynchronous(staleness=0), advantage="dr_grpo")),
 }  # fmt: skip
 
