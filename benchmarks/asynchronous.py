@@ -16,8 +16,8 @@ An unfinished run begins again, since its clock has a gap. Seeds come first, so 
 times need a quiet machine: each run's largest load average is kept, and arms with more than `cores` + 1 are marked (*).
 
 The forecast is that of `mathrl plan --simulate` for two "GPUs" of one core each, from the decoding speed of models/sft
-in one thread (measured once) and the update's speed in the finished colocated runs. It knows no interpreter that two
-threads share.
+in one thread (measured once) and the update's speed in the finished colocated runs. It does not know that two threads
+share an interpreter.
 """
 
 import argparse

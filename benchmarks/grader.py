@@ -112,7 +112,7 @@ class Ours:
         from mathrl.grading import grade
 
         results: list[bool] = []
-        pair = ("\\boxed{\\sum_{k=1}^n k^2}", "\\sum_{j=1}^n j^2")  # one that goes to the symbolic engine
+        pair = ("\\boxed{\\frac{n(n+1)(2n+1)}{6}}", "\\sum_{k=1}^n k^2")  # one that goes to the symbolic engine
         thread = threading.Thread(target=lambda: results.append(grade(*pair).rule.endswith("symbolic")))
         signal.alarm(100)
         thread.start()

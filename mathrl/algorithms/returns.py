@@ -129,12 +129,17 @@ def clipped_value_loss(
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
-    """1 - Var(R - V) / Var(R): 1 is perfect, 0 as good as a constant, below 0 worse; 0 if R is constant.
+    """1 - Var(R - V) / Var(R): 1 is perfect, 0 as good as a constant, below 0 worse; 0 if R is constant but for rounding.
 
     >>> explained_variance(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.0, 2.0, 4.0]))
     0.916...
+    >>> explained_variance(torch.tensor([0.5, 0.1, 0.7]), torch.tensor([1.0, 1.0, 1.0000001]))
+    0.0
     """
-    total = float(returns_N.var(correction=0)) if len(returns_N) else 0.0
-    if total == 0.0:
+    if not len(returns_N):
+        return 0.0
+    total = float(returns_N.var(correction=0))
+    rounding = 8 * torch.finfo(returns_N.dtype).eps * float(returns_N.abs().max())
+    if total <= rounding**2:
         return 0.0
     return 1.0 - float((returns_N - values_N).var(correction=0)) / total

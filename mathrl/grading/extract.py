@@ -58,7 +58,11 @@ _NUMBER = re.compile(
     r"(?:\s?/\s?\d+(?![\d/]))?(?:[eE][-+]?\d+)?(?:\s?\\?%)?(?![A-Z])"
 )
 _BOLD_END = re.compile(r"(?<!\*)\*\*([^*\n]{1,120})\*\*[.!]?\s*$")
-_HEDGED = re.compile(r"\b(?:possibly|perhaps|maybe|might|could be|not sure|or (?:more|less|fewer))\b", re.IGNORECASE)
+_HEDGED = re.compile(  # "the largest number that could be drawn is 5" is no hedge, "I think that could be 5" is
+    r"\b(?:possibly|perhaps|maybe|might|(?<!that )could be|that could be(?!.* (?:is|are) )|not sure|"
+    r"or (?:more|less|fewer))\b",
+    re.IGNORECASE,
+)
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=\S)|\n")
 _UNIT_BEHIND = re.compile(
     r"[ \t]?((?!(?:in|as|at|am|pm|a|an|to)\b)(?:[A-Za-z]{2,}|[gmsLNJW])(?:(?:\s+per\s+|/)[A-Za-z]+)?)(?![\w'])"

@@ -130,13 +130,8 @@ def _judge(
     if game is not None:
         correct, reason = countdown_correct(extraction.text or "", *game)
         return Match(correct, "countdown", reason), extraction
-    letter = option(truth)
-    if (
-        letter is not None
-        and letter.isupper()
-        and mode == "lenient"
-        and extraction.rule in ("last number", "last formula", "none", "whole")
-    ):
+    unmarked = mode == "lenient" and extraction.rule in ("last number", "last formula", "none", "whole")
+    if unmarked and (option(truth) or "").isupper():
         last = last_option(response) if option(extraction.text or "") is None else None
         if last is not None:
             extraction = Extraction(last, "last letter")
@@ -146,9 +141,9 @@ def _judge(
     if not extraction.text.strip():
         return Match(False, "", "an empty answer"), extraction
     result = _match(extraction.text, truth, engine)
-    if not result.equal and extraction.rule in ("boxed", "boxed run"):
+    if not result.equal and extraction.rule in ("boxed", "boxed run") and (parts_of_truth := _items(truth)) > 1:
         boxes = all_boxes((without_think(response) or "")[-5 * TAIL :])
-        if 1 < len(boxes) == _items(truth):
+        if len(boxes) == parts_of_truth:
             parts = _match(", ".join(boxes), truth, engine)
             if parts.equal:
                 return Match(True, "a box per part", ""), Extraction(", ".join(boxes), "boxes")
@@ -223,7 +218,8 @@ def equal_answers(first: str, second: str, engine: SymbolicEngine | None = None)
 
 
 def warm_up() -> bool:
-    """Start the symbolic engine of this process and wait for it; True if it is ready."""
+    """Load what comparisons need, start the symbolic engine of this process and wait for it; True if it is ready."""
+    compare("\\pi", "3")  # imports mpmath
     return default_engine().warm_up()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from mathrl.grading.by_value import constant_ratio, same_expression
 from mathrl.grading.points import INTEGER_NAMES
 from mathrl.grading.relations import difference
-from mathrl.grading.syntax import Node, children, is_expression, kinds, num, plain_products, substitute, sym, symbols
+from mathrl.grading.syntax import Node, find, is_expression, kinds, num, plain_products, substitute, sym, symbols
 
 
 def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
@@ -47,22 +47,17 @@ def _last_index(node: Node) -> Node:
     return substitute(node, {index: Node("add", ((sym(index), num(-last)),)), **lower})
 
 
-def _nodes(node: Node, kind: str) -> list[Node]:
-    """All parts of a kind."""
-    return [*([node] if node.kind == kind else []), *(found for part in children(node) for found in _nodes(part, kind))]
-
-
 def _plain_segments(node: Node, other: Node) -> Node:
     r"""\overline{AB} as AB where the other side writes no bar."""
     segment = node.kind == "app" and node.args[0] in ("overline", "bar") and node.args[1].kind == "sym"
     segment = segment and len(node.args[1].args[0]) == 2
-    return Node("mul", (tuple(map(sym, node.args[1].args[0])),)) if segment and not _nodes(other, "app") else node
+    return Node("mul", (tuple(map(sym, node.args[1].args[0])),)) if segment and "app" not in kinds(other) else node
 
 
 def _written_out(node: Node, other: Node) -> Node:
     r"""y' as \frac{dy}{dx}, and u_t as \frac{\partial u}{\partial t}, where the other side writes it so."""
     written: dict[str, set[Node]] = {}
-    for part in _nodes(other, "app"):
+    for part in find(other, "app"):
         order = re.match(r"d\^(\d)/", part.args[0])
         if order and part.args[1].kind == "sym":
             written.setdefault(part.args[1].args[0] + "'" * int(order[1]), set()).add(part)

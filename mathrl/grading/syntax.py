@@ -260,8 +260,11 @@ def children(part: Node | tuple[Any, ...]) -> Iterator[Node]:
 
 def find(part: Node | tuple[Any, ...], kind: str) -> Iterator[Node]:
     """The nodes of a kind in the tree, outermost first."""
-    if isinstance(part, Node) and part.kind == kind:
-        yield part
+    if isinstance(part, Node):
+        if kind not in kinds(part):
+            return
+        if part.kind == kind:
+            yield part
     for child in children(part):
         yield from find(child, kind)
 

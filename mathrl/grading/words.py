@@ -70,7 +70,7 @@ def unwrap(text: str) -> str:
     >>> unwrap("\\text{(A)}")
     '(A)'
     """
-    for _ in range(4):
+    for _ in range(4 if "\\" in text else 0):
         inner = _TEXT_COMMAND.sub(r"\1", text)
         if inner == text:
             break

@@ -33,6 +33,8 @@ RESPONSES = [
     (True, "70", "The answer is $70$ degrees."),
     (True, "8", "The answer is 8 apples."),
     (True, "2", "so \\boxed{x = 2}"),
+    (True, "19", "Final Answer: The largest number of points that could be in the domain of $f(x)$ is 19. <|im_end|>"),
+    (False, "19", "The final answer is that could be 19."),
     (True, "2", "<think>maybe 3</think>The answer is 2"),
     (False, "3", "<think>maybe 3</think>The answer is 2"),
     (True, "2", "<think>hm</think><answer>2</answer>"),
