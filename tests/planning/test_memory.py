@@ -8,9 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from mathrl.algorithms.divergences import teacher_divergence
 from mathrl.cli.plan import plan_run, size_in_bytes
 from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
@@ -29,7 +27,7 @@ from mathrl.params.optimizer import AdamW, AdamW8Bit, Lora, Muon
 from mathrl.params.run import FreshModel, PretrainedModel
 from mathrl.params.schema import Params
 from mathrl.planning.gpu_phases import check_vllm_share
-from mathrl.planning.memory import OF_AN_UPDATE, RUNTIME, advise, kept_activations, plan_memory
+from mathrl.planning.memory import RUNTIME, advise, kept_activations, plan_memory
 from mathrl.planning.memory_states import GIB, divided_states, gathered_at_once, trainable, trained_states
 from tests.learners.kept_bytes import kept_bytes
 
@@ -381,32 +379,3 @@ def test_the_command_names_a_fit_without_margin_and_the_way_to_plan_for_gpus(
     assert "that is a plan for CPUs: for GPUs give the memory of one, e.g. --gpu-memory 24GB" in capsys.readouterr().out
     plan_run(context)
     assert "plan for CPUs" not in capsys.readouterr().out, "the demo's fresh model is meant for them"
-
-
-TEACHER_LOSS = ["rl.advantage=distillation", "rl.loss={type: reverse_kl, top_k: 32}", "rl.kl=null"]
-
-
-def test_a_teacher_and_its_tokens_are_counted() -> None:
-    """Qwen2.5-0.5B: a teacher of its size, and for each sampled token 32 log-probs and ids, three times at most."""
-    given = params("rollout.engine=torch", *TEACHER_LOSS, "rl.max_tokens=512", preset="gsm8k-ppo-24gb")
-    shape = shape_of(config_of(given.model.base))
-    found = plan_memory(shape, given, "rl", "cuda", gpu_memory=24e9)
-    assert found.standing["teacher (if as large as the policy)"] == 2 * 494_032_768
-    sampled = given.rl.prompts_per_step * given.rl.group_size * 512
-    assert found.host == {"teacher's tokens of a step": 3 * (4 + 4) * 32 * sampled}
-    tokens = given.rl.tokens_per_microbatch
-    assert found.phases["forward and backward"]["teacher's tokens (estimate)"] == OF_AN_UPDATE * 32 * tokens
-    on_cpu = plan_memory(shape, given, "rl", "cpu")
-    assert on_cpu.standing["teacher's tokens of a step"] == found.host["teacher's tokens of a step"]
-    sampled_alone = params(TEACHER_LOSS[0], "rl.loss=reinforce", "rl.kl=null", preset="gsm8k-ppo-24gb")
-    assert not any("tokens of a step" in part for part in plan_memory(shape, sampled_alone, "rl", "cpu").standing)
-
-
-@pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])
-def test_a_divergence_keeps_no_more_than_is_planned(kind: Any) -> None:
-    policy_NK, teacher_NK = (torch.randn(50, 40).log_softmax(-1)[:, :20].clone() for _ in range(2))
-    policy_NK.requires_grad_()
-    with kept_bytes(set()) as kept:
-        teacher_divergence(kind, policy_NK, teacher_NK).sum()
-    inputs = 2 * 4 + 4 + 8  # float32 log-probs of both, the teacher's int32 ids, and those as int64
-    assert 0 < sum(kept.values()) + inputs * 50 * 20 <= 1.1 * OF_AN_UPDATE * 50 * 20 * 21 / 20

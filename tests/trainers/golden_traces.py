@@ -172,9 +172,7 @@ CASES: dict[str, Case] = {
         ),
         problems=MANY,
     ),
-    "the critic warms up": Case(
-        combined(**ppo(warmup_steps=1, clip=0.01), **KL_IN_REWARD, epochs=2, minibatches=2)
-    ),
+    "the critic warms up": Case(combined(**ppo(warmup_steps=1, clip=0.01), **KL_IN_REWARD, epochs=2, minibatches=2)),
     "a lambda by length, the critic's own": Case(
         combined(**ppo(whiten=True, policy_lam={"alpha": 0.4}, lam=0.95), minibatches=2)
     ),
@@ -276,15 +274,10 @@ CASES: dict[str, Case] = {
     "calls of a tool": Case(combined(max_tokens=24, truncated="mask", kl={"coef": 0.05}), tool=True),
     "a divergence from the policy that saw the solution": Case(
         combined(
-            advantage={"type": "self_distillation", "hint": "{question}{solution};{question}"}, temperature=0.8,
-            loss={"type": "jsd", "beta": 0.3, "top_k": 5, "rest": "renormalise", "entropy_coef": 0.01}, minibatches=2,
-            importance=Truncated(high=2.0), truncated="mask",
+            advantage=method("OPSD").advantage.model_dump(), temperature=0.8, minibatches=2, truncated="mask",
+            loss={"type": "jsd", "beta": 0.3, "top_k": 5, "rest": "renormalise", "entropy_coef": 0.01},
         ),
         problems=SHOWN,
-    ),
-    "the reverse KL from a teacher": Case(
-        combined(advantage="distillation", loss={"type": "reverse_kl", "top_k": 6}, kl={"coef": 0.1}),
-        helpers={"teacher": lambda: policy(seed=8)[0]},
     ),
     "taking turns": Case(combined(asynchronous=Asynchronous(staleness=0), advantage="dr_grpo")),
 }  # fmt: skip
