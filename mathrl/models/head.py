@@ -184,19 +184,21 @@ def _top_logprobs(
     vocabulary: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs of the targets [N], and the `most` highest among the first `vocabulary` tokens: [N, K], ids [N, K]."""
-    rows = []
+    wide = torch.promote_types(weight_VD.dtype, torch.float32)
+    logprobs_N = torch.empty(len(hidden_ND), dtype=wide, device=hidden_ND.device)
+    top_NK, ids_NK = logprobs_N.new_empty(len(hidden_ND), most), targets_N.new_empty(len(hidden_ND), most)
     for part in _slices(hidden_ND, weight_VD):
         targets_n, logits_nV = targets_N[part], logits(hidden_ND[part], weight_VD, bias_V)
         if _is_fused(hidden_ND):
-            logprobs_n, sums_n, _ = fused.score_tokens(logits_nV, targets_n, temperature, False)
-            top_nK, ids_nK = logits_nV[:, :vocabulary].topk(most)
-            rows.append((logprobs_n, top_nK / temperature - sums_n[:, None], ids_nK))
+            logprobs_N[part], sums_n, _ = fused.score_tokens(logits_nV, targets_n, temperature, False)
+            top_nK, ids_NK[part] = logits_nV[:, :vocabulary].topk(most)
+            top_NK[part] = top_nK / temperature - sums_n[:, None]
         else:
             logp_nV = _cool(logits_nV, temperature).log_softmax(-1)
-            rows.append((logp_nV.gather(1, targets_n[:, None])[:, 0], *logp_nV[:, :vocabulary].topk(most)))
+            logprobs_N[part] = logp_nV.gather(1, targets_n[:, None])[:, 0]
+            top_NK[part], ids_NK[part] = logp_nV[:, :vocabulary].topk(most)
             del logp_nV
         del logits_nV  # before the next slice's are made
-    logprobs_N, top_NK, ids_NK = (torch.cat(parts) for parts in zip(*rows, strict=True))
     return logprobs_N, top_NK, ids_NK
 
 
