@@ -27,6 +27,7 @@ from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params import Params
+from mathrl.params.advantage import Distillation
 from mathrl.params.paths import merge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
@@ -40,7 +41,7 @@ from mathrl.trainers.training_run import TrainingRun
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".mathrl/small_methods"
-SFT_STEPS, STEPS, LAST = 120, 30, 3  # the accuracy is a mean over the last so many evaluations
+SFT_STEPS, TEACHER_STEPS, STEPS, LAST = 120, 600, 30, 3  # the accuracy is a mean over the last so many evaluations
 COMMON = {
     "steps": STEPS, "prompts_per_step": 8, "group_size": 8, "max_tokens": 24, "optimizer": {"lr": 0.005},
     "dev": {"every": 5, "samples": 3}, "checkpoint_every": STEPS,
@@ -63,6 +64,11 @@ def ppo(lam: Any, critic: Mapping[str, Any], **more: Any) -> Arm:
     return Arm({"advantage": {"type": "gae", "lam": lam, "whiten": True, "critic": critic}, **more})
 
 
+def distillation(loss: Any) -> Arm:
+    """On-policy distillation from the same model after more SFT."""
+    return Arm({"advantage": "distillation", "loss": loss})
+
+
 QUESTIONS: dict[str, dict[str, Arm]] = {
     "critic": {
         "PPO, lambda 0.9": ppo(0.9, {}),
@@ -75,6 +81,12 @@ QUESTIONS: dict[str, dict[str, Arm]] = {
         "and right samples imitated (VAPO)": Arm({"imitation": {"type": "own", "coef": 0.1}}),
         "the solution in the group (LUFFY)": Arm({"imitation": "luffy"}),
         "0.1 of the SFT loss (CHORD)": Arm({"imitation": {"type": "sft", "coef": 0.1}}),
+    },
+    "teacher": {
+        "the sampled token's log-prob": distillation("reinforce"),
+        "forward KL over 16 tokens": distillation({"type": "forward_kl", "top_k": 16}),
+        "reverse KL over 16 tokens": distillation({"type": "reverse_kl", "top_k": 16}),
+        "JSD over 16 tokens": distillation({"type": "jsd", "top_k": 16}),
     },
     "labels": {
         "GRPO with answers": Arm(),
@@ -91,20 +103,21 @@ def chains(split: str) -> list[Problem]:
     return [problem for problem in generate("chain", counts, options, seed=0, name="chain") if problem.split == split]
 
 
-def start_model(params: Params, seed: int) -> Path:
-    """The SFT model that the seed's runs start from."""
-    base, folder = FOLDER / f"base-{seed}", FOLDER / f"sft-{seed}"
+def sft_model(params: Params, seed: int, name: str = "sft", steps: int = SFT_STEPS) -> Path:
+    """The SFT model that the seed's runs start from, or a teacher, which has learned for longer."""
+    base, folder = FOLDER / f"base-{seed}", FOLDER / f"{name}-{seed}"
     if folder.exists():
         return folder
-    make_base(params.model, base, seed)
+    if not base.exists():
+        make_base(params.model, base, seed)
     tokenizer, network = load_tokenizer(base, params.model), load_model(base, params.model, "cpu")
-    sft = params.sft.model_copy(update={"steps": SFT_STEPS, "eval_every": 0, "tokens_per_step": 2048})
+    sft = params.sft.model_copy(update={"steps": steps, "eval_every": 0, "tokens_per_step": 2048})
     made = [
         tokenize_demonstrations(part, params.prompt, tokenizer, sft.terse_share, seed)
         for part in (chains("sft"), chains("dev"))
     ]
     run = TrainingRun(
-        Ranks(torch.device("cpu")), FOLDER / f"sft_state-{seed}", seed, sink(FOLDER / f"sft-{seed}.jsonl")
+        Ranks(torch.device("cpu")), FOLDER / f"{name}_state-{seed}", seed, sink(FOLDER / f"{name}-{seed}.jsonl")
     )
     train_sft(network, made[0], made[1], sft, run)
     export_model(network, tokenizer, folder, "# SFT model of benchmarks/small_methods.py\n")
@@ -117,7 +130,7 @@ def sink(file: Path) -> Any:
 
 def run_arm(params: Params, question: str, arm: Arm, name: str, seed: int) -> dict[str, Any]:
     """The evaluations of one run, and the means of its other metrics over the last ten steps."""
-    start = start_model(params, seed)
+    start = sft_model(params, seed)
     tokenizer, network = load_tokenizer(start, params.model), load_model(start, params.model, "cpu")
     sampler = Sampler(TorchEngine(network, tokenizer, params.rollout), tokenizer, params.prompt)
     dev, trained = chains("dev"), chains("rl")
@@ -125,7 +138,12 @@ def run_arm(params: Params, question: str, arm: Arm, name: str, seed: int) -> di
     state = FOLDER / "states" / f"{question}-{name}-{seed}"
     run = TrainingRun(Ranks(torch.device("cpu")), state, seed, sink(state / "metrics.jsonl"))
     reward = build_reward({**params.reward.model_dump(), "parts": list(arm.parts)})
-    train_rl(network, sampler, arm.problems(trained), dev, reward, rl, run, Helpers())
+    teacher = None
+    if isinstance(rl.advantage, Distillation):
+        teacher = load_model(sft_model(params, seed, "teacher", TEACHER_STEPS), params.model, "cpu").requires_grad_(
+            False
+        )
+    train_rl(network, sampler, arm.problems(trained), dev, reward, rl, run, Helpers(teacher=teacher))
     rows = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
     names = sorted({name for row in rows[-10:] for name in row})
     last = {name: statistics.mean(row[name] for row in rows[-10:] if name in row) for name in names}

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mathrl.params.advantage import Advantage, Distillation, SelfDistillation
+from mathrl.params.imitation import Imitation, Solutions
 from mathrl.params.section import FreeOptions, OwnPath, Section
 
 Above = Annotated[float, Field(gt=0)]
@@ -61,8 +62,10 @@ class _Loss(Section):
     )
     skip_zero_variance: bool = Field(True, description="Skip the forward pass for groups whose advantages are all 0.")
 
-    def conflict(self, advantage: Advantage) -> str:
-        """Why the loss cannot be with this advantage; empty if it can."""
+    def conflict(self, advantage: Advantage, imitation: Imitation | None) -> str:
+        """Why the loss cannot be with this advantage or imitation; empty if it can."""
+        if isinstance(imitation, Solutions):
+            return f"imitation solutions needs a divergence from a teacher, such as loss forward_kl, not {self.type}"
         return ""
 
     @property
@@ -174,8 +177,8 @@ class _TeacherLoss(_Loss):
         "models are divided by what is left.",
     )
 
-    def conflict(self, advantage: Advantage) -> str:
-        """Why the loss cannot be with this advantage; empty if it can."""
+    def conflict(self, advantage: Advantage, imitation: Imitation | None) -> str:
+        """Why the loss cannot be with this advantage or imitation; empty if it can."""
         if not isinstance(advantage, Distillation | SelfDistillation):
             return (
                 f"loss {self.type} needs a teacher, and advantage {advantage.type} has none: set advantage "

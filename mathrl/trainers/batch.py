@@ -177,10 +177,11 @@ def make_batch(
     advantage = params.advantage
     if scores.teacher_N is not None:
         advantages_N = distillation_advantages(scores.teacher_N, old_N)
-        figures["distillation/reverse_kl"] = -float(advantages_N.mean())
+        own_N = ~spread(expert_S, lengths_S)
+        figures["distillation/reverse_kl"] = -float(advantages_N[own_N].mean())
         if scores.teacher_top is not None:
             importance_N = None  # it is of the sampled token, and a divergence at a place does not depend on that
-            figures["distillation/teacher_mass"] = float(scores.teacher_top.logprobs_NK.exp().sum(1).mean())
+            figures["distillation/teacher_mass"] = float(scores.teacher_top.logprobs_NK[own_N].exp().sum(1).mean())
     elif isinstance(advantage, Gae):
         assert scores.values_N is not None
         rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)

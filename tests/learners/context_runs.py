@@ -118,7 +118,7 @@ def planted(fault: str) -> Iterator[None]:
 
 
 def values_and_gradient(model: Any, groups: list[Group]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs, entropies and candidates' log-probs, and the gradient of a sum that weighs each token and candidate."""
+    """Log-probs, entropies and candidates' log-probs; the gradient of a sum that weighs each token and candidate."""
     model.zero_grad(set_to_none=False)
     logprobs_N, entropies_N = response_logprobs(model, groups, 0.7)
     scale_N = torch.linspace(0.5, 1.5, len(logprobs_N)) / len(logprobs_N)

@@ -130,6 +130,23 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
         check_teacher("models/teacher", other, "models/sft", TOKENIZER)
 
 
+def test_worked_solutions_may_be_further_responses(tmp_path: Path) -> None:
+    """The divergence is then over their tokens too; the figures of samples are those of a run without them."""
+    params = short_rl(advantage="distillation", loss={"type": "forward_kl", "top_k": 8}, steps=1, dev={"every": 0})
+    alone = run(params, problems=SHOWN, teacher=TEACHER)[1][0]
+    both = run(changed(params, imitation="solutions"), problems=SHOWN, teacher=TEACHER)[1][0]
+    for name in ("distillation/reverse_kl", "distillation/teacher_mass", "response_length"):
+        assert both[name] == pytest.approx(alone[name], abs=1e-6), name
+    assert both["trained_tokens"] > alone["trained_tokens"] and both["actor_loss"] != pytest.approx(alone["actor_loss"])
+    groups, params = rollouts(MODEL, SAMPLER), teacher_rl()
+    expert = replace(groups[-1].some(0, 1), expert=True)
+    own, _, figures = gradient(params, groups=groups)
+    found, _, told = gradient(changed(params, imitation="solutions"), groups=[*groups, expert])
+    assert told == pytest.approx(figures, abs=1e-6) and (found - own).norm() > 1e-3 * own.norm()
+    repeated, _, _ = gradient(params, groups=[*groups, replace(expert, expert=False)])
+    assert torch.allclose(found, repeated, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -137,6 +154,8 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
         ({"advantage": {"type": "distillation", "whiten": True}}, "reads no advantage: leave advantage.whiten out"),
         ({"loss": {"off_policy_limit": 0.5}}, "leave loss.off_policy_limit out"),
         ({"loss": {"beta": 0.5}}, r"loss\.forward_kl\.beta\n +Extra inputs"),
+        ({"loss": "reinforce", "imitation": "solutions"}, "needs a divergence from a teacher, such as loss forward_kl"),
+        ({"imitation": "luffy"}, "needs advantage grpo, dr_grpo or rloo"),
         ({"loss": {"top_k": 0}}, "greater than or equal to 1"),
     ],
 )
