@@ -65,7 +65,7 @@ def ppo(lam: Any, critic: Mapping[str, Any], **more: Any) -> Arm:
 
 
 def distillation(loss: Any) -> Arm:
-    """On-policy distillation from the same model after more SFT."""
+    """On-policy distillation from one teacher, which solves six of ten problems."""
     return Arm({"advantage": "distillation", "loss": loss})
 
 
@@ -103,18 +103,26 @@ def chains(split: str) -> list[Problem]:
     return [problem for problem in generate("chain", counts, options, seed=0, name="chain") if problem.split == split]
 
 
-def sft_model(params: Params, seed: int, name: str = "sft", steps: int = SFT_STEPS) -> Path:
-    """The SFT model that the seed's runs start from, or a teacher, which has learned for longer."""
+def more_chains() -> list[Problem]:
+    """6,000 such chains for a teacher, none of them one of the above."""
+    known = {problem.question for split in ("rl", "dev") for problem in chains(split)}
+    made = generate("chain", {"sft": 6000}, {"steps": [2, 3], "notation": "bare"}, seed=1, name="more")
+    return [problem for problem in made if problem.question not in known]
+
+
+def sft_model(params: Params, seed: int, name: str = "sft") -> Path:
+    """The SFT model that the seed's runs start from; named teacher, one that has learned more problems for longer."""
     base, folder = FOLDER / f"base-{seed}", FOLDER / f"{name}-{seed}"
     if folder.exists():
         return folder
     if not base.exists():
         make_base(params.model, base, seed)
     tokenizer, network = load_tokenizer(base, params.model), load_model(base, params.model, "cpu")
+    steps, problems = (SFT_STEPS, chains("sft")) if name == "sft" else (TEACHER_STEPS, more_chains())
     sft = params.sft.model_copy(update={"steps": steps, "eval_every": 0, "tokens_per_step": 2048})
     made = [
         tokenize_demonstrations(part, params.prompt, tokenizer, sft.terse_share, seed)
-        for part in (chains("sft"), chains("dev"))
+        for part in (problems, chains("dev"))
     ]
     run = TrainingRun(
         Ranks(torch.device("cpu")), FOLDER / f"{name}_state-{seed}", seed, sink(FOLDER / f"{name}-{seed}.jsonl")
@@ -140,9 +148,7 @@ def run_arm(params: Params, question: str, arm: Arm, name: str, seed: int) -> di
     reward = build_reward({**params.reward.model_dump(), "parts": list(arm.parts)})
     teacher = None
     if isinstance(rl.advantage, Distillation):
-        teacher = load_model(sft_model(params, seed, "teacher", TEACHER_STEPS), params.model, "cpu").requires_grad_(
-            False
-        )
+        teacher = load_model(sft_model(params, 0, "teacher"), params.model, "cpu").requires_grad_(False)
     train_rl(network, sampler, arm.problems(trained), dev, reward, rl, run, Helpers(teacher=teacher))
     rows = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
     names = sorted({name for row in rows[-10:] for name in row})
