@@ -1,4 +1,4 @@
-"""What methods beyond GRPO do on a small model: `python benchmarks/small_methods.py QUESTION [--seeds 0 1 2]`.
+"""What methods beyond GRPO do on a small model: `python benchmarks/small_methods.py QUESTION [--seeds 0 1 2] [--figure METRIC]`.
 
 A model of 60,000 weights learns chains of two or three operations from worked solutions, badly, and then by RL. Each
 question compares arms of equal steps with its first one, from one start per seed. Accuracy is on other problems, as the
@@ -163,14 +163,15 @@ def with_interval(values: Sequence[float], sign: str = "") -> str:
     return f"{found.mean:{sign}.3f}{interval}{shown}"
 
 
-def table(question: str, seeds: Sequence[int]) -> None:
-    print(
-        f"| {question}, {len(seeds)} seeds | dev accuracy, mean of the last {LAST} | against the first |\n|---|---|---|"
-    )
+def table(question: str, seeds: Sequence[int], figure: str | None) -> None:
+    measured = f"{figure}, mean of the last 10 steps" if figure else f"dev accuracy, mean of the last {LAST}"
+    print(f"| {question}, {len(seeds)} seeds | {measured} | against the first |\n|---|---|---|")
     first: list[float] = []
     for name in QUESTIONS[question]:
         results = [read_json(FOLDER / f"{question}-{name}-{seed}.json") for seed in seeds]
-        values = [statistics.mean(result["accuracy"][-LAST:]) for result in results]
+        values = [
+            result["last"][figure] if figure else statistics.mean(result["accuracy"][-LAST:]) for result in results
+        ]
         against = with_interval([a - b for a, b in zip(values, first, strict=True)], "+") if first else ""
         first = first or values
         print(f"| {name} | {with_interval(values)} | {against} |")
@@ -180,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("question", choices=list(QUESTIONS))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--figure", help="Another metric than the dev accuracy, such as distillation/reverse_kl.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     params = load_params(ROOT / "params", overrides=["model.base.hidden_size=48", "model.base.layers=2"])
@@ -189,7 +191,7 @@ def main() -> None:
             if not file.exists():
                 write_json(file, run_arm(params, options.question, arm, name, seed))
                 print(file.stem, read_json(file)["accuracy"], flush=True)
-    table(options.question, options.seeds)
+    table(options.question, options.seeds, options.figure)
 
 
 if __name__ == "__main__":
