@@ -56,7 +56,8 @@ _UNITS = re.compile(
 )
 _UNIT_WORDS = ("square ", "cubic ", "degrees in", "units in", "inches in", "feet in", "meters in")
 _BETWEEN = r"(?:[\s,;、，$&+\-−]|\\[,;]|\\text\{{|\}}|\band\b|\bor\b|\\[lc]?dots\b|\.\.\.|…){{1,12}}".format()
-_COUNTED = re.compile(rf"(?<![\w.^_])\d{{1,3}}(?:{_BETWEEN}\d{{1,3}}(?![\w.])){{3,}}")
+# It begins with the digit, not with what must not stand before it: re then skips to digits, in a third of the time.
+_COUNTED = re.compile(rf"\d(?<![\w.^_]\d)\d{{0,2}}(?:{_BETWEEN}\d{{1,3}}(?![\w.])){{3,}}")
 _NUMBER = re.compile(r"\d+")
 
 LETTER = r"[\p{L}\p{M}--\p{Han}]"
@@ -84,7 +85,7 @@ def grams(text: str) -> list[str]:
             return matches
     else:
         matches = _ANY_GRAM.findall(fold(text))
-    return [gram.translate(_DROPPED) for gram in matches]
+    return " ".join(matches).translate(_DROPPED).split()
 
 
 def compared_grams(text: str) -> list[str]:
