@@ -129,7 +129,7 @@ def clipped_value_loss(
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
-    """1 - Var(R - V) / Var(R): 1 is perfect, 0 as good as a constant, below 0 worse; 0 if R is constant but for rounding.
+    """1 - Var(R - V) / Var(R): 1 is perfect, 0 as good as a constant, below 0 worse; 0 if R differs by rounding only.
 
     >>> explained_variance(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.0, 2.0, 4.0]))
     0.916...

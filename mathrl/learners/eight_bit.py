@@ -1,4 +1,4 @@
-"""AdamW with moments of 8 bits, by bitsandbytes (docs/explanation/eight_bit.md has why this library)."""
+"""AdamW with moments of 8 bits, by bitsandbytes (docs/explanation/small_hardware.md has why this library)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,25 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mathrl.core.environment import install_command
-from mathrl.core.errors import UserError
+from mathrl.models.four_bit import import_bitsandbytes
 
 TABLES = ("qmap1", "qmap2")  # the values of the 256 codes: the same for every weight
-
-
-def import_bitsandbytes(setting: str) -> Any:
-    """The optional package bitsandbytes, for a `setting` such as optimizer.type adamw_8bit.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import bitsandbytes  # here: an optional package, slow to import
-    except ModuleNotFoundError:
-        raise UserError(
-            f"{setting} needs bitsandbytes, which is not installed: `{install_command('bitsandbytes')}` installs it"
-        ) from None
-    return bitsandbytes
 
 
 class EightBitAdamW:

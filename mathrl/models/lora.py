@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
+from mathrl.models.four_bit import is_coded, quantise_layers, restore_weight
 from mathrl.models.kernels import compute_dtype
 from mathrl.models.sharding import whole
 from mathrl.params.optimizer import Adapters
@@ -27,6 +28,7 @@ _NAME = "default"  # peft's name of a model's only adapter
 def add_lora(network: Any, lora: Adapters, seed: int) -> None:
     """Freeze `network` and add adapters to its linear layers, in place, without changing its outputs.
 
+    With `lora.frozen` nf4 all linear layers but the head are rounded to 4 bits first, which does change outputs.
     An adapter adds alpha / r · B A x with A random (from `seed`) and B zero. The head of a scorer, which
     starts at zero, is trained in full.
 
@@ -55,9 +57,14 @@ def add_lora(network: Any, lora: Adapters, seed: int) -> None:
         bias="none",
     )
     network.requires_grad_(False)
+    if lora.frozen == "nf4":
+        quantise_layers(network, linear)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "lora"))
         peft.inject_adapter_in_model(config, network, adapter_name=_NAME)
+    if lora.frozen == "nf4":
+        for weight in adapter_weights(network):  # peft gives them the type of the weight beside, which is codes here
+            weight.data = weight.data.to(compute_dtype(network))
     if getattr(network, "score", None) is not None:
         network.score.requires_grad_(True)
     network.__dict__["_lora"] = (lora, config)
@@ -107,8 +114,10 @@ def weight_parts(network: Any) -> Iterator[tuple[str, list[Tensor], Callable[[],
     dtype = compute_dtype(network)
     modules = network.named_modules()
     adapted = {f"{name}.base_layer.weight": module for name, module in modules if _is_adapted(module)}
-    for name, weight in network.state_dict(keep_vars=True).items():
-        if ".lora_" in name:
+    state = network.state_dict(keep_vars=True)
+    coded = tuple(f"{name}." for name, weight in state.items() if is_coded(weight))
+    for name, weight in state.items():
+        if ".lora_" in name or name.startswith(coded):  # scales of weights of 4 bits are no weights
             continue
         module = adapted.get(name)
         parts = [weight]
@@ -118,12 +127,19 @@ def weight_parts(network: Any) -> Iterator[tuple[str, list[Tensor], Callable[[],
 
 
 def _merged_weight(weight: Tensor, module: Any, dtype: torch.dtype) -> Tensor:
-    base = whole(weight.detach(), dtype)
+    base = restore_weight(weight).to(dtype) if is_coded(weight) else whole(weight.detach(), dtype)
     if module is None:
         return base
     with torch.no_grad():
         delta: Tensor = whole(module.get_delta_weight(_NAME), dtype)
         return base + delta
+
+
+@torch.no_grad()
+def frozen_weights(network: Any) -> Iterator[tuple[str, Tensor]]:
+    """Weights under their names without adapters, as they are beside them."""
+    for name, (weight, *_), _ in weight_parts(network):
+        yield name, restore_weight(weight) if is_coded(weight) else weight
 
 
 def merged_state(network: Any) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mathrl.core.hashing import digest
+from mathrl.models.four_bit import coded_shape, is_coded
 from mathrl.models.lora import merged_weights, weight_parts
 
 WeightShape = tuple[str, torch.dtype, tuple[int, ...]]  # name, type and shape of a whole weight
@@ -40,11 +41,15 @@ def with_head(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tens
 
 def weight_shapes(network: Any) -> list[WeightShape]:
     """The weights of `full_weights`, without gathering any: example ("lm_head.weight", torch.float32, (96, 64))."""
-    whole = (
-        (name, torch.empty(getattr(parts[0], "ds_shape", parts[0].shape), dtype=parts[0].dtype, device="meta"))
-        for name, parts, _ in weight_parts(network)
-    )
+    shapes = ((name, *_whole_shape(parts[0])) for name, parts, _ in weight_parts(network))
+    whole = ((name, torch.empty(shape, dtype=dtype, device="meta")) for name, dtype, shape in shapes)
     return [(name, weight.dtype, tuple(weight.shape)) for name, weight in with_head(whole)]
+
+
+def _whole_shape(weight: Tensor) -> tuple[torch.dtype, torch.Size]:
+    if is_coded(weight):
+        return coded_shape(weight)
+    return weight.dtype, getattr(weight, "ds_shape", weight.shape)
 
 
 def copy_weights(network: Any, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -79,6 +79,7 @@ TRL_RL = (
     Meaning("rl.group_size", "`num_generations`"),
     *_adamw_meanings("rl"),
     Meaning("rl.lora", "mathrl's adapters in the model that TRL trains"),
+    Meaning("rl.lora.frozen", "refused", ("whole",), "mathrl gives it whole weights"),
     Meaning("rl.temperature", "`temperature`"),
     Meaning("rl.max_tokens", "`max_completion_length`"),
     Meaning(
@@ -155,6 +156,7 @@ TRL_SFT = (
     Meaning("sft.call_format", "mathrl's labels: -100 on the outputs of tools"),
     *_adamw_meanings("sft"),
     Meaning("sft.lora", "mathrl's adapters in the model that TRL trains"),
+    Meaning("sft.lora.frozen", "refused", ("whole",), "mathrl gives it whole weights"),
     Meaning("sft.dropout", "mathrl switches it off in the model that TRL trains"),
     Meaning("sft.gradient_checkpointing", "`gradient_checkpointing`"),
     Meaning("sft.tokens_per_microbatch", "`gradient_accumulation_steps`: as many padded micro-batches as it asks for"),

@@ -107,6 +107,11 @@ class Adapters(Section):
         min_length=1,
         description="Linear layers to adapt, by the end of their names, such as q_proj; null: all but the output head.",
     )
+    frozen: Literal["whole", "nf4"] = Field(
+        "whole",
+        description="Frozen weights of the linear layers: whole, in the model's precision, or nf4, in 4 bits (QLoRA, "
+        "arXiv:2305.14314; needs bitsandbytes and training.backend torch).",
+    )
     keep_adapter: bool = Field(
         False, description="Export the adapter too, in adapter/ of the model folder, in peft's format."
     )

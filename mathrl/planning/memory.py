@@ -39,6 +39,7 @@ from mathrl.planning.memory_states import (
     Stage,
     adam_share,
     bytes_of,
+    coded_matrices,
     critic_shape,
     divided_states,
     frozen,
@@ -146,7 +147,8 @@ def _trained_parts(shape: ModelShape, params: Params, section: Rl | Sft | Critic
     parts = trained_states(shape, section.optimizer, section.lora, name)
     if _half(params, device):
         return parts | half(shape, section.lora, name)
-    return parts | {f"{name}: weights rounded to {params.model.precision}": _rounded_copy(shape, params)}
+    rounded = 0.0 if coded_matrices(shape, section.lora) else _rounded_copy(shape, params)
+    return parts | {f"{name}: weights rounded to {params.model.precision}": rounded}
 
 
 def _add_gpu_update(
@@ -166,6 +168,8 @@ def _add_gpu_update(
     else:
         passes = _passes(shape, params, stage, tokens, length)
     late = {"policy: gradients until the step": gradients_until_step(shape, section.lora, params)}
+    if coded_matrices(shape, section.lora):
+        passes["a weight restored from 4 bits"] = bytes_of(params) * shape.width * shape.mlp
     plan.phases["forward and backward"] = passes | late | gathered_parts(shape, params, learns=True)
     plan.phases["optimizer step"] = late
     plan.phases["export"] = export_parts(shape, params, section.lora)

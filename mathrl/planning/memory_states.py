@@ -62,7 +62,7 @@ def trained_states(shape: ModelShape, optimizer: Optimizer, lora: Adapters | Non
     """Float32 weights, gradients and optimizer states: 16 bytes per parameter with AdamW, 12 Muon, 10 in 8 bits."""
     count = trainable(shape, lora)
     return {
-        f"{name}: weights": 4.0 * (shape.parameters + (count if lora else 0)),
+        f"{name}: weights": with_adapters(shape, lora, 4.0),
         f"{name}: gradients": 4.0 * count,
         f"{name}: optimizer states": optimizer_bytes(shape, optimizer, lora),
     }
@@ -71,10 +71,22 @@ def trained_states(shape: ModelShape, optimizer: Optimizer, lora: Adapters | Non
 def half(shape: ModelShape, lora: Adapters | None, name: str) -> Parts:
     """The weights of a bfloat16 model on a GPU, and the float32 masters of those that are trained."""
     count = trainable(shape, lora)
-    return {
-        f"{name}: weights": 2.0 * (shape.parameters + (count if lora else 0)),
-        f"{name}: float32 masters": 4.0 * count,
-    }
+    return {f"{name}: weights": with_adapters(shape, lora, 2.0), f"{name}: float32 masters": 4.0 * count}
+
+
+# A weight of 4 bits (mathrl.models.four_bit): its code, a scale of a byte per 64, and a float32 scale per 256 of those.
+CODED = 0.5 + 1 / 64 + 4 / (64 * 256)
+
+
+def coded_matrices(shape: ModelShape, lora: Adapters | None) -> float:
+    """The number of weights that stand in 4 bits beside adapters."""
+    return float(shape.matrices) if lora is not None and lora.frozen == "nf4" else 0.0
+
+
+def with_adapters(shape: ModelShape, lora: Adapters | None, size: float) -> float:
+    """Bytes of a model that learns, of `size` bytes per weight, with its adapters."""
+    coded, adapters = coded_matrices(shape, lora), trainable(shape, lora) if lora else 0.0
+    return size * (shape.parameters - coded + adapters) + CODED * coded
 
 
 def bytes_of(params: Params) -> float:

@@ -19,7 +19,7 @@ from mathrl.core import hashing
 from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion
-from mathrl.models.lora import adapter_tensors, has_lora, lora_of, save_adapter, weight_parts
+from mathrl.models.lora import adapter_tensors, frozen_weights, has_lora, lora_of, save_adapter
 from mathrl.models.sharding import is_sharded
 from mathrl.models.weights import adapter_digest, folder_digest, full_weights, weight_shapes, with_head, write_buckets
 from mathrl.params.rollout import Rollout
@@ -237,8 +237,9 @@ class ServerEngine:
     def _write_adapter(self, folder: Path) -> SentWeights:
         if self.base is None:
             path = self._folder() / "base"
-            weights = ((name, parts[0]) for name, parts, _ in weight_parts(self.network))
-            digest = write_buckets(with_head(weights), path, self.dtype, self.rollout.servers.bucket_mb)
+            digest = write_buckets(
+                with_head(frozen_weights(self.network)), path, self.dtype, self.rollout.servers.bucket_mb
+            )
             self.base = SentWeights(str(path), digest)
         save_adapter(self.network, adapter_tensors(self.network), folder)
         return SentWeights(str(folder), adapter_digest(self.base.digest, folder), self.base)
