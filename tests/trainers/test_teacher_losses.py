@@ -126,6 +126,11 @@ def test_a_teacher_with_a_larger_vocabulary_names_tokens_of_the_student() -> Non
 
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     check_teacher("models/teacher", TOKENIZER, "models/sft", character_tokenizer(BASE))
+    further = character_tokenizer(BASE)
+    further.add_tokens(["<further>"])
+    check_teacher("models/teacher", further, "models/sft", TOKENIZER)
+    with pytest.raises(UserError, match=f"'<further>' is {len(TOKENIZER)} to the student and none to the teacher"):
+        check_teacher("models/teacher", TOKENIZER, "models/sft", further)
     other = character_tokenizer(BASE.model_copy(update={"alphabet": "ascii"}))
     with pytest.raises(UserError, match=r"models/teacher has another tokenizer than models/sft \(token '.' is \d+ to"):
         check_teacher("models/teacher", other, "models/sft", TOKENIZER)
