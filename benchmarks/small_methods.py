@@ -2,8 +2,9 @@
 
 A model of 60,000 weights learns chains of two or three operations from worked solutions, badly, and then by RL. Each
 question compares arms of equal steps with its first one, from one start per seed. Accuracy is on other problems, as the
-mean over the last evaluations. --figure names another metric. A finished run is kept in .mathrl/small_methods and not repeated. Intervals are 95 % by
-Student's t over the seeds; a difference is shown where its interval leaves out 0, else the line says so.
+mean over the last evaluations; --figure names another metric. A finished run is kept in .mathrl/small_methods and not
+repeated. Intervals are 95 % by Student's t over the seeds; a difference is shown where its interval leaves out 0, else
+the line says so.
 """
 
 import argparse
