@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from mathrl.core.errors import UserError
 from mathrl.params.advantage import FunctionAdvantage, Process
 from mathrl.params.curriculum import UserCurriculum
-from mathrl.params.engines import engine_problem
+from mathrl.params.engines import engine_problem, has_setting, value_of
 from mathrl.params.load import paths_of
 from mathrl.params.loss import FunctionLoss
 from mathrl.params.messages import did_you_mean, messages
@@ -24,6 +24,9 @@ from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 from mathrl.params.section import SECRET, DottedOptions
 from mathrl.params.train import Rl
+
+# Sections with adapters, whose frozen weights may be of 4 bits.
+CODED = ("sft", "rl", "rl.advantage.critic", "dpo", "reward_model")
 
 
 def validate(
@@ -65,9 +68,26 @@ def validate(
     for stage in ("sft", "rl"):
         if problem := engine_problem(params, stage):
             problems.append(f"{origin[stage]}: {problem}")
+    problems += [f"{origin['training']}: {line}" for line in backend_problems(params)]
     if problems:
         raise UserError("; ".join(problems))
     return params
+
+
+def backend_problems(params: Params) -> Iterator[str]:
+    """What training.backend cannot hold: loss scales and weights of 4 bits are the torch backend's."""
+    backend = params.training.backend
+    if backend == "torch":
+        return
+    if params.model.precision == "float16":
+        yield f"backend {backend} does not scale the loss of model.precision float16; set one to torch or bfloat16"
+    for name in CODED:
+        lora = value_of(params, f"{name}.lora") if has_setting(params, f"{name}.lora") else None
+        if lora is not None and lora.frozen == "nf4":
+            yield (
+                f"backend {backend} cannot divide or gather weights of 4 bits; set backend to torch, or "
+                f"{name}.lora.frozen to whole"
+            )
 
 
 def function_problems(reward: Reward) -> Iterator[str]:

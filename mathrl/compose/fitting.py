@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mathrl.compose.checks import backend_problems
 from mathrl.compose.settings import (
     BACKEND,
     ENGINE,
@@ -171,7 +172,7 @@ class _Case:
         if any(key in self.written and value_at(params, key) != value for key, value in values.items()):
             return False
         backend = values[BACKEND]
-        if backend != "torch" and params.model.precision == "float16":
+        if next(backend_problems(with_values(params, {BACKEND: backend})), None):
             return False
         if backend != "torch" and params.training.on_out_of_memory == "halve":
             return False

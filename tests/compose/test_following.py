@@ -44,6 +44,17 @@ def test_a_file_and_the_command_line_are_above_what_follows(folder: Path) -> Non
     assert set_too.rl.optimizer.lr == 3e-6
 
 
+def test_weights_of_4_bits_stay_with_the_torch_backend(folder: Path) -> None:
+    coded = ["rl.lora={frozen: nf4}", "sft.lora={frozen: nf4}", "model=Qwen/Qwen2.5-7B-Instruct"]
+    whole = ["rl.lora={}", "sft.lora={}", "model=Qwen/Qwen2.5-7B-Instruct"]
+    assert load_params(folder, overrides=[*CHOICES, *whole]).training.backend == "deepspeed"
+    assert load_params(folder, overrides=[*CHOICES, *coded]).training.backend == "torch"
+    for setting in ("model.precision=float16", "dpo.lora={frozen: nf4}", "rl.advantage.critic.lora={frozen: nf4}"):
+        ppo = ["rl.advantage={type: gae, critic: {}}"] if "critic" in setting else []
+        with pytest.raises(UserError, match=r"training.*: backend fsdp .* (set one to torch|set backend to torch)"):
+            load_params(folder, overrides=[*CHOICES, *ppo, setting, "training.backend=fsdp"])
+
+
 def test_only_the_stages_of_a_run_have_to_fit(folder: Path) -> None:
     large = layers(folder, "data=gsm8k", "model=Qwen/Qwen2.5-7B-Instruct", "method=grpo", "hardware=1x8GB")
     assert large.params().rl.optimizer.lr == 1e-6, "without stages nothing is refused"
