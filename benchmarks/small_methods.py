@@ -2,8 +2,9 @@
 
 A model of 60,000 weights learns chains of two or three operations from worked solutions, badly, and then by RL. Each
 question compares arms of equal steps with its first one, from one start per seed. Accuracy is on other problems, as the
-mean over the last evaluations. A finished run is kept in .mathrl/small_methods and not repeated. Intervals are 95 % by
-Student's t over the seeds; a difference is shown where its interval leaves out 0, else the line says so.
+mean over the last evaluations; --figure names another metric. A finished run is kept in .mathrl/small_methods and not
+repeated. Intervals are 95 % by Student's t over the seeds; a difference is shown where its interval leaves out 0, else
+the line says so.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from mathrl.models.base import make_base
 from mathrl.models.export import export_model
 from mathrl.models.load import load_model, load_tokenizer
 from mathrl.params import Params
+from mathrl.params.advantage import Distillation
 from mathrl.params.paths import merge
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
@@ -40,7 +42,7 @@ from mathrl.trainers.training_run import TrainingRun
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".mathrl/small_methods"
-SFT_STEPS, STEPS, LAST = 120, 30, 3  # the accuracy is a mean over the last so many evaluations
+SFT_STEPS, TEACHER_STEPS, STEPS, LAST = 120, 600, 30, 3  # the accuracy is a mean over the last so many evaluations
 COMMON = {
     "steps": STEPS, "prompts_per_step": 8, "group_size": 8, "max_tokens": 24, "optimizer": {"lr": 0.005},
     "dev": {"every": 5, "samples": 3}, "checkpoint_every": STEPS,
@@ -63,6 +65,11 @@ def ppo(lam: Any, critic: Mapping[str, Any], **more: Any) -> Arm:
     return Arm({"advantage": {"type": "gae", "lam": lam, "whiten": True, "critic": critic}, **more})
 
 
+def distillation(loss: Any) -> Arm:
+    """On-policy distillation from one teacher, which solves six of ten problems."""
+    return Arm({"advantage": "distillation", "loss": loss})
+
+
 QUESTIONS: dict[str, dict[str, Arm]] = {
     "critic": {
         "PPO, lambda 0.9": ppo(0.9, {}),
@@ -75,6 +82,12 @@ QUESTIONS: dict[str, dict[str, Arm]] = {
         "and right samples imitated (VAPO)": Arm({"imitation": {"type": "own", "coef": 0.1}}),
         "the solution in the group (LUFFY)": Arm({"imitation": "luffy"}),
         "0.1 of the SFT loss (CHORD)": Arm({"imitation": {"type": "sft", "coef": 0.1}}),
+    },
+    "teacher": {
+        "the sampled token's log-prob": distillation("reinforce"),
+        "forward KL over 16 tokens": distillation({"type": "forward_kl", "top_k": 16}),
+        "reverse KL over 16 tokens": distillation({"type": "reverse_kl", "top_k": 16}),
+        "JSD over 16 tokens": distillation({"type": "jsd", "top_k": 16}),
     },
     "labels": {
         "GRPO with answers": Arm(),
@@ -91,20 +104,29 @@ def chains(split: str) -> list[Problem]:
     return [problem for problem in generate("chain", counts, options, seed=0, name="chain") if problem.split == split]
 
 
-def start_model(params: Params, seed: int) -> Path:
-    """The SFT model that the seed's runs start from."""
-    base, folder = FOLDER / f"base-{seed}", FOLDER / f"sft-{seed}"
+def more_chains() -> list[Problem]:
+    """6,000 such chains for a teacher, none of them one of the above."""
+    known = {problem.question for split in ("rl", "dev") for problem in chains(split)}
+    made = generate("chain", {"sft": 6000}, {"steps": [2, 3], "notation": "bare"}, seed=1, name="more")
+    return [problem for problem in made if problem.question not in known]
+
+
+def sft_model(params: Params, seed: int, name: str = "sft") -> Path:
+    """The SFT model that the seed's runs start from; named teacher, one that has learned more problems for longer."""
+    base, folder = FOLDER / f"base-{seed}", FOLDER / f"{name}-{seed}"
     if folder.exists():
         return folder
-    make_base(params.model, base, seed)
+    if not base.exists():
+        make_base(params.model, base, seed)
     tokenizer, network = load_tokenizer(base, params.model), load_model(base, params.model, "cpu")
-    sft = params.sft.model_copy(update={"steps": SFT_STEPS, "eval_every": 0, "tokens_per_step": 2048})
+    steps, problems = (SFT_STEPS, chains("sft")) if name == "sft" else (TEACHER_STEPS, more_chains())
+    sft = params.sft.model_copy(update={"steps": steps, "eval_every": 0, "tokens_per_step": 2048})
     made = [
         tokenize_demonstrations(part, params.prompt, tokenizer, sft.terse_share, seed)
-        for part in (chains("sft"), chains("dev"))
+        for part in (problems, chains("dev"))
     ]
     run = TrainingRun(
-        Ranks(torch.device("cpu")), FOLDER / f"sft_state-{seed}", seed, sink(FOLDER / f"sft-{seed}.jsonl")
+        Ranks(torch.device("cpu")), FOLDER / f"{name}_state-{seed}", seed, sink(FOLDER / f"{name}-{seed}.jsonl")
     )
     train_sft(network, made[0], made[1], sft, run)
     export_model(network, tokenizer, folder, "# SFT model of benchmarks/small_methods.py\n")
@@ -117,7 +139,7 @@ def sink(file: Path) -> Any:
 
 def run_arm(params: Params, question: str, arm: Arm, name: str, seed: int) -> dict[str, Any]:
     """The evaluations of one run, and the means of its other metrics over the last ten steps."""
-    start = start_model(params, seed)
+    start = sft_model(params, seed)
     tokenizer, network = load_tokenizer(start, params.model), load_model(start, params.model, "cpu")
     sampler = Sampler(TorchEngine(network, tokenizer, params.rollout), tokenizer, params.prompt)
     dev, trained = chains("dev"), chains("rl")
@@ -125,7 +147,10 @@ def run_arm(params: Params, question: str, arm: Arm, name: str, seed: int) -> di
     state = FOLDER / "states" / f"{question}-{name}-{seed}"
     run = TrainingRun(Ranks(torch.device("cpu")), state, seed, sink(state / "metrics.jsonl"))
     reward = build_reward({**params.reward.model_dump(), "parts": list(arm.parts)})
-    train_rl(network, sampler, arm.problems(trained), dev, reward, rl, run, Helpers())
+    teacher = None
+    if isinstance(rl.advantage, Distillation):
+        teacher = load_model(sft_model(params, 0, "teacher"), params.model, "cpu").requires_grad_(False)
+    train_rl(network, sampler, arm.problems(trained), dev, reward, rl, run, Helpers(teacher=teacher))
     rows = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
     names = sorted({name for row in rows[-10:] for name in row})
     last = {name: statistics.mean(row[name] for row in rows[-10:] if name in row) for name in names}
@@ -139,14 +164,15 @@ def with_interval(values: Sequence[float], sign: str = "") -> str:
     return f"{found.mean:{sign}.3f}{interval}{shown}"
 
 
-def table(question: str, seeds: Sequence[int]) -> None:
-    print(
-        f"| {question}, {len(seeds)} seeds | dev accuracy, mean of the last {LAST} | against the first |\n|---|---|---|"
-    )
+def table(question: str, seeds: Sequence[int], figure: str | None) -> None:
+    measured = f"{figure}, mean of the last 10 steps" if figure else f"dev accuracy, mean of the last {LAST}"
+    print(f"| {question}, {len(seeds)} seeds | {measured} | against the first |\n|---|---|---|")
     first: list[float] = []
     for name in QUESTIONS[question]:
         results = [read_json(FOLDER / f"{question}-{name}-{seed}.json") for seed in seeds]
-        values = [statistics.mean(result["accuracy"][-LAST:]) for result in results]
+        values = [
+            result["last"][figure] if figure else statistics.mean(result["accuracy"][-LAST:]) for result in results
+        ]
         against = with_interval([a - b for a, b in zip(values, first, strict=True)], "+") if first else ""
         first = first or values
         print(f"| {name} | {with_interval(values)} | {against} |")
@@ -156,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("question", choices=list(QUESTIONS))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--figure", help="Another metric than the dev accuracy, such as distillation/reverse_kl.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     params = load_params(ROOT / "params", overrides=["model.base.hidden_size=48", "model.base.layers=2"])
@@ -165,7 +192,7 @@ def main() -> None:
             if not file.exists():
                 write_json(file, run_arm(params, options.question, arm, name, seed))
                 print(file.stem, read_json(file)["accuracy"], flush=True)
-    table(options.question, options.seeds)
+    table(options.question, options.seeds, options.figure)
 
 
 if __name__ == "__main__":

@@ -325,7 +325,7 @@ def show(title: str, plan: "MemoryPlan", processes: int, memory: float | None) -
     for name, parts in plan.phases.items():
         _parts("also in: " + name, parts, name == plan.largest_phase)
     if plan.host:
-        _parts("CPU memory (offload)", plan.host)
+        _parts("CPU memory of a process", plan.host)
 
 
 def show_servers(shape: "ModelShape", params: Params, memory: float) -> bool:

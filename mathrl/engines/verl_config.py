@@ -22,6 +22,7 @@ from mathrl.params.loss import (
     ReinforceLoss,
     RewardKl,
     Sapo,
+    TeacherLoss,
 )
 from mathrl.params.train import Rl
 from mathrl.params.training import Verl
@@ -209,7 +210,7 @@ def _bounds(loss: Loss) -> dict[str, Any]:
     if isinstance(loss, Sapo):
         positive, other = loss.temperatures
         return {"tau_pos": positive, "tau_neg": other}
-    if isinstance(loss, ReinforceLoss | FunctionLoss):
+    if isinstance(loss, ReinforceLoss | TeacherLoss | FunctionLoss):
         return {}
     if isinstance(loss, KlCov):
         return {"policy_loss.kl_cov_ratio": loss.share, "policy_loss.ppo_kl_coef": loss.coef}

@@ -71,7 +71,7 @@ def score_items(
 def score_tokens(
     budget: TokenBudget, part: str, forward: Callable[[list[Group]], Tensor], network: Any, groups: Sequence[Group]
 ) -> Tensor:
-    """`forward` of all groups, float32 [N] on the CPU: each rank computes its share, every rank has all.
+    """`forward` of all groups, float32 [N, …] on the CPU: each rank computes its share, every rank has all.
 
     The network is in eval mode meanwhile. `part` says what memory holds then.
     """

@@ -84,7 +84,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values_n: Tensor, places_n: Tensor, count: int, group: Any) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(places_n)
-        values_N = values_n.new_zeros(count).index_copy_(0, places_n, values_n)
+        values_N = values_n.new_zeros(count, *values_n.shape[1:]).index_copy_(0, places_n, values_n)
         dist.all_reduce(values_N, group=group)  # each has one summand that is not zero
         return values_N
 
@@ -104,7 +104,7 @@ class RowShare:
     group: Any = None
 
     def join(self, values_n: Tensor) -> Tensor:
-        """A value per response token of this rank → [N]."""
+        """A value, or a row of values, per response token of this rank → [N, …]."""
         if self.places_n is None:
             return values_n
         values_N: Tensor = _Joined.apply(values_n, self.places_n, self.count, self.group)  # type: ignore[no-untyped-call]

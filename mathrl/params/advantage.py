@@ -216,7 +216,7 @@ class Gae(_Advantage):
 
 
 class Distillation(_Advantage):
-    """On-policy distillation: the teacher's log-prob minus the policy's."""
+    """On-policy distillation: the teacher's log-prob minus the policy's; or its top-k tokens, by loss forward_kl."""
 
     from_rewards: ClassVar[bool] = False
     type: Literal["distillation"] = "distillation"

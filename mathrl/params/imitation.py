@@ -42,7 +42,16 @@ class Luffy(Section):
     shaping: float = Field(0.1, gt=0, description="Gamma: tokens of a probability far below it count less and less.")
 
 
-Imitation = Annotated[OwnRight | SftTerm | Luffy, Field(discriminator="type")]
+class Solutions(Section):
+    """Worked solutions of the step's problems as further responses for a divergence from a teacher (GKD's fixed data).
+
+    One per group: the share of the policy's own responses, GKD's lambda, follows from rl.group_size.
+    """
+
+    type: Literal["solutions"] = "solutions"
+
+
+Imitation = Annotated[OwnRight | SftTerm | Luffy | Solutions, Field(discriminator="type")]
 
 
 def coef_of(imitation: Any) -> float:

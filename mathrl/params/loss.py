@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from mathrl.params.advantage import Advantage, Distillation, SelfDistillation
+from mathrl.params.imitation import Imitation, Solutions
 from mathrl.params.section import FreeOptions, OwnPath, Section
 
 Above = Annotated[float, Field(gt=0)]
@@ -59,6 +61,12 @@ class _Loss(Section):
         None, gt=1, description="Skip updates whose mean ratio is above this (RLinf: 5); null: skip none."
     )
     skip_zero_variance: bool = Field(True, description="Skip the forward pass for groups whose advantages are all 0.")
+
+    def conflict(self, advantage: Advantage, imitation: Imitation | None) -> str:
+        """Why the loss cannot be with this advantage or imitation; empty if it can."""
+        if isinstance(imitation, Solutions):
+            return f"imitation solutions needs a divergence from a teacher, such as loss forward_kl, not {self.type}"
+        return ""
 
     @property
     def leaves_out(self) -> bool:
@@ -159,6 +167,57 @@ class KlCov(_Loss):
     coef: float = Field(1.0, gt=0, description="Coefficient of the KL, the absolute log-ratio.")
 
 
+class _TeacherLoss(_Loss):
+    top_k: int = Field(
+        64, ge=1, description="Number of the teacher's most probable tokens at each place; at most the vocabulary."
+    )
+    rest: Literal["bin", "renormalise"] = Field(
+        "bin",
+        description="Probability of all other tokens: bin: one more token has it; renormalise: dropped, and both "
+        "models are divided by what is left.",
+    )
+
+    def conflict(self, advantage: Advantage, imitation: Imitation | None) -> str:
+        """Why the loss cannot be with this advantage or imitation; empty if it can."""
+        if not isinstance(advantage, Distillation | SelfDistillation):
+            return (
+                f"loss {self.type} needs a teacher, and advantage {advantage.type} has none: set advantage "
+                "distillation with a teacher model, or self_distillation"
+            )
+        if advantage.whiten:
+            return f"loss {self.type} reads no advantage: leave advantage.whiten out"
+        if self.off_policy_limit is not None:
+            return f"loss {self.type} reads no advantage: leave loss.off_policy_limit out"
+        return ""
+
+
+class ForwardKl(_TeacherLoss):
+    """KL(teacher, policy) over the teacher's most probable tokens (GKD, arXiv:2306.13649)."""
+
+    type: Literal["forward_kl"] = "forward_kl"
+
+
+class ReverseKl(_TeacherLoss):
+    """KL(policy, teacher) over the teacher's most probable tokens (GKD, arXiv:2306.13649)."""
+
+    type: Literal["reverse_kl"] = "reverse_kl"
+
+
+class Jsd(_TeacherLoss):
+    """Generalised Jensen-Shannon divergence over the teacher's most probable tokens (GKD, arXiv:2306.13649)."""
+
+    type: Literal["jsd"] = "jsd"
+    beta: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="Share of the teacher in the mixture: near 0 like forward_kl, near 1 like reverse_kl.",
+    )
+
+
+TeacherLoss = ForwardKl | ReverseKl | Jsd
+
+
 class FunctionLoss(_Loss):
     """A loss per token of your own (docs/how_to/extend/loss.md)."""
 
@@ -168,7 +227,20 @@ class FunctionLoss(_Loss):
 
 
 Loss = Annotated[
-    PpoClip | Gspo | Cispo | ReinforceLoss | Sapo | Gmpo | DppoTv | DppoKl | ClipCov | KlCov | FunctionLoss,
+    PpoClip
+    | Gspo
+    | Cispo
+    | ReinforceLoss
+    | Sapo
+    | Gmpo
+    | DppoTv
+    | DppoKl
+    | ClipCov
+    | KlCov
+    | ForwardKl
+    | ReverseKl
+    | Jsd
+    | FunctionLoss,
     Field(discriminator="type"),
 ]
 

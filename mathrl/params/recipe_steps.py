@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from mathrl.params.evaluate import Word
 from mathrl.params.section import Section
@@ -90,6 +90,16 @@ class RlStep(OnProblems):
     critic: str | None = Field(None, description="Step whose model initialises the critic (rl.advantage.critic.path).")
     reference: str | None = Field(None, description="Step whose model is the KL's reference; null: the start.")
     teacher: str | None = Field(None, description="Step whose model is the teacher of on-policy distillation.")
+
+    @field_validator("teacher")
+    @classmethod
+    def _is_a_folder(cls, teacher: str | None) -> str | None:
+        if teacher is not None and "://" in teacher:
+            raise ValueError(
+                f"{teacher} is an endpoint, and a teacher of on-policy distillation is a step or a model folder, whose "
+                "probabilities of many tokens mathrl reads itself: learn from an endpoint's samples by sample.teacher"
+            )
+        return teacher
 
 
 class SampleStep(OnProblems):

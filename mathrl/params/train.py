@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from mathrl.params.advantage import Advantage, Critic, DrGrpo, Gae, Gdpo, Grpo, MaxRl, Rloo
 from mathrl.params.curriculum import AdaptiveSamples, Curriculum, PoolCurriculum, Shuffled
-from mathrl.params.imitation import Imitation, Luffy, OwnRight, SftTerm
+from mathrl.params.imitation import Imitation, Luffy, OwnRight, SftTerm, Solutions
 from mathrl.params.loss import Gmpo, Gspo, Importance, Kl, KlProbe, Loss, PpoClip, ReinforceLoss, RewardKl, Truncated
 from mathrl.params.optimizer import AdamW, Adapters, Lora, Optimizer
 from mathrl.params.responses import DynamicSampling, KeepRollouts, ResponseFilter
@@ -276,7 +276,7 @@ class Rl(Section):
 
     @model_validator(mode="after")
     def _experts(self) -> "Rl":
-        if self.imitation is None or isinstance(self.imitation, OwnRight):
+        if self.imitation is None or isinstance(self.imitation, OwnRight | Solutions):
             return self
         if not isinstance(self.advantage, Grpo | DrGrpo | Rloo):
             raise ValueError(
@@ -289,8 +289,9 @@ class Rl(Section):
         return self
 
     @model_validator(mode="after")
-    def _fit_schedules(self) -> "Rl":
-        if self.schedules is not None and (problem := next(self.schedules.problems(self), "")):
+    def _fit_loss_and_schedules(self) -> "Rl":
+        scheduled = next(self.schedules.problems(self), "") if self.schedules is not None else ""
+        if problem := self.loss.conflict(self.advantage, self.imitation) or scheduled:
             raise ValueError(problem)
         return self
 

@@ -13,7 +13,8 @@ What to change so that a run fits its GPUs: the fewest of a list of settings, mi
 from collections.abc import Callable, Sequence
 
 from mathrl.models.shapes import BUCKET, LONG, MOST_LOGITS, ModelShape, check_heads
-from mathrl.params.advantage import Critic
+from mathrl.params.advantage import Critic, Distillation
+from mathrl.params.loss import TeacherLoss
 from mathrl.params.schema import Params
 from mathrl.params.train import Rl, Sft
 from mathrl.planning.gpu_phases import (
@@ -53,6 +54,9 @@ from mathrl.planning.memory_states import (
 RUNTIME = {"cpu": 0.55 * GIB, "cuda": 0.6 * GIB}
 # Measured on a CPU (benchmarks/memory.py): fragments that glibc's heap keeps, as a share of the memory in use.
 HEAP_KEPT = 0.4
+# Bytes for each of a teacher's tokens. Of a step: float32 log-probs and int32 ids in the batch, in its mini-batch, and
+# as the ranks send them; in an update: log-probs of both models with the bin, what their loss keeps, int64 ids.
+OF_A_STEP, OF_AN_UPDATE = 24, 64
 
 
 def plan_memory(
@@ -89,9 +93,12 @@ def plan_memory(
         if stage == "rl":
             add_rl_phases(plan, shape, params, tokens, length, gpu_memory)
         _add_gpu_update(plan, shape, params, stage, tokens, longest, gpu_memory)
+        if stage == "rl":
+            _add_teacher_tokens(plan, shape, params, device, tokens)
         return plan
     _add_cpu_update(plan, shape, params, stage, tokens, longest)
     if stage == "rl":
+        _add_teacher_tokens(plan, shape, params, device, tokens)
         _add_cpu_rollouts(plan, shape, params, length)
     for phase in plan.phases.values():
         phase["heap fragments (estimate)"] = HEAP_KEPT * sum(phase.values())
@@ -206,6 +213,21 @@ def _add_further_weights(plan: MemoryPlan, shape: ModelShape, params: Params, de
     if rl.needs_reference and rl.lora is None:
         shards = params.run.processes if divides_weights(params) else 1
         plan.standing["reference"] = _frozen_copy(shape, params, device) / shards
+    if isinstance(rl.advantage, Distillation):
+        shards = params.run.processes if divides_weights(params) else 1
+        plan.standing["teacher (if as large as the policy)"] = _frozen_copy(shape, params, device) / shards
+
+
+def _add_teacher_tokens(plan: MemoryPlan, shape: ModelShape, params: Params, device: Device, tokens: int) -> None:
+    """The teacher's top-k tokens, where the loss is over them: those of a step on the CPU, those of an update."""
+    rl = params.rl
+    if not isinstance(rl.loss, TeacherLoss):
+        return
+    most = min(rl.loss.top_k, shape.vocabulary)
+    sampled = rl.prompts_per_step * rl.group_size * rl.max_tokens
+    place = plan.standing if device == "cpu" else plan.host
+    place["teacher's tokens of a step"] = float(OF_A_STEP * sampled * most)
+    plan.phases["forward and backward"]["teacher's tokens (estimate)"] = float(OF_AN_UPDATE * tokens * most)
 
 
 def _frozen_copy(shape: ModelShape, params: Params, device: Device) -> float:

@@ -23,8 +23,8 @@ class MemoryPlan:
     """Bytes of one process, by part.
 
     `early` are the phases before the first update, with all that is held then. `standing` memory is held from the first
-    update on, beside that of the `phases`, which follow one another. `host` is what offload of optimizer or parameters
-    moves into CPU memory. `lacking` is what vLLM's share of the GPU is too small by.
+    update on, beside that of the `phases`, which follow one another. `host` is CPU memory of a run on a GPU: what
+    offload moves there, and a teacher's tokens of a step. `lacking` is what vLLM's share of the GPU is too small by.
     """
 
     standing: Parts

@@ -1,7 +1,7 @@
 """The rollouts of a step with all their numbers per token: what models make of them, advantages, critic's targets.
 
 Shapes: P groups of G responses, S = P G; N the sampled tokens of all responses (groups, responses, tokens in
-order); the outputs of tools are in none of the numbers.
+order), K tokens of a teacher at each; the outputs of tools are in none of the numbers.
 Tensors are on the CPU, the same at every rank.
 """
 
@@ -62,7 +62,8 @@ class Batch:
     `old_N` are the log-probs that ratios are against; what is not in `kept_N` has no loss and counts in no denominator.
     `importance_N` weighs the surrogate; `sampler_N` are the sampler's log-probs, with rl.loss.off_policy_limit, and
     `entropies_N` the old policy's entropies, with rl.loss.top_entropy; `reference_N` is there with a KL in the loss,
-    `values_N` and `returns_N` with a critic. Of a mini-batch `left_out_N` marks tokens without a surrogate, which the
+    `values_N` and `returns_N` with a critic, the teacher's log-probs `teacher_NK` of its tokens `teacher_ids_NK` where
+    the loss is a divergence from it. Of a mini-batch `left_out_N` marks tokens without a surrogate, which the
     denominators count, `held_N` those that KL-Cov holds back, and `weights_S` are the weights of each response's tokens
     in the loss of the global batch, once an update has set them. With rl.imitation `expert_S` are experts' responses,
     and `imitated_S` those whose likelihood is a term of the loss, with the weights `imitation_S`.
@@ -85,6 +86,8 @@ class Batch:
     expert_S: Tensor | None = None
     imitated_S: Tensor | None = None
     imitation_S: Tensor | None = None
+    teacher_NK: Tensor | None = None
+    teacher_ids_NK: Tensor | None = None
 
     def part(self, numbers: Sequence[int]) -> "Batch":
         """The batch of the groups with these numbers."""
@@ -174,7 +177,11 @@ def make_batch(
     advantage = params.advantage
     if scores.teacher_N is not None:
         advantages_N = distillation_advantages(scores.teacher_N, old_N)
-        figures["distillation/reverse_kl"] = -float(advantages_N.mean())
+        own_N = ~spread(expert_S, lengths_S)
+        figures["distillation/reverse_kl"] = -float(advantages_N[own_N].mean())
+        if scores.teacher_top is not None:
+            importance_N = None  # it is of the sampled token, and a divergence at a place does not depend on that
+            figures["distillation/teacher_mass"] = float(scores.teacher_top.logprobs_NK[own_N].exp().sum(1).mean())
     elif isinstance(advantage, Gae):
         assert scores.values_N is not None
         rewards_N = token_rewards(_rewards(groups), lengths_S, penalty_N)
@@ -210,6 +217,8 @@ def make_batch(
         imitated_S=imitated_S if coef_of(params.imitation) else None,
         values_N=scores.values_N,
         returns_N=returns_N,
+        teacher_NK=scores.teacher_top.logprobs_NK if scores.teacher_top is not None else None,
+        teacher_ids_NK=scores.teacher_top.ids_NK if scores.teacher_top is not None else None,
     )
     return batch, figures
 

@@ -16,7 +16,7 @@ from mathrl.core.types import Completion, Problem
 from mathrl.data.sft_sets import demonstration
 from mathrl.data.templates import quote_control_tokens, render, response_end
 from mathrl.params.advantage import SelfDistillation
-from mathrl.params.imitation import Luffy, SftTerm
+from mathrl.params.imitation import Luffy, SftTerm, Solutions
 from mathrl.trainers.collect import Collector
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -30,7 +30,7 @@ def expert_groups(groups: Sequence[RolloutGroup], collector: Collector, score: S
     With rl.imitation luffy the solution has its reward, as a response that was sampled.
     """
     params = collector.params
-    if not isinstance(params.imitation, Luffy | SftTerm):
+    if not isinstance(params.imitation, Luffy | SftTerm | Solutions):
         return []
     experts = []
     for group in groups:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mathrl.algorithms.exploration import adapted_entropy_coef
@@ -17,6 +18,7 @@ from mathrl.learners.sharding import FrozenModel, sharded_like
 from mathrl.learners.torch_learner import share_gradients
 from mathrl.models.dropout import disable_dropout
 from mathrl.models.linear import keep_rounded_only
+from mathrl.models.load import PROBE
 from mathrl.models.lora import add_lora
 from mathrl.models.model_shape import shape_of
 from mathrl.models.prepared import copy_model
@@ -341,6 +343,29 @@ def check_helpers(params: Rl, helpers: Helpers) -> None:
         )
     if isinstance(params.advantage, Process) and helpers.judge is None:
         raise UserError("rl.advantage is process, but there are no step rewards; give the run a process reward model")
+
+
+def check_teacher(folder: Path | str, teacher: Any, start: Path | str, student: Any) -> None:
+    """Refuse a teacher's tokenizer under which the student's token ids stand for other texts.
+
+    It may have further tokens. PROBE is a text in which the merges of tokenizers differ.
+
+    Raises:
+        UserError: a token of the student has another id at the teacher, or both cut a text into other tokens.
+    """
+    ids = teacher.get_vocab()
+    changed = [(token, number) for token, number in student.get_vocab().items() if ids.get(token) != number]
+    cut = teacher.encode(PROBE, add_special_tokens=False) != student.encode(PROBE, add_special_tokens=False)
+    if not changed and not cut:
+        return
+    example = "it cuts texts into other tokens"
+    if changed:
+        token, number = min(changed, key=lambda pair: pair[1])
+        example = f"token {token!r} is {number} to the student and {ids.get(token, 'none')} to the teacher"
+    raise UserError(
+        f"the teacher {folder} has another tokenizer than {start} ({example}), and on-policy distillation compares the "
+        "probabilities of token ids: take a teacher of the same family, or learn from its samples (recipe distillation)"
+    )
 
 
 def check_experts(config: Any, rl: Rl, rollout: Rollout) -> None:

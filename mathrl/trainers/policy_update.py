@@ -1,6 +1,7 @@
 """The gradient of one policy update over the global batch, and the figures of a step's updates.
 
-Shapes: P groups of G responses in the global batch, S responses of a micro-batch, N response tokens of it.
+Shapes: P groups of G responses in the global batch, S responses of a micro-batch, N response tokens of it, K tokens of
+a teacher at each.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
+from mathrl.algorithms.divergences import teacher_divergence
 from mathrl.algorithms.exploration import covariances, covariances_within, highest_covariances, highest_entropies
 from mathrl.algorithms.imitation import imitation_weights, phi_weights, shaped_loss
 from mathrl.algorithms.kl import kl_estimate, unbiased_kl
@@ -26,6 +28,7 @@ from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, at
 from mathrl.models.device import to_device
 from mathrl.models.kernels import attention_kernel
 from mathrl.models.logprobs import response_logprobs
+from mathrl.models.top_tokens import candidate_logprobs
 from mathrl.params.imitation import Luffy, SftTerm, coef_of
 from mathrl.params.loss import (
     Cispo,
@@ -35,11 +38,13 @@ from mathrl.params.loss import (
     FunctionLoss,
     Gmpo,
     Gspo,
+    Jsd,
     KlCov,
     Loss,
     LossKl,
     PpoClip,
     Sapo,
+    TeacherLoss,
 )
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
@@ -62,6 +67,7 @@ class UpdateFigures:
     likelihood: float = 0.0
     imitated: float = 0.0
     ratio_max: float = 0.0
+    student_mass: float = 0.0
     gaps: list[float] = field(default_factory=lambda: [0.0] * len(GAPS))
 
     @property
@@ -107,6 +113,9 @@ class StepFigures:
             }
             if isinstance(params.kl, LossKl) and params.kl.coef:
                 metrics["kl"] = sum_in_order(update.kl for update in self.updates) / tokens
+            if isinstance(params.loss, TeacherLoss):
+                mass = sum_in_order(update.student_mass for update in self.updates)
+                metrics["distillation/student_mass"] = mass / tokens
             if params.loss.leaves_out:
                 metrics["left_out_share"] = sum_in_order(update.left_out for update in self.updates) / tokens
         if imitated := sum_in_order(update.imitated for update in self.updates):
@@ -193,6 +202,7 @@ def trained_groups(batch: Batch, params: Rl) -> list[int]:
     loss = params.loss
     # Terms of the loss that need no advantage; and the entropy that a controller steers by is that of all groups.
     beside = loss.entropy_coef or loss.log_ratio_penalty or loss.entropy_controller is not None
+    beside = beside or isinstance(loss, TeacherLoss)
     if not params.loss.skip_zero_variance or batch.reference_N is not None or beside:
         return list(range(len(batch.groups)))
     moving_N = (batch.advantages_N != 0) & batch.kept_N
@@ -224,6 +234,21 @@ def kl_of(logprobs_N: Tensor, reference_N: Tensor, old_N: Tensor, params: LossKl
     return kl_estimate(logprobs_N, reference_N, params.estimator)
 
 
+def micro_batch_logprobs(model: Any, part: Batch, params: Rl) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The policy's log-probs and entropies, [N], and its log-probs of a teacher's tokens, [N, K], if there are any."""
+    groups = [group.group for group in part.groups]
+    if part.teacher_ids_NK is None:
+        return *response_logprobs(model, groups, params.temperature), None
+    return candidate_logprobs(model, groups, params.temperature, part.teacher_ids_NK)
+
+
+def divergence_loss(terms: TeacherLoss, candidates_NK: Tensor, teacher_NK: Tensor | None) -> Tensor:
+    """The divergence from the teacher at each token, [N]."""
+    assert teacher_NK is not None
+    beta = terms.beta if isinstance(terms, Jsd) else 0.5
+    return teacher_divergence(terms.type, candidates_NK, to_device(teacher_NK, candidates_NK.device), terms.rest, beta)
+
+
 def own_loss(params: FunctionLoss) -> OwnFunction:
     return OwnFunction("rl.loss", params.path, params.options.values())
 
@@ -232,15 +257,18 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
     """The part's share of the global batch's loss, and sums of its figures."""
     assert part.weights_S is not None
     weights_N = spread(part.weights_S, part.lengths_S)
-    logprobs_N, entropies_N = response_logprobs(model, [group.group for group in part.groups], params.temperature)
+    terms = params.loss
+    logprobs_N, entropies_N, candidates_NK = micro_batch_logprobs(model, part, params)
     # Found on the CPU: a GPU would wait for every kernel before it to count the kept tokens.
     kept = part.kept_N.nonzero()[:, 0]
     lengths_S, old_N, advantages_N, kept_N, weights_N, kept = (
         to_device(tensor, logprobs_N.device)
         for tensor in (part.lengths_S, part.old_N, part.advantages_N, part.kept_N, weights_N, kept)
     )
-    terms = params.loss
-    if isinstance(terms, FunctionLoss):
+    if isinstance(terms, TeacherLoss):
+        assert candidates_NK is not None
+        loss_N, clipped_N = divergence_loss(terms, candidates_NK, part.teacher_NK), torch.zeros_like(kept_N)
+    elif isinstance(terms, FunctionLoss):
         tokens = LossInput(logprobs_N, old_N, advantages_N, entropies_N, kept_N, lengths_S)
         loss_N, clipped_N = own_loss(terms).loss(tokens)
     else:
@@ -295,4 +323,5 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
         "imitated": (imitation_N > 0).sum().float(),
         "ratio_max": ratio_N.max() if len(ratio_N) else ratio_N.new_zeros(()),
         "gaps": gap_counts(now_N[kept], old_N[kept]),
+        **({} if candidates_NK is None else {"student_mass": candidates_NK.detach()[kept].exp().sum()}),
     }

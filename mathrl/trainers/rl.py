@@ -38,7 +38,7 @@ from mathrl.trainers.collect import StepRollouts, dev_figures
 from mathrl.trainers.critic import CriticFigures, critic_gradient
 from mathrl.trainers.experts import expert_groups, shown_groups
 from mathrl.trainers.judges import open_judge
-from mathrl.trainers.open_rl import Helpers, RlSetup, check_experts, open_rl
+from mathrl.trainers.open_rl import Helpers, RlSetup, check_experts, check_teacher, open_rl
 from mathrl.trainers.policy_update import StepFigures, minibatches, update_gradient
 from mathrl.trainers.response_filters import filter_metrics
 from mathrl.trainers.rollout_stream import RolloutStream
@@ -68,6 +68,8 @@ def train(inputs: RlInputs) -> TrainedModel:
         halve_threads()
     ahead = rl.asynchronous is not None
     check_experts(network.config, rl, rollout)
+    if "teacher" in others:
+        check_teacher(others["teacher"], load_tokenizer(others["teacher"], params.model), inputs.start, tokenizer)
     engine = training_engine(network, inputs.start, tokenizer, params.model, rollout, ahead, rl.lora)
     sampler = Sampler(engine, tokenizer, params.prompt, inputs.few_shot)
     further = [problem for problems in inputs.benchmarks.values() for problem in problems]

@@ -1,7 +1,7 @@
 """What models make of the tokens of a step's rollouts: log-probs of policy, reference and teacher, values of a critic.
 
-Shapes: N the sampled tokens of all responses (groups, responses, tokens in order). Tensors are on the CPU, the same at
-every rank.
+Shapes: N the sampled tokens of all responses (groups, responses, tokens in order), K of a teacher's tokens at each.
+Tensors are on the CPU, the same at every rank.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,9 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.lora import adapters_off
 from mathrl.models.packing import Group
 from mathrl.models.scores import token_scores
+from mathrl.models.top_tokens import TopTokens, top_tokens
 from mathrl.params.advantage import Distillation, Gae, SelfDistillation
-from mathrl.params.loss import KlProbe
+from mathrl.params.loss import KlProbe, TeacherLoss
 from mathrl.params.train import Rl
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -32,7 +33,8 @@ class Scores:
 
     `policy_N` are the log-probs by the trainer's model, where they are computed beside the sampler's, `entropies_N` its
     entropies before the step's updates, with rl.loss.top_entropy. `probed_kl` is the mean KL per token of the groups
-    that rl.kl names, where it is only measured.
+    that rl.kl names, where it is only measured. `teacher_top` are the teacher's most probable tokens, where rl.loss is
+    a divergence from it.
     """
 
     sampler_N: Tensor
@@ -42,6 +44,7 @@ class Scores:
     values_N: Tensor | None = None
     probed_kl: float | None = None
     entropies_N: Tensor | None = None
+    teacher_top: TopTokens | None = None
 
     @property
     def old_N(self) -> Tensor:
@@ -65,7 +68,7 @@ def score(
     no forward pass computes them, unless `importance` asks for it. `shown` are the groups with the prompts that the
     teacher of self-distillation reads, who is the policy.
     """
-    policy_N, reference_N, teacher_N, values_N, probed_kl, entropies_N = None, None, None, None, None, None
+    policy_N, reference_N, values_N, probed_kl, entropies_N = None, None, None, None, None
     if params.loss.top_entropy is not None:
         policy_N, entropies_N = group_entropies(model, groups, params, ranks)
     if params.importance is None or params.importance.when != "always":
@@ -74,18 +77,31 @@ def score(
         policy_N = group_logprobs(model, "policy", groups, params, ranks)
     if params.kl_coef and reference is not None:
         reference_N = reference_logprobs(reference, groups, params, ranks)
-    if isinstance(params.advantage, Distillation):
-        teacher_N = group_logprobs(teacher, "teacher", groups, params, ranks)
-    elif isinstance(params.advantage, SelfDistillation):
-        teacher_N = group_logprobs(model, "teacher", shown, params, ranks)
-    elif isinstance(params.advantage, Gae):
+    teacher_N, teacher_top = _teacher_scores(groups, params, ranks, model, teacher, shown)
+    if isinstance(params.advantage, Gae):
         budget, packed = TokenBudget(ranks, params.tokens_per_microbatch, "rl"), [group.group for group in groups]
         values_N = score_tokens(budget, "critic's values", lambda micro: token_scores(critic, micro), critic, packed)
     if isinstance(params.kl, KlProbe):
         probe = groups[: params.kl.groups]
         gaps_N = kl_estimate(sampler_logprobs(probe), reference_logprobs(reference, probe, params, ranks), "k3")
         probed_kl = float(gaps_N.mean())
-    return Scores(sampler_logprobs(groups), policy_N, reference_N, teacher_N, values_N, probed_kl, entropies_N)
+    sampler_N = sampler_logprobs(groups)
+    return Scores(sampler_N, policy_N, reference_N, teacher_N, values_N, probed_kl, entropies_N, teacher_top)
+
+
+def _teacher_scores(
+    groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks, model: Any, teacher: Any, shown: Sequence[RolloutGroup]
+) -> tuple[Tensor | None, TopTokens | None]:
+    """The teacher's log-probs of the sampled tokens, and its most probable tokens where the loss is over them."""
+    if isinstance(params.advantage, SelfDistillation):
+        teacher, groups = model, shown
+    elif not isinstance(params.advantage, Distillation):
+        return None, None
+    if not isinstance(params.loss, TeacherLoss):
+        return group_logprobs(teacher, "teacher", groups, params, ranks), None
+    vocabulary = min(each.config.get_text_config().vocab_size for each in (model, teacher))
+    top = group_top_tokens(teacher, "teacher", groups, params, ranks, min(params.loss.top_k, vocabulary), vocabulary)
+    return top.sampled_N, top
 
 
 def sampler_logprobs(groups: Sequence[RolloutGroup]) -> Tensor:
@@ -118,3 +134,18 @@ def group_logprobs(network: Any, owner: str, groups: Sequence[RolloutGroup], par
 
     budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
     return score_tokens(budget, f"log-probs of the {owner}", forward, network, [group.group for group in groups])
+
+
+def group_top_tokens(
+    network: Any, owner: str, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks, most: int, vocabulary: int
+) -> TopTokens:
+    """The `most` most probable of the first `vocabulary` tokens at each of the groups' tokens, by a network."""
+
+    def forward(micro: list[Group]) -> Tensor:
+        top = top_tokens(network, micro, params.temperature, most, vocabulary)
+        ids_NK = top.ids_NK.float()  # float32 holds every id up to 16 million
+        return torch.cat([top.sampled_N[:, None].float(), top.logprobs_NK.float(), ids_NK], dim=1)
+
+    budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
+    rows = score_tokens(budget, f"log-probs of the {owner}", forward, network, [group.group for group in groups])
+    return TopTokens(rows[:, 0].contiguous(), rows[:, 1 : 1 + most].contiguous(), rows[:, 1 + most :].int())

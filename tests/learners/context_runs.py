@@ -23,6 +23,7 @@ from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group, pack
 from mathrl.models.prepared import Kernel, compute_as
+from mathrl.models.top_tokens import candidate_logprobs, top_tokens
 from mathrl.params.loss import Truncated
 from mathrl.params.optimizer import Lora
 from mathrl.params.rollout import Rollout
@@ -117,13 +118,16 @@ def planted(fault: str) -> Iterator[None]:
 
 
 def values_and_gradient(model: Any, groups: list[Group]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies, and the gradient of a sum of both that has a weight of its own for each token."""
+    """Log-probs, entropies and candidates' log-probs; the gradient of a sum that weighs each token and candidate."""
     model.zero_grad(set_to_none=False)
     logprobs_N, entropies_N = response_logprobs(model, groups, 0.7)
     scale_N = torch.linspace(0.5, 1.5, len(logprobs_N)) / len(logprobs_N)
-    (scale_N * (logprobs_N + 0.1 * entropies_N)).sum().backward()  # type: ignore[no-untyped-call]
+    top = top_tokens(model, groups, 0.7, 3, len(small.TOKENIZER))
+    _, _, chosen_NK = candidate_logprobs(model, groups, 0.7, top.ids_NK)
+    weighed_N = logprobs_N + 0.1 * entropies_N + chosen_NK @ torch.tensor([0.3, -0.2, 0.1])
+    (scale_N * weighed_N).sum().backward()  # type: ignore[no-untyped-call]
     gradient = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
-    return torch.cat([logprobs_N, entropies_N]).detach(), gradient
+    return torch.cat([logprobs_N, entropies_N, top.logprobs_NK.flatten(), chosen_NK.flatten()]).detach(), gradient
 
 
 def rows(ranks: Ranks) -> dict[str, Any]:

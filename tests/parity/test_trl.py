@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mathrl.algorithms.advantages import group_advantages
 from mathrl.algorithms.aggregation import spread, token_weights
+from mathrl.algorithms.divergences import Divergence, teacher_divergence
 from mathrl.algorithms.exploration import adapted_entropy_coef, highest_entropies
 from mathrl.algorithms.kl import kl_estimate, unbiased_kl
 from mathrl.algorithms.policy_loss import Clip, policy_loss
@@ -233,3 +234,33 @@ def test_the_trainer_takes_our_verifier(trainer: Any, tmp_path: Path) -> None:
     training.train()
     logged = training.state.log_history[0]
     assert 0 < logged["rewards/accuracy_reward/mean"] < 1
+
+
+@pytest.mark.parametrize(("kind", "beta"), [("forward_kl", 0.0), ("reverse_kl", 1.0), ("jsd", 0.5), ("jsd", 0.1)])
+def test_divergences_from_a_teacher(trainer: Any, agree: Any, ragged: Any, kind: Divergence, beta: float) -> None:
+    """Of the whole vocabulary GKDTrainer's; of few tokens those of its self-distillation, with and without the tail."""
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+    from trl.experimental.sdft.loss_utils import add_tail_bucket, compute_divergence
+
+    tokens = int(ragged.mask_SL.sum())
+    policy_NV, teacher_NV = torch.randn(2, tokens, 50, generator=ragged.generator, dtype=torch.float64).mul(2)
+    ids_NK = teacher_NV.topk(8).indices
+    expected = GKDTrainer.generalized_jsd_loss(policy_NV, teacher_NV, beta=beta, temperature=0.7, reduction="none").sum(
+        -1
+    )
+    policy_NV, teacher_NV = ((logits / 0.7).log_softmax(-1) for logits in (policy_NV, teacher_NV))
+    whole = torch.arange(50).expand(tokens, 50)
+    for ids, rest, theirs in ((whole, "bin", None), (ids_NK, "bin", add_tail_bucket), (ids_NK, "renormalise", None)):
+        learning_NV = policy_NV.clone().requires_grad_()
+        ours = [logits.gather(1, ids) for logits in (learning_NV, teacher_NV)]
+        found = teacher_divergence(kind, *ours, rest, beta)  # type: ignore[arg-type]
+        if ids is ids_NK:
+            close = theirs or (lambda chosen: chosen.log_softmax(-1))
+            expected = compute_divergence(*map(close, ours), beta)
+            agree(
+                *(
+                    torch.autograd.grad(each.square().sum(), learning_NV, retain_graph=True)[0]
+                    for each in (found, expected)
+                )
+            )
+        agree(found, expected)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mathrl.algorithms.aggregation import spread, token_weights
+from mathrl.algorithms.divergences import teacher_divergence
 from mathrl.algorithms.exploration import covariances, covariances_within, highest_covariances
 from mathrl.algorithms.kl import kl_estimate
 from mathrl.algorithms.policy_loss import Clip, policy_loss
@@ -238,3 +239,29 @@ def test_verls_kl_cov(algos: Any, ragged: Any, agree: Any, share: float) -> None
     ours.backward()
     agree(ours, theirs)
     agree(ours_N.grad, ragged.flat(theirs_SL.grad))
+
+
+def test_forward_kl_over_a_teachers_tokens(agree: Any, ragged: Any) -> None:
+    """verl drops the rest of both models, so its loss is ours without the bin's term."""
+    from verl.trainer.distillation.fsdp.losses import compute_forward_kl_topk
+    from verl.workers.config import DistillationConfig, DistillationLossConfig
+
+    tokens = int(ragged.mask_SL.sum())
+    policy_NV, teacher_NV = torch.randn(2, tokens, 50, generator=ragged.generator).mul(2)
+    teacher_NK, ids_NK = teacher_NV.log_softmax(-1).topk(8)
+    loss = DistillationLossConfig(
+        loss_mode="forward_kl_topk", topk=8, log_prob_min_clamp=None, use_policy_gradient=False
+    )
+    theirs = compute_forward_kl_topk(
+        policy_NV[None], *(torch.nested.nested_tensor([each], layout=torch.jagged) for each in (teacher_NK, ids_NK)),
+        DistillationConfig(distillation_loss=loss), "thd",
+    )  # fmt: skip
+    policy_NK = policy_NV.log_softmax(-1).gather(1, ids_NK)
+    rest_N, of_policy_N = (1 - each.exp().sum(-1) for each in (teacher_NK, policy_NK))
+    found_N = teacher_divergence("forward_kl", policy_NK, teacher_NK) - rest_N * (rest_N / of_policy_N).log()
+    for ours, name in (
+        (found_N, "distillation_losses"),
+        (1 - rest_N, "teacher_mass"),
+        (1 - of_policy_N, "student_mass"),
+    ):
+        agree(ours, theirs[name][0])

@@ -76,6 +76,8 @@ def test_the_later_override_wins_and_only_sections_that_the_stage_reads_are_hand
         ("rl: {stage: rl, start: sft, strat: 1}", "steps.rl.strat: unknown parameter (did you mean start?)"),
         ("rl: {stage: rl, start: sft, set: [rl.stepz=3]}", "did you mean"),
         ("rl: {stage: rl, start: sft, teacher: sft}", "a teacher and rl.advantage=distillation go together"),
+        ("rl: {stage: rl, start: sft, teacher: 'http://localhost:8000/v1'}", "is a step or a model folder"),
+        ("rl: {stage: rl, start: sft, set: [rl.loss=jsd]}", "loss jsd needs a teacher, and advantage grpo has none"),
         ("rl: {stage: rl, start: sft, reference: sft}", "no effect unless rl.kl.coef is above 0"),
         ("rl: {stage: rl, start: sft, set: [rl.advantage=process]}", "name a process_reward_model"),
         (

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "a reference": (["rl.kl={type: loss, coef: 0.1}"], ["reference"]),
     "a teacher": (["rl.advantage=distillation"], ["teacher"]),
+    "tokens of a teacher": (["rl.advantage=distillation", "rl.loss={type: jsd, top_k: 8}"], ["teacher"]),
     "a critic": (["rl.advantage={type: gae, critic: {optimizer: {type: adamw, lr: 0.01}}}"], ["critic"]),
     "a critic without its folder": (["rl.advantage={type: gae, critic: {optimizer: {type: adamw, lr: 0.01}}}"], []),
     "a reward model": (["reward.judge.rule_weight=0.5"], ["reward_model"]),

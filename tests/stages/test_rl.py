@@ -206,6 +206,20 @@ def test_a_prompt_that_gives_its_answer_away_is_refused(place: Path, capsys: pyt
         write_problems(Path(file), rows)
 
 
+def test_a_teacher_that_reads_other_token_ids_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = place / "teacher/tokenizer.json"
+    kept = other.read_text(encoding="utf-8")
+    rows = json.loads(kept)
+    vocabulary = rows["model"]["vocab"]
+    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+    other.write_text(json.dumps(rows), encoding="utf-8")
+    try:
+        said = refused("tokens of a teacher", capsys)
+    finally:
+        other.write_text(kept, encoding="utf-8")
+    assert "the teacher teacher has another tokenizer than start (token '" in said and "recipe distillation" in said
+
+
 def test_who_samples_ahead_on_a_cpu_leaves_half_of_the_threads_to_the_trainer(place: Path) -> None:
     threads = torch.get_num_threads()
     try:

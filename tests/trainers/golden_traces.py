@@ -113,6 +113,7 @@ METHOD = {name: COMMON[name] for name in ("steps", "optimizer", "tokens_per_micr
 HELPERS: dict[str, dict[str, Callable[[], Any]]] = {
     "GRPO, process supervision": {"judge": lambda: steps_of_two},
     "on-policy distillation": {"teacher": lambda: policy(seed=8)[0]},
+    "GKD on top-k logits": {"teacher": lambda: policy(seed=8)[0]},
 }
 
 # Rewards and problems of rows that need others.
@@ -171,9 +172,7 @@ CASES: dict[str, Case] = {
         ),
         problems=MANY,
     ),
-    "the critic warms up": Case(
-        combined(**ppo(warmup_steps=1, clip=0.01), **KL_IN_REWARD, epochs=2, minibatches=2)
-    ),
+    "the critic warms up": Case(combined(**ppo(warmup_steps=1, clip=0.01), **KL_IN_REWARD, epochs=2, minibatches=2)),
     "a lambda by length, the critic's own": Case(
         combined(**ppo(whiten=True, policy_lam={"alpha": 0.4}, lam=0.95), minibatches=2)
     ),
@@ -273,6 +272,13 @@ CASES: dict[str, Case] = {
     ),
     "graded by the verifier": Case(combined(), reward=verifier),
     "calls of a tool": Case(combined(max_tokens=24, truncated="mask", kl={"coef": 0.05}), tool=True),
+    "a divergence from the policy that saw the solution": Case(
+        combined(
+            advantage=method("OPSD").advantage.model_dump(), temperature=0.8, minibatches=2, truncated="mask",
+            loss={"type": "jsd", "beta": 0.3, "top_k": 5, "rest": "renormalise", "entropy_coef": 0.01},
+        ),
+        problems=SHOWN,
+    ),
     "taking turns": Case(combined(asynchronous=Asynchronous(staleness=0), advantage="dr_grpo")),
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ BASE = {"max_tokens": 10, "tokens_per_microbatch": 32}
 SETTINGS = {
     "grpo": Rl(**BASE, kl={"coef": 0.3}),
     "gspo": Rl(**BASE, loss={"type": "gspo", "aggregation": "sequence_mean"}),
+    "divergence": Rl(**BASE, advantage="distillation", loss={"type": "jsd", "top_k": 5}),
     "masked": Rl(**BASE, importance=Masked(low=0.98, high=1.02), advantage="reinforce"),
     "ppo": Rl(
         **BASE, advantage={"type": "gae", "critic": Critic(), "whiten": True}, kl={"type": "reward", "coef": 0.1}
@@ -56,6 +57,7 @@ def main(out: Path) -> None:
             model,
             reference if params.kl_coef else None,
             critic=critic.model if critic else None,
+            teacher=reference,
             kl_coef=params.kl_coef,
         )
         figures = update_gradient(policy, params, batch, params.kl_coef)
