@@ -386,13 +386,13 @@ def test_groups_are_dealt_to_another_number_of_ranks(small: Any, tmp_path: Path)
 
     first = pool(0, 1)
     first.pending.extend(PooledGroup(number, problem=9 - number, size=2) for number in range(12))
-    first.version, first.segments, first.numbered = 3, 7, 12
+    first.version, first.segments, first.numbered, first.startable = 3, 7, 12, 12
     states = [json.loads(json.dumps(first.state()))]
     for world in (3, 2, 1):
         pools = [pool(rank, world) for rank in range(world)]
         for each in pools:
             each.load(states)
-        assert {len(each.pending) for each in pools} == {12 // world}
+        assert {len(each.pending) for each in pools} == {each.startable for each in pools} == {12 // world}
         assert sorted(group.number for each in pools for group in each.pending) == list(range(12))
         assert {(each.version, each.segments, each.numbered) for each in pools} == {(3, 7, 12)}
         states = [json.loads(json.dumps(each.state())) for each in pools]
