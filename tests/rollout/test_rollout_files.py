@@ -49,6 +49,7 @@ def test_tokens_are_those_of_the_row_over_all_files(tmp_path: Path) -> None:
         if not (rollouts.folder / WHOLE).exists():
             assert rollouts.finish(4) == [4]
     assert [file.name for file in rollout_files(rollouts.folder)] == [WHOLE]
+    assert pq.ParquetFile(rollouts.folder / WHOLE).metadata.row_group(0).column(0).compression == "ZSTD"
 
 
 def test_the_one_file_counts_where_a_kill_left_those_of_steps_beside_it(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def test_groups_begin_as_responses_end_and_no_pass_is_for_the_longest_response_a
             lengths_at_start.append(sum(r.completion is None for group in under_way for r in group.responses))
     assert max(lengths_at_start) > 0, "a group began while others were under way"
     groups = finish(pool)
+    arrays = [(each.completion.tokens, each.completion.logprobs) for group in groups for each in group.graded]
+    assert {tuple(array.dtype for array in pair) for pair in arrays} == {(np.dtype(np.int32), np.dtype(np.float32))}
     assert {len(group.graded) for group in groups} == {4} and pool.batch is not None and not pool.has_work
     tokens = [len(response.tokens) for group in groups for response in group.responses]
     assert pool.segments < -(-sum(tokens) // 4), "more than four of the eight rows are of use in a pass"
@@ -265,18 +267,18 @@ def test_ended_sequences_leave_before_they_outgrow_their_room_or_once_they_are_m
     """Token 0 ends a sequence; a random number of 0 gives it, one of 0.5 another token."""
     engine = TorchEngine(policy()[0], TOKENIZER, Rollout())
     engine.ends = [0]
-    random = torch.full((6, 9), 0.5)
+    random = torch.full((10, 9), 0.5)
     random[0, 5] = 0  # the first joins with five tokens of nine, and ends with its sixth
-    random[4:, 4] = 0  # two more end with their fifth
+    random[8:, 4] = 0  # two more end with their fifth
     batch, rows, ended = ContinuousBatch(engine, 1.0, 9), [], []
-    new = [NewSequences([7, 8, 9, 10, 11, 12], [0], random[:1], 5), NewSequences([7], [1, 2, 3, 4, 5], random[1:])]
+    new = [NewSequences([7, 8, 9, 10, 11, 12], [0], random[:1], 5), NewSequences([7], list(range(1, 10)), random[1:])]
     for step in range(9):
         ended += [(step, part.name, part.reason) for part in batch.step(new if step == 0 else [])]
         rows.append(len(batch.names))
-    # It has room for three more passes; the two of five others are more than a quarter.
-    assert rows == [6, 6, 6, 5, 5, 3, 3, 3, 3]
-    assert ended[:3] == [(0, 0, "stop"), (4, 4, "stop"), (4, 5, "stop")]
-    assert ended[3:] == [(8, name, "length") for name in (1, 2, 3)] and batch.passes == 9
+    # It has room for three more passes; two of nine are more than an eighth.
+    assert rows == [10, 10, 10, 9, 9, 7, 7, 7, 7]
+    assert ended[:3] == [(0, 0, "stop"), (4, 8, "stop"), (4, 9, "stop")]
+    assert ended[3:] == [(8, name, "length") for name in range(1, 8)] and batch.passes == 9
 
 
 def test_the_number_of_spare_prompts() -> None:

@@ -293,7 +293,7 @@ def made_pool(small: Any) -> GroupPool:
     order = make_order(params.curriculum, problems, range(8), 8, 0)
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     ranks = Ranks(torch.device("cpu"))
-    pool = GroupPool(Collector(sampler, problems, prompts, order, small.CountsOnes(), None, params, ranks), 0, 3, 3)
+    pool = GroupPool(Collector(sampler, problems, prompts, order, small.CountsOnes(), None, params, ranks), 0, 3, 3, 0)
     pool.add_round()
     return pool
 
@@ -382,7 +382,7 @@ def test_groups_are_dealt_to_another_number_of_ranks(small: Any, tmp_path: Path)
             self.ranks = Numbered(rank, world)
 
     def pool(rank: int, world: int) -> GroupPool:
-        return GroupPool(Place(rank, world), 0, 3, 4)  # type: ignore[arg-type]
+        return GroupPool(Place(rank, world), 0, 3, 4, 0)  # type: ignore[arg-type]
 
     first = pool(0, 1)
     first.pending.extend(PooledGroup(number, problem=9 - number, size=2) for number in range(12))
@@ -396,4 +396,7 @@ def test_groups_are_dealt_to_another_number_of_ranks(small: Any, tmp_path: Path)
         assert sorted(group.number for each in pools for group in each.pending) == list(range(12))
         assert {(each.version, each.segments, each.numbered) for each in pools} == {(3, 7, 12)}
         states = [json.loads(json.dumps(each.state())) for each in pools]
+    older = [{name: value for name, value in state.items() if name != "startable"} for state in states]
+    pools[0].load(older)  # of a version that had no spare groups
+    assert pools[0].startable == 12
     assert Rl(asynchronous=Asynchronous(staleness=8))
