@@ -154,7 +154,7 @@ class GroupPool:
     uniform. One thread calls `sample`; the other methods are for the trainer's while that thread is paused.
     """
 
-    def __init__(self, collector: Collector, seed: int, segment: int, most_running: int, spare: int = 0) -> None:
+    def __init__(self, collector: Collector, seed: int, segment: int, most_running: int, spare: int) -> None:
         """`segment` is the number of tokens by which a response grows at a time; `most_running` counts groups.
 
         `spare` is the number of uniform groups that may be replaced between two updates.

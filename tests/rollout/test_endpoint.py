@@ -20,8 +20,10 @@ from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_jsonl
+from mathrl.core.hashing import derive_seed
 from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem, read_problems, write_problems
+from mathrl.data.templates import chat_messages, prompt_text
 from mathrl.params import Params
 from mathrl.params.evaluate import Evaluate
 from mathrl.params.run import Prompt, RemoteModel
@@ -257,6 +259,27 @@ def test_completions_get_the_text_of_the_prompt_and_further_fields(server: Serve
     params = demo.model_copy(update={"prompt": Prompt(template="question_answer")})
     sample(server, params, PROBLEMS[:1], api="completions", extra_body={"min_p": 0.1})
     assert server.bodies[0]["prompt"] == "Question: 0+0=\nAnswer:" and server.bodies[0]["min_p"] == 0.1
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_a_request_is_what_its_kept_answer_is_found_by(server: Server, demo: Params, api: Any) -> None:
+    """Another body, or another seed in it, would ask again for all that was paid for."""
+    prompt, examples = Prompt(template="question_answer", few_shot=1), [PROBLEMS[5].with_(solution="5+5=10")]
+    params = demo.model_copy(update={"prompt": prompt})
+    sampler = EndpointSampler(remote(server, api=api, extra_body={"min_p": 0.1}), params, "evaluate", examples)
+    sampling = Sampling(2, 0.7, 20, 0.9, stop=("\n\n",))
+    if api == "chat":
+        asked: dict[str, Any] = {"messages": chat_messages(PROBLEMS[0], prompt, examples)}
+    else:
+        asked = {"prompt": prompt_text(PROBLEMS[0], prompt, None, examples)}
+    assert "5+5=10" in json.dumps(asked)
+    words, stage = json.dumps(asked, sort_keys=True), derive_seed(params.run.seed, "endpoint", "evaluate")
+    settings = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 20, "min_p": 0.1, "stop": ["\n\n"]}
+    seeds = [derive_seed(stage, words, number) % 2**31 for number in (0, 1)]
+    expected = [{"model": "tiny", **asked, **settings, "seed": seed} for seed in seeds]
+    assert [sampler._body(PROBLEMS[0], sampling, number) for number in (0, 1)] == expected
+    plain = sampler._body(PROBLEMS[0], Sampling(1, 0.7, 20, 0.9), 0)
+    assert plain == {name: value for name, value in expected[0].items() if name != "stop"}
 
 
 def test_an_evaluation_has_the_same_files_and_what_it_cost(server: Server, demo: Params, tmp_path: Path) -> None:

@@ -8,7 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mathrl.rollout.rollout_files import SCHEMA, WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
+from mathrl.rollout.rollout_files import (
+    SCHEMA,
+    TOKENS,
+    WHOLE,
+    RolloutFolder,
+    read_responses,
+    read_tokens,
+    rollout_files,
+)
 
 
 def row(step: int, number: int) -> dict[str, Any]:
@@ -34,12 +42,14 @@ def test_tokens_are_those_of_the_row_over_all_files(tmp_path: Path) -> None:
     tokens = [10, 20, 21, 30, 31, 32]
     for _ in range(2):  # a file per step, then one with a group of rows per step
         files = rollout_files(rollouts.folder)
-        assert [read_tokens(files, n)["tokens"] for n in range(6)] == [[token] for token in tokens]
+        found = [read_tokens(files, n) for n in range(6)]
+        assert [each["tokens"] for each in found] == [[token] for token in tokens] and set(found[0]) == set(TOKENS)
         with pytest.raises(IndexError):
             read_tokens(files, 6)
         if not (rollouts.folder / WHOLE).exists():
             assert rollouts.finish(4) == [4]
     assert [file.name for file in rollout_files(rollouts.folder)] == [WHOLE]
+    assert pq.ParquetFile(rollouts.folder / WHOLE).metadata.row_group(0).column(0).compression == "ZSTD"
 
 
 def test_the_one_file_counts_where_a_kill_left_those_of_steps_beside_it(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ class Counting(TorchEngine):
     def generate(self, prompts: Any, sampling: Sampling, *args: Any, **kwargs: Any) -> Any:
         self.prompts.append(len(prompts))
         self.kept.append(sum(keys is not None for keys in sampling.kept))
+        assert not sampling.limits or (sampling.samples, sampling.max_tokens) == (1, max(sampling.limits))
         return super().generate(prompts, sampling, *args, **kwargs)
 
 

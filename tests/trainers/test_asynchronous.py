@@ -149,6 +149,20 @@ def test_importance_weights_are_of_the_trainers_weights_to_the_samplers(small: A
     assert rows[2]["ratio/mean"] == pytest.approx(1, abs=1e-4)
 
 
+def test_progress_is_counted_from_the_step_of_the_checkpoint(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(Variable.PROGRESS, str(tmp_path / "progress"))
+    three = changed(AHEAD, steps=3)
+    with pytest.raises(small.Killed):
+        run(small, three, tmp_path, last=2, kind=CopyEngine)
+    (*_, row), _, _ = run(small, three, tmp_path, kind=CopyEngine)
+    told = json.loads((tmp_path / "progress").read_text())
+    assert (told["title"], told["done"], told["total"]) == ("rl", 3, 3)
+    figures = {"accuracy": row["reward/accuracy"], "length": row["response_length"]}
+    assert told["figures"] == pytest.approx(figures)
+
+
 def test_it_learns(small: Any, tmp_path: Path) -> None:
     params = AHEAD.model_copy(update={"steps": 14, "prompts_per_step": 8, "group_size": 8})
     rows, *_ = run(small, params, tmp_path, kind=CopyEngine)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mathrl.core.errors import UserError
+from mathrl.core.hashing import derive_seed
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
@@ -107,6 +108,8 @@ def test_groups_begin_as_responses_end_and_no_pass_is_for_the_longest_response_a
             lengths_at_start.append(sum(r.completion is None for group in under_way for r in group.responses))
     assert max(lengths_at_start) > 0, "a group began while others were under way"
     groups = finish(pool)
+    arrays = [(each.completion.tokens, each.completion.logprobs) for group in groups for each in group.graded]
+    assert {tuple(array.dtype for array in pair) for pair in arrays} == {(np.dtype(np.int32), np.dtype(np.float32))}
     assert {len(group.graded) for group in groups} == {4} and pool.batch is not None and not pool.has_work
     tokens = [len(response.tokens) for group in groups for response in group.responses]
     assert pool.segments < -(-sum(tokens) // 4), "more than four of the eight rows are of use in a pass"
@@ -174,6 +177,45 @@ def test_sampling_goes_on_while_a_group_is_graded() -> None:
     pool.close()
 
 
+def test_a_run_that_ends_early_waits_for_no_grader() -> None:
+    reward = Verdicts()
+    pool = made_pool(reward=reward)
+    while len(pool.grading) < 4:
+        pool.sample()
+    late = threading.Timer(5, reward.may_grade.set)
+    late.start()
+    pool.close()
+    late.cancel()
+    assert not reward.may_grade.is_set() and sum(each.cancelled() for each in pool.grading.values()) == 3
+    reward.may_grade.set()
+
+
+def test_a_pool_needs_a_batch_that_can_be_joined_and_has_rows_for_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = made_pool().collector
+    assert [ContinuousPool(collector, 0, most, 0, lambda step: None).most_rows for most in (1, 2, 3)] == [4, 8, 8]
+    for name, what in (("turns", r"rollout\.tool calls a tool"), ("engine", "vLLM samples")):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(UserError, match=f"pace is continuous, but {what}: set pace"),
+        ):
+            patch.setattr(collector.sampler, name, object())
+            ContinuousPool(collector, 0, 4, 0, lambda step: None)
+
+
+def test_random_numbers_are_of_the_run_the_group_and_the_version_at_which_it_began() -> None:
+    random = torch.Generator().manual_seed(derive_seed(0, "rl", 5, 2))
+    assert torch.equal(made_pool()._random(PooledGroup(5, 0, 4), 2), torch.rand(4, 9, generator=random))
+
+
+def test_uniform_groups_are_replaced_at_pace_free_too(small: Any, tmp_path: Path) -> None:
+    free = PARAMS.model_copy(update={"steps": 2, "asynchronous": Asynchronous(staleness=2, pace="free")})
+    rows, _, _ = run(small, free, tmp_path, kind=CopyEngine)
+    log = events(tmp_path)
+    assert log[0]["settings"]["rl.dynamic_sampling"] == 4 and "rl.asynchronous.pace" not in log[0]["settings"]
+    replaced = [len(row["ranks"][0]["replaced"]) for row in log[1:]]
+    assert [row["rollout/replaced_groups"] for row in rows] == replaced and sum(replaced) > 0
+
+
 def test_uniform_groups_are_replaced_as_long_as_there_are_spare_problems() -> None:
     pool = made_pool(spare=2, reward=CountsOnes(right_above=2.0))  # no response is right
     assert (len(pool.pending), pool.startable, pool.used) == (6, 4, 0)
@@ -219,4 +261,25 @@ def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves() 
         rest = limit.step([NewSequences([*prompts[n], *apart[n][0][:1]], [n], random[n, None], 1)])
         tokens = [token for part in [*rest, *limit.parts()] for token in part.tokens]
         assert tokens == apart[n][0][1:2], "a sequence goes on from its tokens with its own random numbers"
+
+
+def test_ended_sequences_leave_before_they_outgrow_their_room_or_once_they_are_many() -> None:
+    """Token 0 ends a sequence; a random number of 0 gives it, one of 0.5 another token."""
+    engine = TorchEngine(policy()[0], TOKENIZER, Rollout())
+    engine.ends = [0]
+    random = torch.full((10, 9), 0.5)
+    random[0, 5] = 0  # the first joins with five tokens of nine, and ends with its sixth
+    random[8:, 4] = 0  # two more end with their fifth
+    batch, rows, ended = ContinuousBatch(engine, 1.0, 9), [], []
+    new = [NewSequences([7, 8, 9, 10, 11, 12], [0], random[:1], 5), NewSequences([7], list(range(1, 10)), random[1:])]
+    for step in range(9):
+        ended += [(step, part.name, part.reason) for part in batch.step(new if step == 0 else [])]
+        rows.append(len(batch.names))
+    # It has room for three more passes; two of nine are more than an eighth.
+    assert rows == [10, 10, 10, 9, 9, 7, 7, 7, 7]
+    assert ended[:3] == [(0, 0, "stop"), (4, 8, "stop"), (4, 9, "stop")]
+    assert ended[3:] == [(8, name, "length") for name in range(1, 8)] and batch.passes == 9
+
+
+def test_the_number_of_spare_prompts() -> None:
     assert [DynamicSampling(rounds=1).spare(8), DynamicSampling(rounds=2, prompts_per_round=24).spare(8)] == [0, 8]

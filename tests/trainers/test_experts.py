@@ -1,8 +1,11 @@
 """What is imitated beside the advantages: LUFFY's expert in the group, CHORD's SFT loss, VAPO's right samples."""
 
+import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -13,10 +16,13 @@ from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
 from mathrl.params.optimizer import Muon
+from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
+from mathrl.rewards.compose import RewardInput, RewardResult
+from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import advantages_with_experts
 from mathrl.trainers.collect import Collector
-from mathrl.trainers.experts import shown_groups
+from mathrl.trainers.experts import expert_groups, shown_groups, shown_prompt
 from mathrl.trainers.policy_update import UpdateFigures, update_gradient
 from mathrl.trainers.rollouts import RolloutGroup, with_experts
 from tests.trainers.small import PROBLEMS, TOKENIZER, CountsOnes, changed, policy, rollouts, run, scored_batch, short_rl
@@ -180,6 +186,86 @@ def test_the_teacher_of_self_distillation_is_the_policy_that_reads_the_solution(
             shown_groups(groups[:1], replace(collector, problems=[problem]))
     with pytest.raises(ValidationError, match=r"hint must have \{question\} and \{solution\}"):
         Rl(advantage={"type": "self_distillation", "hint": "{question}"})  # type: ignore[arg-type]
+
+
+class Remembering(CountsOnes):
+    """Keeps what it is asked to score, and how often its counters are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: list[RewardInput] = []
+        self.reads = 0
+
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        self.items += items
+        return super().score(items)
+
+    def counters(self) -> dict[str, float]:
+        self.reads += 1
+        return super().counters()
+
+
+@pytest.mark.parametrize("imitation", ["luffy", "sft"])
+def test_an_expert_is_the_solution_as_a_response_with_the_policys_log_probs(imitation: Any) -> None:
+    """One problem has a solution, one none, one a policy's response, one a solution that is too long."""
+    model, sampler = policy()
+    groups, end, order, reward = rollouts(model, sampler), TOKENIZER.eos_token, None, Remembering()
+    problems = [
+        SOLVED[0].with_(solution=f"1+{end}1"),
+        PROBLEMS[1],
+        PROBLEMS[2].with_(control=Control(response=f"3+{end}1=")),
+        SOLVED[3].with_(solution="8" * 60),
+    ]
+    calls: list[list[RolloutGroup]] = []
+
+    def score(experts: Sequence[RolloutGroup]) -> Logprobs:
+        calls.append(list(experts))
+        return torch.arange(float(sum(len(expert.responses[0]) for expert in experts)))
+
+    collector = Collector(sampler, problems, [], order, reward, None, Rl(imitation=imitation, max_tokens=50), CPU)  # type: ignore[arg-type]
+    found = expert_groups(groups, collector, score)
+    assert [(expert.problem, expert.prompt) for expert in found] == [(n, groups[n].prompt) for n in (0, 2)]
+    solution, response = (expert.responses[0].tolist() for expert in found)
+    assert response == [*TOKENIZER.encode(f"3+{end}1="), TOKENIZER.eos_token_id] and len(response) == 6
+    assert solution.index(TOKENIZER.eos_token_id) == len(solution) - 1, "a solution spells no control token"
+    assert np.concatenate([expert.logprobs[0] for expert in found]).tolist() == list(range(len(solution) + 6))
+    for expert in found:
+        others = (expert.truncated, expert.parts, expert.repeated, expert.caught, expert.left_out, expert.expert)
+        assert others == ((False,), ({},), (0.0,), ("",), (False,), True)
+    (scored,) = calls
+    assert not any(expert.logprobs[0].any() for expert in scored) and scored[0].rewards == found[0].rewards
+    verdicts = [(expert.rewards, expert.correct) for expert in found]
+    if imitation == "luffy":
+        texts = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in (solution, response)]
+        sizes = [(len(ids), 50, False) for ids in (solution, response)]
+        asked = [(item.response, (item.length, item.max_length, item.truncated)) for item in reward.items]
+        assert asked == list(zip(texts, sizes, strict=True)) and texts[1] == "3+1=" and reward.reads == 1
+        assert [item.ground_truth for item in reward.items] == [("2",), ("6",)]
+        expected = [result.overall for result in CountsOnes().score(reward.items)]
+        assert verdicts == [((value,), (value > 0.04,)) for value in expected] and expected[1] == 1 / 6
+    else:
+        assert verdicts == 2 * [((0.0,), (True,))] and not reward.items and not reward.reads
+    for most, count in ((len(solution), 2), (len(solution) - 1, 1)):
+        shorter = replace(collector, params=changed(collector.params, max_tokens=most))
+        assert len(expert_groups(groups, shorter, score)) == count
+    assert expert_groups(groups, replace(collector, params=Rl(imitation="own")), score) == []  # type: ignore[arg-type]
+    assert expert_groups(groups, replace(collector, problems=PROBLEMS), score) == [] and len(calls) == 3
+
+
+def test_a_shown_prompt_ends_with_the_prefix_and_may_show_a_policys_response() -> None:
+    params = Rl(advantage={"type": "self_distillation", "hint": "{question}{solution};{question}"})  # type: ignore[arg-type]
+    order: Any = None
+    sampler = Sampler(policy()[1].engine, TOKENIZER, Prompt(response_prefix="3"))
+    collector = Collector(sampler, PROBLEMS, [], order, CountsOnes(), None, params, CPU)
+    for control, shown in ((Control(), "2"), (Control(response="9"), "9")):
+        prompt = shown_prompt(PROBLEMS[0].with_(control=control), params.advantage, collector)  # type: ignore[arg-type]
+        assert TOKENIZER.decode(prompt) == f"1+1={shown};1+1=3"
+    chat = copy.deepcopy(TOKENIZER)
+    chat.chat_template = "{% for message in messages %}{{ message['content'] }};{% endfor %}"
+    turns = ({"role": "system", "content": "7"}, {"role": "user", "content": "8+"})
+    asked = replace(collector, sampler=Sampler(sampler.engine, chat, Prompt(template="chat")))
+    prompt = shown_prompt(PROBLEMS[0].with_(control=Control(messages=turns)), params.advantage, asked)  # type: ignore[arg-type]
+    assert chat.decode(prompt) == "7;8+2;8+;"
 
 
 def test_what_imitation_cannot_go_with_is_refused() -> None:

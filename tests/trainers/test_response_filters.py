@@ -22,6 +22,7 @@ from mathrl.trainers.response_filters import (
     filter_metrics,
     longest_sure_run,
 )
+from mathrl.trainers.rollouts import RolloutGroup
 from tests.trainers.small import TOKENIZER, changed, policy, rollouts, run, scored_batch, short_rl
 
 CPU = Ranks(torch.device("cpu"))
@@ -45,7 +46,7 @@ def test_what_each_filter_catches_by_hand() -> None:
     sure = catcher(SureRun(window=3, probability=0.9), 1000)
     assert sure(response([1] * 5, [0.5, 0.95, 0.95, 0.95, 0.5])) and sure(response([1] * 3, [0.95] * 3))
     assert not sure(response([1] * 5, [0.95, 0.95, 0.9, 0.95, 0.95])), "0.9 itself is not above 0.9"
-    assert longest_sure_run(np.log(np.array([0.5])), 0.9) == 0 and longest_sure_run(np.array([]), 0.9) == 0
+    assert longest_sure_run(np.log(np.array([0.9])), 0.9) == 0 and longest_sure_run(np.array([]), 0.9) == 0
     repetition = catcher(Repetition(share=0.3), 1000)
     assert repetition(response([1], [1.0], repeated=0.31)) and not repetition(response([1], [1.0], repeated=0.3))
     own = FunctionFilter(path=f"{__name__}:long_and_wrong", options={"least": 2})  # type: ignore[arg-type]
@@ -54,6 +55,37 @@ def test_what_each_filter_catches_by_hand() -> None:
     for path in ("tests.trainers.test_response_filters:nothing", f"{__name__}:CPU"):
         with pytest.raises(UserError, match=r"rl\.filters: .*(cannot be imported|is not callable)"):
             catcher(FunctionFilter(path=path), 1000)
+
+
+SEEN: list[GradedResponse] = []
+
+
+def remember(given: GradedResponse) -> bool:
+    SEEN.append(given)
+    return False
+
+
+def test_a_filter_sees_all_of_a_response_and_which_tokens_were_sampled() -> None:
+    one, end = TOKENIZER.encode("1")[0], TOKENIZER.eos_token_id
+    group = RolloutGroup(
+        problem=0, prompt=(one,), responses=((one, one, end), (one, one)), logprobs=((-0.5, -2), (-0.25, -1)),
+        rewards=(1.0, 0.5), correct=(True, False), truncated=(False, True), parts=({"form": 1.0}, {"form": 0.5}),
+        repeated=(0.25, 0.5), sampled=(np.array([True, False, True]), np.array([True, True])),
+    )  # fmt: skip
+    SEEN.clear()
+    own = FunctionFilter(path=f"{__name__}:remember")
+    assert filter_label(own) == "remember"
+    found = filter_groups([group, replace(group, repeated=())], [own], TOKENIZER)
+    assert all((each.caught, each.left_out) == (("", ""), (False, False)) for each in found)
+    rows = [
+        {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(each).items()}
+        for each in SEEN
+    ]
+    first = {"text": "11", "tokens": [one, one, end], "sampled": [one, end], "logprobs": [-0.5, -2], "reward": 1.0}
+    first |= {"correct": True, "truncated": False, "repeated": 0.25, "parts": {"form": 1.0}}
+    second = {"text": "11", "tokens": [one, one], "sampled": [one, one], "logprobs": [-0.25, -1], "reward": 0.5}
+    second |= {"correct": False, "truncated": True, "repeated": 0.5, "parts": {"form": 0.5}}
+    assert rows == [first, second, first | {"repeated": 0.0}, second | {"repeated": 0.0}]
 
 
 def test_a_caught_response_has_no_loss_and_its_reward_stays_in_the_mean() -> None:

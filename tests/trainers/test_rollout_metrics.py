@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mathrl.core.metrics import complete_rows
 from mathrl.core.types import Completion, Graded, ToolCall
 from mathrl.trainers.rollouts import RolloutGroup, rollout_groups, rollout_metrics, tool_metrics
 
@@ -94,3 +97,10 @@ def test_shares_of_the_calls_and_figures_per_response_by_hand() -> None:
     one = tool_metrics([replace(group([9], [False], [0.0]), calls=((fails,),))])
     assert (one["tool/error_rate"], one["tool/right_with_call"], one["tool/echo_rate"]) == (1, 0, 0)
     assert set(tool_metrics([plain]).values()) == {0.0}, "without a call"
+
+
+def test_throughput_is_the_tokens_of_the_rollouts_over_the_seconds_of_the_step(small: Any, tmp_path: Path) -> None:
+    small.run(small.short_rl(steps=1), tmp_path)
+    (row,) = complete_rows(tmp_path / "metrics.jsonl")
+    assert row["throughput/tokens_per_second"] * row["time/step"] == pytest.approx(16 * row["response_length"])
+    assert 0 < row["time/scores"] + row["time/update"] < row["time/step"]

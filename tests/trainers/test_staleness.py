@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -293,7 +294,7 @@ def made_pool(small: Any) -> GroupPool:
     order = make_order(params.curriculum, problems, range(8), 8, 0)
     prompts = [sampler.prompt_tokens(problem) for problem in problems]
     ranks = Ranks(torch.device("cpu"))
-    pool = GroupPool(Collector(sampler, problems, prompts, order, small.CountsOnes(), None, params, ranks), 0, 3, 3)
+    pool = GroupPool(Collector(sampler, problems, prompts, order, small.CountsOnes(), None, params, ranks), 0, 3, 3, 0)
     pool.add_round()
     return pool
 
@@ -373,27 +374,23 @@ def test_a_group_on_its_way_knows_by_whom_its_tokens_are() -> None:
 
 
 def test_groups_are_dealt_to_another_number_of_ranks(small: Any, tmp_path: Path) -> None:
-    class Numbered:
-        def __init__(self, rank: int, world: int) -> None:
-            self.rank, self.world = rank, world
-
-    class Place:
-        def __init__(self, rank: int, world: int) -> None:
-            self.ranks = Numbered(rank, world)
-
     def pool(rank: int, world: int) -> GroupPool:
-        return GroupPool(Place(rank, world), 0, 3, 4)  # type: ignore[arg-type]
+        place = SimpleNamespace(ranks=SimpleNamespace(rank=rank, world=world))
+        return GroupPool(place, 0, 3, 4, 0)  # type: ignore[arg-type]
 
     first = pool(0, 1)
     first.pending.extend(PooledGroup(number, problem=9 - number, size=2) for number in range(12))
-    first.version, first.segments, first.numbered = 3, 7, 12
+    first.version, first.segments, first.numbered, first.startable = 3, 7, 12, 12
     states = [json.loads(json.dumps(first.state()))]
     for world in (3, 2, 1):
         pools = [pool(rank, world) for rank in range(world)]
         for each in pools:
             each.load(states)
-        assert {len(each.pending) for each in pools} == {12 // world}
+        assert {len(each.pending) for each in pools} == {each.startable for each in pools} == {12 // world}
         assert sorted(group.number for each in pools for group in each.pending) == list(range(12))
         assert {(each.version, each.segments, each.numbered) for each in pools} == {(3, 7, 12)}
         states = [json.loads(json.dumps(each.state())) for each in pools]
+    del states[0]["startable"]  # as in checkpoints of before spare groups
+    pools[0].load(states)
+    assert pools[0].startable == 12
     assert Rl(asynchronous=Asynchronous(staleness=8))

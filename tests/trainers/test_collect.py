@@ -1,0 +1,30 @@
+"""What a step collects where the rounds of dynamic sampling run out."""
+
+from typing import Any
+
+import torch
+
+from mathrl.core.hashing import derive_seed
+from mathrl.learners.distributed import Ranks
+from mathrl.trainers.collect import Collector
+from mathrl.trainers.curriculum import make_order
+
+
+def test_a_batch_is_filled_with_uniform_groups_each_once_and_each_round_has_a_seed(small: Any) -> None:
+    params = small.short_rl(dynamic_sampling={"rounds": 2})
+    sampler, seeds = small.policy()[1], []
+    generate = sampler.engine.generate
+
+    def watched(prompts: Any, sampling: Any, seed: int, *more: Any) -> Any:
+        seeds.append(seed)
+        return generate(prompts, sampling, seed, *more)
+
+    sampler.engine.generate = watched
+    prompts = [sampler.prompt_tokens(problem) for problem in small.PROBLEMS]
+    order = make_order(params.curriculum, small.PROBLEMS, range(8), 4, 0)
+    reward, ranks = small.CountsOnes(right_above=0.2), Ranks(torch.device("cpu"))
+    rollouts = Collector(sampler, small.PROBLEMS, prompts, order, reward, None, params, ranks).collect(3)
+    differ = [0 < sum(group.correct) < len(group.correct) for group in rollouts.groups]
+    assert 0 < sum(differ) < 4 and differ == sorted(differ, reverse=True)
+    assert len({group.problem for group in rollouts.groups}) == len(differ) == 4
+    assert len(rollouts.sampled) == 8 and rollouts.rounds == 2 and seeds == [3, derive_seed(3, "round", 1)]
