@@ -48,6 +48,7 @@ from mathrl.grading.syntax import (
     children,
     explain,
     find,
+    is_complex,
     is_expression,
     key,
     kinds,
@@ -275,7 +276,7 @@ def _stages(a: Node, b: Node) -> Iterator[tuple[bool, int, Iterable[Point]]]:
     elif both & WHOLE:
         whole = whole_names(a) | whole_names(b) | (names & INTEGER_NAMES)
         yield "const:i" not in both, 4, whole_points(names, whole)
-    elif both & _COMPLEX:
+    elif both & _COMPLEX or ("abs" in both and all(map(is_complex, names))):
         yield False, 4, complex_points(names)
     elif both & _ROUNDED and names <= INTEGER_NAMES and (points := rounding_points(a, b, names)):
         yield True, 8, points

@@ -151,7 +151,7 @@ def _same_quantity(truth: Node, answer: Node) -> bool | None:
     if truth.kind != answer.kind:
         quantity, other = (truth, answer) if truth.kind == "unit" else (answer, truth)
         letters = quantity.args[2] and quantity.args[1]
-        if letters and symbols(other) & set(letters):  # 6yd is a product beside 6dy
+        if letters and symbols(other) == set(filter(str.isalpha, letters)):  # 6yd is a product beside 6dy
             spelled = spelled_out(quantity)
             return same_scalar(*((spelled, other) if quantity is truth else (other, spelled)))
         measured = _letters_as_unit(other) if symbols(other) else None

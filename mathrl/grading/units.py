@@ -64,6 +64,16 @@ _COUNTED = frozenset(
         "rabbit hen horse fish point calorie degree game piece hand leg inning night bus employee pair kilometer grape "
         "side edge vertex vertice face triangle square rectangle circle diagonal digit term factor divisor prime "
         "route path handshake committee subset function pear bead "
+        "clip sticker seed pill leaf floor doll tile episode strawberry room mark pie donut lego hat turtle jellybean "
+        "carton frog soda wall jar bushel gumball brick bracelet follower tire nut scoop snake daisy earring cap nail "
+        "ear pepper necklace bone feather house towel text marker token dress mango problem guppy visitor chip parent "
+        "decoration firework tin alligator bear chapter jump sweater vegetable cracker pot envelope basketball plank "
+        "oyster burger sweet season rat pup biscuit vampire bulb eye mushroom tulip duckling toddler ring lesson "
+        "pancake twig crow participant flight bouquet doughnut widget bucket cricket bundle worm pamphlet stair knife "
+        "pastry mask troll coat matchstick ride ad pants firecracker lizard pigeon clove hike gnome acorn berry "
+        "country street rock paw pin rung tool bunny flavor whale carriage zombie building hamburger elephant bale "
+        "individual flyer visit poster monkey omelet straw attendee skirt claw shark coconut treat artwork giraffe seedling album "
+        "builder paper tissue site "
         "am pm o'clock clockwise counterclockwise anticlockwise "
         "元 岁 人 名 本 页 棵 支 件 辆 头 条 张 种 次 块 位 天 人次 分 "
     ).split()
@@ -81,6 +91,7 @@ _MEASURED = frozenset(
 )
 _NOUNS = _COUNTED | _MEASURED
 _IRREGULAR = {"men": "man", "women": "woman", "children": "child", "people": "person", "feet": "foot", "teeth": "tooth"}
+_IRREGULAR |= {"leaves": "leaf", "knives": "knife", "mangoes": "mango"}
 _IRREGULAR |= {"geese": "goose", "mice": "mouse", "dice": "die", "vertices": "vertex", "loaves": "loaf"}
 UNIT_WORDS = (
     frozenset([*SPELLINGS, "per", "pct", "deg", "sq", *_MEASURED])
@@ -108,7 +119,7 @@ def _singular(word: str) -> str:
     if word in _IRREGULAR:
         return _IRREGULAR[word]
     if word.endswith("ies") and len(word) > 4:
-        return word[:-3] + "y"
+        return word[:-1] if word[:-1] in _COUNTED else word[:-3] + "y"  # cookies, cherries
     if word.endswith(("ches", "shes", "sses", "xes", "toes")):
         return word[:-2]
     return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
