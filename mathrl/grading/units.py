@@ -72,8 +72,8 @@ _COUNTED = frozenset(
         "pancake twig crow participant flight bouquet doughnut widget bucket cricket bundle worm pamphlet stair knife "
         "pastry mask troll coat matchstick ride ad pants firecracker lizard pigeon clove hike gnome acorn berry "
         "country street rock paw pin rung tool bunny flavor whale carriage zombie building hamburger elephant bale "
-        "individual flyer visit poster monkey omelet straw attendee skirt claw shark coconut treat artwork giraffe seedling album "
-        "builder paper tissue site "
+        "individual flyer visit poster monkey omelet straw attendee skirt claw shark coconut treat artwork giraffe "
+        "seedling album builder paper tissue site "
         "am pm o'clock clockwise counterclockwise anticlockwise "
         "元 岁 人 名 本 页 棵 支 件 辆 头 条 张 种 次 块 位 天 人次 分 "
     ).split()
