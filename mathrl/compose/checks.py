@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mathrl.compose.settings import TRAINED
 from mathrl.core.errors import UserError
 from mathrl.params.advantage import FunctionAdvantage, Process
 from mathrl.params.curriculum import UserCurriculum
@@ -24,9 +25,6 @@ from mathrl.params.run import Reward
 from mathrl.params.schema import Params
 from mathrl.params.section import SECRET, DottedOptions
 from mathrl.params.train import Rl
-
-# Sections with adapters, whose frozen weights may be of 4 bits.
-CODED = ("sft", "rl", "rl.advantage.critic", "dpo", "reward_model")
 
 
 def validate(
@@ -80,13 +78,16 @@ def backend_problems(params: Params) -> Iterator[str]:
     if backend == "torch":
         return
     if params.model.precision == "float16":
-        yield f"backend {backend} does not scale the loss of model.precision float16; set one to torch or bfloat16"
-    for name in CODED:
-        lora = value_of(params, f"{name}.lora") if has_setting(params, f"{name}.lora") else None
+        yield (
+            f"model.precision float16 needs a scaled loss, which backend {backend} does not have here: set backend to "
+            "torch, or model.precision to bfloat16"
+        )
+    for keys in TRAINED.values():
+        lora = value_of(params, keys.lora) if has_setting(params, keys.lora) else None
         if lora is not None and lora.frozen == "nf4":
             yield (
-                f"backend {backend} cannot divide or gather weights of 4 bits; set backend to torch, or "
-                f"{name}.lora.frozen to whole"
+                f"backend {backend} cannot divide or gather weights of 4 bits: set backend to torch, or "
+                f"{keys.lora}.frozen to whole"
             )
 
 

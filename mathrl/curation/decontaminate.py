@@ -17,7 +17,7 @@ A bare answer of fewer than n grams is a text only when three of them are words:
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, tee
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,14 +28,12 @@ from mathrl.core.errors import UserError
 from mathrl.core.paths import main_checkout
 from mathrl.core.types import Problem
 from mathrl.curation.decisions import RANK, Hit, Pair, Verdict, decisions_of, text_key
-from mathrl.curation.processes import in_order
 from mathrl.curation.token_windows import CHUNK, Pairs, Rows, Skipped, TokenHashes, WindowIndex, hash_tokens
 from mathrl.data.grams import compared_grams, grams
 from mathrl.data.grams import numbers as numbers_of
 from mathrl.params.data import Decontaminate, Embedding
 
 SHORTEST = 3
-PER_TASK = 1 << 12  # problems of a process's task: fewer than three tasks stay in one process
 PARTS = ("model.safetensors", "tokenizer.json", "config.json")
 Floats = npt.NDArray[np.float32]
 
@@ -349,16 +347,7 @@ class Search:
 def find_hits(
     problems: Iterable[Problem], index: EvaluationIndex, *, skips: Mapping[str, frozenset[str]] | None = None
 ) -> Iterator[tuple[Problem, Hit | None]]:
-    """Each problem with its strongest hit; evaluation ids in `skips` of the problem's source do not count.
-
-    Many problems are searched by as many processes as there are cores.
-    """
-    problems, same = tee(problems)
-    tasks = iter(lambda: list(islice(same, PER_TASK)), [])
-    for hits in in_order(_search_task, Search(index, skips or {}), tasks):
-        yield from ((problem, hit) for hit, problem in zip(hits, problems, strict=False))  # of the task's problems
-
-
-def _search_task(search: Search, problems: Sequence[Problem]) -> list[Hit | None]:
-    chunks = (problems[start : start + CHUNK] for start in range(0, len(problems), CHUNK))
-    return [hit for chunk in chunks for hit in search.strongest([(p, list(trained_texts(p))) for p in chunk])]
+    """Each problem with its strongest hit; evaluation ids in `skips` of the problem's source do not count."""
+    search, waiting = Search(index, skips or {}), iter(problems)
+    while chunk := list(islice(waiting, CHUNK)):
+        yield from zip(chunk, search.strongest([(p, list(trained_texts(p))) for p in chunk]), strict=True)

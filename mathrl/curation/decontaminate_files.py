@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import tee
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from mathrl.core.files import write_jsonl, written_aside
 from mathrl.core.types import Problem
 from mathrl.curation.decisions import Hit
 from mathrl.curation.decontaminate import EvaluationIndex, evaluation_index, find_hits
+from mathrl.curation.processes import in_order
 from mathrl.data.export import write_parquet
 from mathrl.params.data import Decontaminate
 from mathrl.reading.row_files import Row, list_files, read_rows
@@ -20,6 +21,7 @@ from mathrl.reading.row_values import look_up, payload
 QUESTION_KEYS = ("question", "problem", "prompt", "query")
 ANSWER_KEYS = ("answer", "reward_model.ground_truth")
 OUTPUTS = (".jsonl", ".jsonl.gz", ".parquet")
+PER_TASK = 1 << 12  # rows of a process's task: fewer than three tasks stay in one process
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ def decontaminate_files(
 
     def clean() -> Iterator[Row]:
         rows, same = tee(row for file in list_files(train) for row in read_rows(file))
-        hits_of_rows = find_hits((_problem(row, keys, strict=True) for row in same), index)
-        for row, (_, strongest) in zip(rows, hits_of_rows, strict=True):
+        problems = (_problem(row, keys, strict=True) for row in same)
+        tasks = iter(lambda: list(islice(problems, PER_TASK)), [])
+        hits_of_rows = (hit for found in in_order(_strongest, index, tasks) for hit in found)
+        for row, strongest in zip(rows, hits_of_rows, strict=True):
             counts["rows"] += 1
             hits.extend([strongest] if strongest else [])
             if strongest is None or not strongest.is_dropped(rule.min_share):
@@ -81,6 +85,10 @@ def decontaminate_files(
         "too_short": len(index.too_short),
         "hits_by_file": dict(Counter(homes[hit.eval_id] for hit in dropped)),
     }
+
+
+def _strongest(index: EvaluationIndex, problems: Sequence[Problem]) -> list[Hit | None]:
+    return [hit for _, hit in find_hits(problems, index)]
 
 
 def _evaluation(against: Sequence[Path], keys: Keys, rule: Decontaminate) -> tuple[EvaluationIndex, dict[str, str]]:

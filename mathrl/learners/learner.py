@@ -7,15 +7,12 @@ from typing import Any, ParamSpec, Protocol
 
 from torch import Tensor
 
-from mathrl.core.errors import UserError
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.deepspeed_learner import DeepSpeedLearner
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.fsdp_learner import FsdpLearner
 from mathrl.learners.micro_batches import LossOf
 from mathrl.learners.torch_learner import TorchLearner
-from mathrl.models.four_bit import has_coded_weights
-from mathrl.models.load import precision_of
 from mathrl.params.optimizer import Optimizer
 
 Inputs = ParamSpec("Inputs")
@@ -128,18 +125,6 @@ def make_learner(
     `name` is the section of `params`, for messages and checkpoints.
 
     Raises:
-        UserError: DeepSpeed is not installed, or does not support what the parameters ask for; float16 or
-            weights of 4 bits without the torch backend.
+        UserError: DeepSpeed is not installed, or does not support what the parameters ask for.
     """
-    backend = ranks.training.backend
-    if backend != "torch" and precision_of(model) == "float16":
-        raise UserError(
-            f"model.precision float16 needs a scaled loss, which training.backend {backend} does not have here: set "
-            "training.backend to torch, or model.precision to bfloat16"
-        )
-    if backend != "torch" and has_coded_weights(model):
-        raise UserError(
-            f"lora.frozen nf4 needs training.backend torch: {backend} here cannot divide or gather weights of 4 bits; "
-            "set training.backend to torch, or lora.frozen to whole"
-        )
-    return BACKENDS[backend](model, params, updates, ranks, name=name, ema=ema)
+    return BACKENDS[ranks.training.backend](model, params, updates, ranks, name=name, ema=ema)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mathrl.core.environment import install_command
 from mathrl.core.errors import UserError
@@ -52,10 +52,6 @@ def quantise_layers(network: Any, names: Iterable[str]) -> None:
 def is_coded(weight: Tensor) -> bool:
     """Whether a weight is one of 4 bits: its tensor then holds codes, two per byte."""
     return getattr(weight, "quant_state", None) is not None
-
-
-def has_coded_weights(network: nn.Module) -> bool:
-    return any(is_coded(weight) for weight in network.parameters())
 
 
 def coded_shape(weight: Any) -> tuple[torch.dtype, torch.Size]:

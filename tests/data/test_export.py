@@ -114,6 +114,19 @@ def test_hits_of_a_small_share_are_reported_and_their_rows_stay(tmp_path: Path) 
     assert json.loads((tmp_path / "clean.jsonl").read_text())["id"] == "low"
 
 
+def test_several_processes_find_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": str(n), "question": f"{TEN} {n}" if n % 7 == 0 else f"fine {n}"} for n in range(60)]
+    train = write(tmp_path / "train.jsonl", rows)
+    against = write(tmp_path / "e.jsonl", [{"id": "e", "question": TEN}])
+    written = []
+    for per_task in (4096, 7):  # one process, and as many as there are cores, for nine tasks
+        monkeypatch.setattr("mathrl.curation.decontaminate_files.PER_TASK", per_task)
+        clean, report = tmp_path / f"{per_task}.jsonl", tmp_path / f"hits-{per_task}.jsonl"
+        found = decontaminate_files(train, [against], rule=Decontaminate(), output=clean, report=report)
+        written.append((found, clean.read_bytes(), report.read_bytes()))
+    assert written[0] == written[1] and written[0][0]["dropped"] == 9
+
+
 def test_a_row_without_a_question_leaves_no_output(tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [{"text": "x"}])
     against = write(tmp_path / "e.jsonl", [{"question": TEN}])

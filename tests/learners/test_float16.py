@@ -3,18 +3,13 @@
 import math
 from typing import Any
 
-import pytest
 import torch
 
-from mathrl.core.errors import UserError
 from mathrl.learners.checkpoint import Checkpoint
-from mathrl.learners.distributed import Ranks
-from mathrl.learners.learner import make_learner
 from mathrl.learners.torch_learner import LossScale, TorchLearner
 from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.load import precision_of
 from mathrl.params.optimizer import AdamW
-from mathrl.params.training import Training
 
 PARAMS = AdamW(lr=0.01, warmup_steps=0, schedule="constant", clip_norm=None)
 IDS = torch.arange(4, 10).view(1, 6)
@@ -81,9 +76,3 @@ def test_an_overflow_halves_the_scale_and_is_not_a_bad_update(small: Any) -> Non
     again = TorchLearner(model(small), PARAMS, 9)
     again.load(Checkpoint(3, tensors, {}), policy.counts)
     assert again.loss_scale == policy.loss_scale
-
-
-def test_other_backends_refuse_it(small: Any) -> None:
-    ranks = Ranks(torch.device("cpu"), Training(backend="fsdp"))
-    with pytest.raises(UserError, match=r"precision float16 .* set training.backend to torch"):
-        make_learner(model(small), PARAMS, 9, ranks, name="sft", ema=None)

@@ -9,10 +9,7 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
-from mathrl.core.errors import UserError
 from mathrl.learners.checkpoint import Checkpoint
-from mathrl.learners.distributed import Ranks
-from mathrl.learners.learner import make_learner
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.base import character_tokenizer
 from mathrl.models.export import export_model
@@ -26,7 +23,6 @@ from mathrl.models.packing import Group
 from mathrl.models.weights import full_weights, weight_shapes
 from mathrl.params.optimizer import AdamW, Lora
 from mathrl.params.run import FreshModel, Model
-from mathrl.params.training import Training
 from mathrl.planning.memory_states import trainable, trained_states, with_adapters
 
 pytest.importorskip("bitsandbytes")
@@ -159,12 +155,3 @@ def test_the_plan_s_bytes_are_those_of_its_tensors(network: Make) -> None:
     assert planned["policy: weights"] == with_adapters(shape, LORA, 4.0)
     whole = Lora(r=4, alpha=8)
     assert with_adapters(shape, whole, 4.0) == 4 * (shape.parameters + trainable(shape, whole))
-
-
-@pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])
-def test_backends_that_divide_weights_refuse_them(network: Make, backend: Any) -> None:
-    made = network()
-    add_lora(made, LORA, 0)
-    ranks = Ranks(torch.device("cpu"), Training(backend=backend))
-    with pytest.raises(UserError, match=r"lora\.frozen nf4 needs training.backend torch"):
-        make_learner(made, CONSTANT, 1, ranks, name="sft", ema=None)
