@@ -25,14 +25,14 @@ class ServerDied(Exception):
 
 
 class OtherWeights(ServerDied):
-    """A server has not the weights that a request is for, but those of `digest` (empty: none since its start).
+    """A server has none of the weights that a request is for, whose digests are `wanted`.
 
     It was restarted or missed a sync, or new weights came to it before the request did.
     """
 
-    def __init__(self, message: str, digest: str) -> None:
+    def __init__(self, message: str, wanted: Sequence[str]) -> None:
         super().__init__(message)
-        self.digest = digest
+        self.wanted = wanted
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Server:
         self._check(path, answer)
         return answer
 
-    def _check(self, path: str, answer: httpx.Response) -> None:
+    def _check(self, path: str, answer: httpx.Response, wanted: Sequence[str] = ()) -> None:
         if answer.status_code == HAS_OTHERS:
             generation = self.generation
             self._note(answer.json())
@@ -114,7 +114,7 @@ class Server:
                 reason = f"was restarted (generation {generation}, now {self.generation})"
             else:
                 reason = f"has other weights ({self.digest or 'none since its start'})"
-            raise OtherWeights(f"{self.url} {reason}", self.digest)
+            raise OtherWeights(f"{self.url} {reason}", wanted)
         if answer.status_code >= 500 or answer.status_code == NOT_AS_SENT:
             raise ServerDied(f"{self.url} answered {path} with {answer.status_code}: {answer.text[:300]}")
         if answer.status_code >= 400:
@@ -160,7 +160,7 @@ class Server:
         """
         body = request | {"stream": True, "stream_interval": PIECE_TOKENS}
         answers = [Choice() for _ in range(choices)]
-        for piece in self._pieces("/v1/completions", body, {WEIGHTS: ",".join(weights)} if weights else {}):
+        for piece in self._pieces("/v1/completions", body, weights):
             if "choices" not in piece:
                 raise ServerDied(f"{self.url} ended a response with {str(piece)[:300]}")
             for part in piece["choices"]:
@@ -170,15 +170,15 @@ class Server:
                 raise ServerDied(f"{self.url} ended a response with {answer.finish_reason!r}")
         return answers
 
-    def _pieces(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Iterator[dict[str, Any]]:
+    def _pieces(self, path: str, body: dict[str, Any], weights: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The messages of a streamed answer (server-sent events)."""
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        headers, timeout = {WEIGHTS: ",".join(weights)} if weights else {}, httpx.Timeout(None, connect=CONNECT_SECONDS)
         options: Any = {"headers": headers, "timeout": timeout, "extensions": self.connections.trace}
         try:
             with self.client.stream("POST", self.url + path, json=body, **options) as answer:
                 if answer.status_code >= 400:
                     answer.read()
-                    self._check(path, answer)
+                    self._check(path, answer, weights)
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         self.pieces += 1

@@ -148,13 +148,13 @@ class ServerPool:
             self.lock.notify()
 
     def died(self, server: Server, error: Exception) -> None:
-        """The server is used no more until it answers again, but for one that the newest weights reached before a
-        request for those before them did."""
+        """The server is used no more until it answers again; a request for weights that were replaced since says
+        nothing about it."""
         with self.lock:
             if isinstance(error, OtherWeights):
                 while self.sending:
                     self.lock.wait(POLL_SECONDS)
-                if self.weights is not None and self.weights.digest == error.digest:
+                if self.weights is not None and self.weights.digest not in error.wanted:
                     return
             if server.alive:
                 server.alive, server.failure = False, str(error)

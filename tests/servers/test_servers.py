@@ -18,7 +18,7 @@ from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.server_engine import MOST_TRIES, ServerEngine
 from mathrl.servers.protocol import PATH
-from mathrl.servers.server import SentWeights
+from mathrl.servers.server import SentWeights, Server
 from mathrl.servers.server_pool import ServerPool
 from mathrl.trainers.rollout_stream import SamplerThread
 from tests.servers.stand import HANG_SECONDS, Stand, params
@@ -198,8 +198,11 @@ def test_a_server_that_was_restarted_answers_from_the_newest_weights_alone(stand
     assert server.taken == ["/weights/1", *["/weights/2"] * 3] and sampler.pool.servers[0].alive
 
 
+@pytest.mark.parametrize("newest", [2, 3])  # 3: newer ones come before the refusal of the request is read
 @pytest.mark.parametrize("by", ["files", "transfer"])
-def test_a_request_that_new_weights_overtake_is_asked_again_of_its_server(by: str, stand: Any, capsys: Any) -> None:
+def test_a_request_that_new_weights_overtake_is_asked_again_of_its_server(
+    by: str, newest: int, stand: Any, capsys: Any
+) -> None:
     server = stand()
     sampler = engine(server)
     pool, digests = sampler.pool, sampler.pool.digests
@@ -223,11 +226,17 @@ def test_a_request_that_new_weights_overtake_is_asked_again_of_its_server(by: st
                 time.sleep(0.01)
         return before
 
+    def slow_died(refusing: Server, error: Exception) -> None:
+        if newest == 3:
+            send(3)
+        died(refusing, error)
+
     send(1)
-    pool.digests = slow_digests  # type: ignore[method-assign]
+    died = pool.died
+    pool.digests, pool.died = slow_digests, slow_died  # type: ignore[method-assign]
     sampler.generate([[5]], Sampling(1, 1.0, 4), 0)
-    assert server.answered == ["digest 2"] and pool.servers[0].alive
-    assert server.taken == (["/weights/1", "/weights/2"] if by == "files" else [])
+    assert server.answered == [f"digest {newest}"] and pool.servers[0].alive
+    assert server.taken == ([f"/weights/{number + 1}" for number in range(newest)] if by == "files" else [])
     assert "other weights" not in capsys.readouterr().err
 
 
