@@ -9,9 +9,10 @@ from typing import Literal, NamedTuple
 
 from mathrl.grading.dates import same_date, same_time
 from mathrl.grading.evaluate import OutOfTime, Refused, start_clock, stop_clock
-from mathrl.grading.extract import after_negation, last_value, prose_words
+from mathrl.grading.extract import after_negation, prose_words
 from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeeze
 from mathrl.grading.parser import parse
+from mathrl.grading.running_text import last_value
 from mathrl.grading.scalar import Restated
 from mathrl.grading.structure import same_answer
 from mathrl.grading.syntax import explanation, kinds

@@ -13,7 +13,7 @@ import re
 from typing import Literal, NamedTuple
 
 from mathrl.grading.boxes import last_boxes
-from mathrl.grading.units import meaning
+from mathrl.grading.running_text import NUMBER, last_number, value_of
 
 ExtractionMode = Literal["strict", "lenient"]
 TAIL = 4000
@@ -52,11 +52,6 @@ _SENTENCE_END = re.compile(r",?\s+(?:since|because|so that|which)\b|(?<!\bno)[.!
 _FORMULA = re.compile(
     r"\$\$([^$]{1,800})\$\$|\$((?:\\\$|[^$\n]){1,800}?)(?<!\\)\$|\\\[(.{1,800}?)\\\]|\\\((.{1,800}?)\\\)", re.DOTALL
 )
-_NUMBER = re.compile(
-    r"(?<![A-Za-z\d_^])(?<![\^_]\{)(?<![\d.,]\d)[-−+]?\s?[$€£¥]?(?:\\frac\{-?\d+\}\{\d+\}|"
-    r"\d{1,3}(?:(?:,|\{\s*,\s*\}|,\\!)\d{3})+(?:\.\d+)?(?!\d)|(?<!,)\d+,\d{1,2}(?!\d|,\d)|\d+(?:\.\d+)?|\.\d+)"
-    r"(?:\s?/\s?\d+(?![\d/]))?(?:[eE][-+]?\d+)?(?:\s?\\?%)?(?![A-Z])"
-)
 _BOLD_END = re.compile(r"(?<!\*)\*\*([^*\n]{1,120})\*\*[.!]?\s*$")
 _HEDGED = re.compile(  # "the largest number that could be drawn is 5" is no hedge, "I think that could be 5" is
     r"\b(?:possibly|perhaps|maybe|might|(?<!that )could be|that could be(?!.* (?:is|are) )|not sure|"
@@ -64,9 +59,6 @@ _HEDGED = re.compile(  # "the largest number that could be drawn is 5" is no hed
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=\S)|\n")
-_UNIT_BEHIND = re.compile(
-    r"[ \t]?((?!(?:in|as|at|am|pm|a|an|to)\b)(?:[A-Za-z]{2,}|[gmsLNJW])(?:(?:\s+per\s+|/)[A-Za-z]+)?)(?![\w'])"
-)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z*]+\}(?:\{[lcr| ]+\})?")
 _HAN = re.compile(r"[\u3400-\u9fff]")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z{])|[\u0400-\u04ff\u0600-\u06ff\u0900-\u097f]{2,}")
@@ -229,7 +221,7 @@ _CLAUSE = re.compile(r"(?<=[.!?;:,])\s+|[。！？；，\n]|\b(?:so|therefore|th
 
 def _last_claim(text: str) -> str | None:
     """The text up to its last claim: without "not 4" behind a comma; None where the last clause denies its number."""
-    clauses = [clause for clause in _CLAUSE.split(text[-400:]) if clause and _NUMBER.search(clause)]
+    clauses = [clause for clause in _CLAUSE.split(text[-400:]) if clause and NUMBER.search(clause)]
     for n, clause in enumerate(reversed(clauses)):
         claim = after_negation(clause)
         if claim is not None:
@@ -244,7 +236,7 @@ def _unmarked_answer(text: str) -> Extraction:
     if not text:
         return NOTHING
     bold = _BOLD_END.search(text)
-    if bold and prose_words(bold[1]) <= 3 and not _NEGATED.search(_CLAUSE.split(text[-400:])[-1]):
+    if bold and prose_words(bold[1]) <= 3 and not _NEGATED.search(_CLAUSE.split(text[-400 : bold.start()])[-1]):
         return Extraction(bold[1].strip(), "bold at the end")
     if _NEGATED.search(text[-400:]) and prose_words(text[-400:]) > 1:
         claim = _last_claim(text)
@@ -256,14 +248,15 @@ def _unmarked_answer(text: str) -> Extraction:
     found = [(match, _formula_text(match)) for match in _FORMULA.finditer(text)]
     formulas = [match for match, inside in found if inside and prose_words(inside) < 2]
     formula = formulas[-1] if formulas else None
-    number = _last_number(text)
+    number = last_number(text)
     if formula is not None and (number is None or number.start() < formula.end()):
         joined = _joined_formulas(text, formulas)
         return Extraction(joined or _last_member(_formula_text(formula)), "last formula")
     if number is not None and _HEDGED.search(_SENTENCE.split(text[-400:])[-1]):
         return NOTHING
     if number is not None:
-        return Extraction(_whole_quantity(text, number), "last number")
+        value = value_of(text, number)
+        return NOTHING if value is None else Extraction(value, "last number")
     return Extraction(text, "whole") if len(text) <= 80 else NOTHING
 
 
@@ -291,30 +284,3 @@ def _last_member(formula: str) -> str:
     if equals and not re.search(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])", head) and not head.endswith(("<", ">", "!")):
         return last.strip()
     return formula
-
-
-def last_value(text: str) -> str | None:
-    """The last number in a text of words and numbers, for a box that holds a sentence."""
-    number = _last_number(text)
-    return number[0].strip() if number else None
-
-
-def _whole_quantity(text: str, number: re.Match[str]) -> str:
-    """The last number of a sentence with the unit behind it, or the list that it ends: "1, 2 and 5"."""
-    unit = _UNIT_BEHIND.match(text, number.end())
-    said = meaning(unit[1]) if unit else None
-    quantity = number[0].strip()
-    if unit and said and "," not in quantity and said.dimension and not said.rest and not said.names:
-        return f"{quantity} \\text{{ {unit[1]} }}"
-    numbers = list(_NUMBER.finditer(text, max(0, number.start() - 400), number.start()))
-    begin, joined = number.start(), False
-    for before in reversed(numbers):
-        glue = text[before.end() : begin].strip()
-        if glue not in (",", "and", ", and", "or", ", or") or (glue == "," and not joined):
-            break
-        begin, joined = before.start(), True
-    return text[begin : number.end()].strip() if joined else quantity
-
-
-def _last_number(text: str) -> re.Match[str] | None:
-    return next(reversed(list(_NUMBER.finditer(text))), None)

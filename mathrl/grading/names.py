@@ -22,7 +22,8 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
         truth, answer = _last_index(truth), _last_index(answer)
     truth, answer = _written_out(truth, answer), _written_out(answer, truth)
     if symbols(truth) == symbols(answer):
-        return (truth, truth) if _same_antiderivatives(truth, answer) else (truth, answer)
+        same = _same_antiderivatives(truth, answer) or _same_curves(truth, answer)
+        return (truth, truth) if same else (truth, answer)
     truth, answer = _unit_vectors(truth, answer)
     truth, answer = _same_real_name(truth, answer)
     if "const:pi" in both:
@@ -110,7 +111,7 @@ def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
 
 _CONSTANT = re.compile(r"[CK](?:_\w)?|[ck]_\d")
 _CONSTANTS = re.compile(r"[A-DK]|[CcKk]_?\d?")
-_POINT = Node("div", (num(3), num(7)))
+_POINTS = Node("div", (num(3), num(7))), Node("div", (num(5), num(11)))
 
 
 def _same_antiderivatives(truth: Node, answer: Node) -> bool:
@@ -122,8 +123,26 @@ def _same_antiderivatives(truth: Node, answer: Node) -> bool:
     own, other = (substitute(node, {constant: num(0)}) for node in (truth, answer))
     if not all(_adds(node, part, constant) for node, part in ((truth, own), (answer, other))):
         return False
-    apart = substitute(difference(own, other), {name: _POINT})
+    apart = substitute(difference(own, other), {name: _POINTS[0]})
     return bool(same_expression(own, Node("add", ((other, apart),))))
+
+
+def _same_curves(truth: Node, answer: Node) -> bool:
+    """F(x, y) + a C = 0 against G(x, y) + b C = 0, where F is G times a number, plus one: both are the same curves."""
+    constants = [name for name in symbols(truth) if _CONSTANT.fullmatch(name)]
+    names = sorted(symbols(truth) - set(constants))
+    equations = all(node.kind == "rel" and node.args[0] == ("=",) for node in (truth, answer))
+    if not equations or len(constants) != 1 or len(names) != 2 or not all(map(str.islower, names)):
+        return False
+    sides = [difference(*node.args[1]) for node in (truth, answer)]
+    if not all(map(is_expression, sides)):
+        return False
+    own, other = (substitute(side, {constants[0]: num(0)}) for side in sides)
+    if not all(_adds(side, part, constants[0]) for side, part in ((sides[0], own), (sides[1], other))):
+        return False
+    point = dict(zip(names, _POINTS, strict=True))
+    first, second = (difference(part, substitute(part, point)) for part in (own, other))
+    return bool(constant_ratio(first, second, positive=False))
 
 
 def _adds(node: Node, particular: Node, constant: str) -> bool:

@@ -227,6 +227,44 @@ def test_rules(response: str, text: str | None, rule: str) -> None:
     assert (found.text, found.rule) == (text, rule)
 
 
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        ("So the area is 3π.", "3π"),
+        ("So it is 3√2 in all.", "3√2"),
+        ("So it is -√3 then.", "-√3"),
+        ("So the number is 3^2 here.", "3^2"),
+        ("So the number is 2+3i.", "2+3i"),
+        ("So we have 5! ways.", "5!"),
+        ("So the factors are (2x+3)(x-3).", "(2x+3)(x-3)"),
+        ("So the range is ]1,3].", "]1,3]"),
+        ("So the set is {1, 3}.", "\\{1, 3\\}"),
+        ("So the domain is (-∞, 3) ∪ (3, 5].", "(-∞, 3) ∪ (3, 5]"),
+        ("So she has earned (1,234)", "1,234"),
+        ("So we need x >= 3.", "x >= 3"),
+        ("So the line is y = 2x+3.", "y = 2x+3"),
+        ("So the line is 2x+3y=5.", "2x+3y=5"),
+        ("So a+b = 2+3 = 5.", "5"),
+        ("So x = 3 and y = 4.", "4"),
+        ("This is 12/20 x 100% = 60% of them.", "60%"),
+        ("That makes 84/12 = <<84/12=7>>7 eggs.", "7"),
+        ("So he sold 4 dozen.", "4 \\text{ dozen }"),
+        ("So it is 3 squared.", "3 \\text{ squared }"),
+        ("So it is minus 3.", "-3"),
+        ("It takes 3 hours and 20 minutes.", "3 \\text{ hours } 20 \\text{ minutes }"),
+        ("So it starts at 12:03.", "12:03"),
+        ("So the ratio of the two is 3 to 5.", "3:5"),
+        ("So it is 3 (mod 7).", "3 (mod 7)"),
+        ("So it is 7, which is more than 3.", None),
+        ("So it is twice 3.", None),
+        ("I cannot see beyond step 3.", None),
+        ("So the roots are 1, √2 and 5.", "1, √2, 5"),
+    ],
+)
+def test_a_number_in_a_sentence_comes_with_what_it_is_part_of(response: str, text: str | None) -> None:
+    assert extract(response).text == text
+
+
 def test_strict_wants_a_marked_answer() -> None:
     for response in ("he has 5 apples", "x = 5", "so $x=5$", "<answer>5"):
         assert extract(response, "strict").text is None
