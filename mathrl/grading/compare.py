@@ -11,6 +11,7 @@ from mathrl.grading.dates import same_date, same_time
 from mathrl.grading.evaluate import OutOfTime, Refused, start_clock, stop_clock
 from mathrl.grading.extract import after_negation, prose_words
 from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeeze
+from mathrl.grading.notations import as_tuple, same_notation, same_spelling
 from mathrl.grading.parser import parse
 from mathrl.grading.running_text import last_value
 from mathrl.grading.scalar import Restated
@@ -139,8 +140,10 @@ def _compare_texts(truth: str, answer: str) -> Match:
         letter, content = labelled
         claimed = option(answer) or leading_option(answer)
         return Match(claimed == letter, "option", "") if claimed else compare(content, answer)
-    if _FORMULA.fullmatch(spelled := _formula(truth)) and spelled == _formula(answer):
-        return Match(True, "same text", "")
+    notation = same_notation(truth, answer)
+    if notation is not None:
+        return Match(notation, "notation", "" if notation else "another molecule or permutation")
+    truth, answer = (as_tuple(text) for text in same_spelling(truth, answer))
     time = same_time(truth, answer)
     if time is not None:
         return Match(time, "time", "" if time else "different times")
@@ -239,14 +242,6 @@ _TO = re.compile(r"(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)")
 
 _QUANTITIES = re.compile(r"(\d+) ?([a-z]+)\.?,?(?: and)? (\d+(?:\.\d+)?) ?([a-z]+)\.?")
 _POSITIONAL = re.compile(r"\(?([0-9A-F]*[0-9][0-9A-F]*|[A-F]{2,}(?=\)?_\{?16))\)?_\{?(1[1-6])\}?")
-
-
-# A molecule, with elements in text or not: \text{H}_2\text{O}, \mathrm{CO_2}.
-_FORMULA = re.compile(r"(?:\(?[A-Z][a-z]?\)?(?:_\d+)?){1,8}")
-
-
-def _formula(text: str) -> str:
-    return unwrap(text).replace("{", "").replace("}", "").replace(" ", "")
 
 
 def _dimension(unit: str) -> str:

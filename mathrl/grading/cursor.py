@@ -30,6 +30,7 @@ _HALVES_OF_REALS = {
 }
 
 
+APPLIED_WORDS = frozenset("rank nullity trace tr Var Cov Corr SD Aut Gal Hom End ord Res Pr vol".split())
 _NO_FACTORS = frozenset(
     (
         "cdot times div pm mp rangle rfloor rceil rvert rVert end land lor wedge vee bmod mod pmod ast text choose"
@@ -162,6 +163,8 @@ class Cursor:
         if token.kind != "text" or not following or following[0].kind == "text" or following[0].value in RELATIONS:
             return ""
         said = meaning(token.value)
+        if token.value in APPLIED_WORDS and following[0].value == "(":
+            return ""
         if said.dimension or said.rest or not said.names:
             return ""
         self.i += 1

@@ -171,6 +171,8 @@ _AND = re.compile(r"(?:^|\s+)(and|or)(?:\s+|$)")
 _QUANTITY = re.compile(r"(-?\d[\d.,/]*)\s*([A-Za-z][A-Za-z .]*)")
 _DATED = re.compile(r"([A-Za-z][A-Za-z .]*)\s(\d+)")
 _UNIT_POWER = re.compile(r"~?([A-Za-z]+)\^\{?[23]\}?")
+_UNIT_SPACE = re.compile(r"(?:\\[,;: ]|~|\s)+")
+_UNIT_PART = re.compile(r"[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?")
 _COMPOUND_UNIT = re.compile(r"~?[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?(?:\s*(?:/|\\cdot)\s*[A-Za-z]{1,4}(?:\^\{?-?\d\}?)?)+")
 
 
@@ -213,6 +215,9 @@ def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     if dated:
         return [Token("text", dated[1], spaced), Token("num", dated[2], True)]
     power = _UNIT_POWER.fullmatch(word)
+    spaced_units = _UNIT_SPACE.split(word)  # \\mathrm{g\\,mol^{-1}}
+    if len(spaced_units) > 1 and all(_UNIT_PART.fullmatch(part) and meaning(part).dimension for part in spaced_units):
+        return [Token("text", " ".join(spaced_units), spaced)]
     if _COMPOUND_UNIT.fullmatch(word) or (power and power[1].lower() in UNIT_WORDS):
         return [Token("text", word, spaced)]
     if len(word) == 1 and word.isalpha():
@@ -241,7 +246,7 @@ def _name_tokens(run: str, spaced: bool, preceding: list[Token]) -> list[Token]:
         return [Token("text", lower, spaced)]
     if lower in _WORDS and (len(run) > 2 or run in ("pi", "oo")):
         return [Token("cmd", _WORDS[lower], spaced)]
-    after_number = bool(preceding) and (preceding[-1].kind == "num" or preceding[-1].value in ("}", "/", ")"))
+    after_number = bool(preceding) and (preceding[-1].kind == "num" or preceding[-1].value in ("}", "/", ")", "pi"))
     points = run.isupper() and bool(preceding) and preceding[-1].kind == "cmd"  # \\angle BED
     over = run[0] == "d" and any(token.kind == "cmd" and token.value.endswith("int") for token in preceding)  # dt
     unit = len(run) > 1 and lower in UNIT_WORDS and (len(run) > 2 or (after_number and not over))

@@ -162,6 +162,9 @@ def _rename_constants(truth: Node, answer: Node) -> tuple[Node, Node]:
         return truth, answer
     if len(own) != len(other) or not 0 < len(own) < 4 or "rel" in (kinds(truth) ^ kinds(answer)):
         return truth, answer
+    if truth.kind == "rel" and len(own) == 1 and all(map(_CONSTANTS.fullmatch, [*own, *other])):
+        renamed = substitute(answer, {other[0]: sym(own[0])})
+        return (truth, truth) if _same_curves(truth, renamed) else (truth, answer)
     integration = [all(map(_CONSTANT.fullmatch, names)) for names in (own, other)]
     if not any(integration) or not all(map(_CONSTANTS.fullmatch, [*own, *other])):
         return truth, answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from mathrl.grading.cursor import Cursor
+from mathrl.grading.cursor import APPLIED_WORDS, Cursor
 from mathrl.grading.lexer import FUNCTIONS, RELATIONS, SET_OPS, tokenize
 from mathrl.grading.syntax import (
     EMPTY_SET,
@@ -61,6 +61,7 @@ class Parser(Cursor):
         """Clauses up to `closer`; one clause is returned as itself, several as a list."""
         clauses: list[Node] = []
         semicolons: list[int] = []
+        joiners: set[str] = set()
         start = self.i
         while True:
             while self.accept_joiner():
@@ -73,6 +74,7 @@ class Parser(Cursor):
             if ended:
                 break
             clauses.append(self.clause())
+            joiners.add(self.tokens[self.i].value)
             if not self.accept_joiner(semicolons, len(clauses)):
                 break
         if not clauses:
@@ -83,7 +85,7 @@ class Parser(Cursor):
             semicolons = []  # x = 5, x = -2 or x = 3
         if semicolons and semicolons[-1] < len(clauses) and len(semicolons) + 1 < len(clauses):
             return _group(clauses, semicolons)
-        logic = {_LOGIC[token.value] for token in self.tokens[start : self.i] if token.value in _LOGIC}
+        logic = {_LOGIC[joiner] for joiner in joiners if joiner in _LOGIC}
         if logic and not all(clause.kind == "rel" for clause in clauses):
             if len(logic) > 1:
                 raise ParseError("and beside or")
@@ -286,16 +288,26 @@ class Parser(Cursor):
         if len(self.tokens) - self.i > 4 and name not in _APPLICABLE and self.defines():
             self.i += 3
             return sym(name)
-        if name in _APPLICABLE and self.at("(") and not self.tokens[self.i].spaced:
-            self.take()
-            inside = self.items(")")
-            self.expect(")")
+        if self.applies(name) and not self.tokens[self.i].spaced:
+            closer = OPENERS[self.take().value]
+            inside = self.items(closer)
+            self.expect(closer)
             return Node("app", (name, inside))
-        if name in _APPLICABLE and self.at("^", "'"):
+        if (name in _APPLICABLE and self.at("^")) or self.at("'"):
             changed = self.inverse_or_derivative(name)
             if changed is not None:
                 return changed
         return Node("const", (name,)) if name in ("i", "e") else sym(name)
+
+    def applies(self, name: str) -> bool:
+        """Whether what follows a letter is its argument: f(…), the mean E[X], and the value y(0)."""
+        if name == "E":
+            names = {token.value for token in self.tokens[self.i + 1 : self.i + 6]}
+            return self.at("(", "[") and bool(names & {"X", "Y", "Z", "W", "N", "T", "S"})
+        if not self.at("("):
+            return False
+        value, closed = (token.value for token in self.tokens[self.i + 1 : self.i + 3])
+        return name in _APPLICABLE or (closed == ")" and (value == "0" or (name in "yu" and value.isdecimal())))
 
     def extension(self, field: Node) -> Node:
         r"""\mathbb{Q}(\sqrt2), \mathbb{Z}[i], \mathbb{E}[X]: a field, ring or mean of what is in the brackets."""
@@ -304,6 +316,8 @@ class Parser(Cursor):
         opener = self.take().value
         inside = self.items(OPENERS[opener])
         self.expect(OPENERS[opener])
+        if field.args[0] in ("set:E", "set:P"):
+            return Node("app", (field.args[0][-1], inside))
         if inside.kind == "list" and field.args[0] in ("set:Q", "set:R", "set:C"):  # whatever is adjoined first
             inside = Node("list", (tuple(sorted(inside.args[0], key=key)),))
         return Node("app", (f"{field.args[0]}{opener}", inside))
@@ -333,6 +347,10 @@ class Parser(Cursor):
 
     def text(self, label: str) -> Node:
         """A word: alone, or said of what follows it, as in \\text{about } 5 and \\$5."""
+        if label in APPLIED_WORDS and self.accept("("):
+            inside = self.items(")")
+            self.expect(")")
+            return Node("app", (label, inside))
         marked = label.endswith((":", "="))
         if marked or self.starts_factor():
             return qualify(self.term(), label.rstrip(" .:="), front=True)
@@ -349,6 +367,8 @@ class Parser(Cursor):
             return Node("binom", (self.argument(), self.argument()))
         if name in FUNCTIONS or name in ("operatorname", "Re", "Im"):
             return self.function(name)
+        if name == "Pr" and self.at("(", "["):
+            return self.extension(sym("set:P"))
         if name in ("Gamma", "zeta") and self.at("("):
             return self.function(name)
         if name in _QUANTIFIERS:
@@ -390,6 +410,11 @@ class Parser(Cursor):
             return self.argument()
         if name in RELATIONS or name in SET_OPS or name in ("end", "right", "left", "over", "pm", "not"):
             raise ParseError(f"unexpected \\{name}")
+        if self.at("(") and name in ("sigma", "mu", "chi", "omega", "rho", "varphi", "phi", "tau", "gamma"):
+            argument, closed = self.tokens[self.i + 1 : self.i + 3]
+            if argument.kind == "name" and argument.value.isupper() and closed.value == ")":
+                self.i += 3
+                return Node("app", ("\\" + name, sym(argument.value)))
         return sym("\\" + name)
 
     def postfix_free(self) -> Node:

@@ -29,6 +29,7 @@ from mathrl.grading.units import compatible, meaning
 Same = Callable[[Node, Node], bool | None]
 _NAMES = frozenset(["sym", "app", "text"])
 _COMPUTED = frozenset("det sum prod int lim gcd lcm".split())  # what an equation gives the value of
+_FUNCTIONS = frozenset("fghFGH")  # whose names do not count
 _COUNT = re.compile(r"[CAP]_\d+")  # C_5^2, the number of pairs of five
 _APPLIED = frozenset(["\\dim", "\\varphi", "\\phi", "\\nabla", "\\tau", "\\sigma"])
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -203,6 +204,7 @@ def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], 
         names = symbols(truth_sides[1])
         marks = [_mark(node) for node in (left, right)]
         derivatives = marks[0] != marks[1] or marks[0].startswith("d^")
+        derivatives = derivatives or (bool(marks[0]) and not {_name_of(left)[0], _name_of(right)[0]} <= _FUNCTIONS)
         functions = "app" in (left.kind, right.kind) and bool(names) and names == symbols(answer_sides[1])
         arguments = [symbols(node) for node in (left, right) if node.kind == "app"]
         functions = functions and not derivatives and all(not inside or inside & names for inside in arguments)
@@ -239,9 +241,13 @@ def _denominators(node: Node) -> list[Node]:
     return []
 
 
+def _name_of(node: Node) -> str:
+    return str(node.args[0]) if node.kind in ("app", "sym") else ""
+
+
 def _mark(node: Node) -> str:
     """What makes a function of another one: its derivative or its inverse; "" for a plain name."""
-    name = str(node.args[0]) if node.kind in ("app", "sym") else ""
+    name = _name_of(node)
     return name if name.startswith("d^") else name[1:] if name[1:].startswith(("'", "^-1")) else ""
 
 

@@ -27,7 +27,7 @@ _BEHIND = (
     r"(?:!|\^\{[^{}\n]{1,40}\}|\^[-−]?\w+|_\w+|[²³⁰¹⁴-⁹]+|[πi√](?![A-Za-z])(?:\d+|\([^()\n]{1,60}\))?|\s?\\?%|°|"
     r"[a-zA-Z](?![a-zA-Z])|\([^()\n]{1,60}\))*"
 )
-_ATOM = rf"(?:{_FUNCTION})?(?:{_VALUE}|{_LETTER}|{_BRACKET}){_BEHIND}"
+_ATOM = rf"(?:[-−±]?(?:{_FUNCTION}))?(?:{_VALUE}|{_LETTER}|{_BRACKET}){_BEHIND}"
 _OPERATOR = (
     r"(?:\s?(?:[*/×·÷=<>≤≥≠^±+]|[<>!]=|\\(?:cdot|times|div|leq?|geq?|neq?|pm)(?![a-z]))\s?|(?<=\S)[-−](?=[\w(])|"
     r"\s[-−]\s|(?<=\d):(?=\d)|(?<=\d)\sx\s(?=\d)|\s\(?mod\s|\s(?:in\s)?base\s)"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from mathrl.grading.relations import Same, same_relation
 from mathrl.grading.syntax import Node, explain, find, key, substitute, sym, symbols
 
+_OPPOSITE = {"forall": "exists", "exists": "forall"}
 InAnyOrder = Callable[[list[Node], list[Node]], bool | None]
 
 
@@ -47,6 +48,10 @@ def push_negation(node: Node) -> Node:
     if denied.kind == "logic" and denied.args[0] in ("and", "or"):
         parts = tuple(Node("app", ("neg", Node("list", ((part,),)))) for part in denied.args[1])
         return Node("logic", ("or" if denied.args[0] == "and" else "and", parts))
+    if denied.kind == "app" and denied.args[0] in _OPPOSITE and len(denied.args[1].args[0]) == 2:
+        name, clause = denied.args[1].args[0]
+        opposite = push_negation(Node("app", ("neg", Node("list", ((clause,),)))))
+        return Node("app", (_OPPOSITE[denied.args[0]], Node("list", ((name, opposite),))))
     if denied.kind == "app" and denied.args[0] == "neg" and len(denied.args[1].args[0]) == 1:
         inner: Node = denied.args[1].args[0][0]
         return push_negation(inner) if inner.kind == "app" and inner.args[0] == "neg" else inner

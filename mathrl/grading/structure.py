@@ -34,6 +34,7 @@ from mathrl.grading.statements import bound_names, push_negation, same_logic, sa
 from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, sym, symbols
 
 MAX_ITEMS = 200
+_PARAMETERS = frozenset(["t", "s", "k", "r", "c", "a", "\\lambda", "\\mu", "\\alpha", "\\beta"])
 _SETS = frozenset(["union", "inter", "minus", "reals"])
 
 
@@ -51,6 +52,9 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     if key(truth) == key(answer):
         return True
     if bound_names(truth) or bound_names(answer):
+        truth, answer = (
+            push_negation(node) if node.kind == "app" and node.args[0] == "neg" else node for node in (truth, answer)
+        )
         return same_quantified(truth, answer, same_answer)
     truth, answer = listed_set(as_congruence(truth)), listed_set(as_congruence(answer))
     verdict = same_affine(truth, answer)
@@ -123,6 +127,11 @@ def _label_of_list(node: Node) -> str:
     return ""
 
 
+def _is_scalar(node: Node) -> bool:
+    """Whether a factor before a tuple scales it: a number, or a letter of parameters; f(1,2) and N(0,4) are none."""
+    return symbols(node) <= _PARAMETERS
+
+
 def _simplify(node: Node) -> Node:
     """Without a set of one element, a label list ("k = 1, 2, 3"), or a scalar before a matrix."""
     if node.kind == "set" and len(node.args[0]) == 1 and node.args[0][0].kind not in ("rel", "set", "builder"):
@@ -132,7 +141,7 @@ def _simplify(node: Node) -> Node:
         if chosen and 0 <= node.args[1].args[0] <= int(chosen[2]):
             subsets = Node("binom", (num(int(chosen[2])), node.args[1]))
             return subsets if chosen[1] == "C" else Node("mul", ((subsets, Node("fact", (node.args[1],))),))
-    if node.kind == "mul" and node.args[0][-1].kind == "tuple" and not any(map(symbols, node.args[0][:-1])):
+    if node.kind == "mul" and node.args[0][-1].kind == "tuple" and all(map(_is_scalar, node.args[0][:-1])):
         *scalars, vector = node.args[0]
         cells = tuple(Node("mul", ((*scalars, cell),)) for cell in vector.args[2])
         return Node("tuple", (*vector.args[:2], cells))

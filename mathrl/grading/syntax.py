@@ -213,7 +213,8 @@ def builder(pattern: Node, conditions: Node) -> Node:
     name = pattern
     if pattern.kind == "rel" and pattern.args[0] == ("in",):
         name, domain = pattern.args[1]
-        if domain.kind != "reals":
+        complex_name = domain == sym("set:C") and name.kind == "sym" and name.args[0] in ("z", "w")
+        if domain.kind != "reals" and not complex_name:
             name = pattern
     of_one = kinds(conditions) <= _OF_ONE_NUMBER and symbols(conditions) == {str(name.args[0])}
     if name.kind == "sym" and of_one and "op:mod" not in kinds(conditions):

@@ -240,7 +240,7 @@ def test_rules(response: str, text: str | None, rule: str) -> None:
         ("So the range is ]1,3].", "]1,3]"),
         ("So the set is {1, 3}.", "\\{1, 3\\}"),
         ("So the domain is (-∞, 3) ∪ (3, 5].", "(-∞, 3) ∪ (3, 5]"),
-        ("So she has earned (1,234)", "1,234"),
+        ("So she has earned (1,234)", "(1,234)"),
         ("So we need x >= 3.", "x >= 3"),
         ("So the line is y = 2x+3.", "y = 2x+3"),
         ("So the line is 2x+3y=5.", "2x+3y=5"),

@@ -1,0 +1,91 @@
+r"""Notations of their own: molecules and reactions, permutations in cycles, the parts (a), (b) of an answer."""
+
+from __future__ import annotations
+
+import re
+
+from mathrl.grading.words import unwrap
+
+_ELEMENTS = (
+    "He Li Be Ne Na Mg Al Si Cl Ar Ca Sc Ti Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Zr Nb Mo Tc Ru Rh Pd Ag Cd In "
+    "Sn Sb Te Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr Ra Ac "
+    "Th Pa Np Pu Am Cm No H B C N O F P S K V Y I W U"
+).split()
+_ATOMS = rf"(?:{'|'.join(_ELEMENTS)})\d*"
+_MOLECULE = rf"\d*(?:{_ATOMS}|\((?:{_ATOMS})+\)\d*){{1,20}}(?:\^?\d?[+-](?![A-Z\d(]))?(?:\((?:s|l|g|aq)\))?"
+_REACTION = re.compile(rf"{_MOLECULE}(?:\+{_MOLECULE})*(?:(?:->|<=>){_MOLECULE}(?:\+{_MOLECULE})*)?")
+_ARROWS = re.compile(r"\\(?:(?:long)?rightarrow|to)(?![a-z])|→|⟶|-->")
+_UPRIGHT = re.compile(r"\\(?:ce|mathrm|text|operatorname|mathbf|rm)(?![a-z])")
+_CYCLES = re.compile(r"(?:\(\s*\d+(?:(?:\s|\\[ ,;])+\d+)+\s*\))+")
+_PART = re.compile(r"(?:\\text\s*\{\s*)?\((?P<name>[a-h])\)\s*(?:\}|:)?\s*(?P<value>.+)", re.DOTALL)
+_PARTS = re.compile(r"(?:\\text\s*\{\s*)?\([a-h]\)")
+
+
+def same_notation(truth: str, answer: str) -> bool | None:
+    r"""Whether two texts name one molecule, reaction or permutation; None where they are not such names.
+
+    >>> same_notation("\\mathrm{H_2O}", "H2O"), same_notation("Co", "CO"), same_notation("(1\\ 2\\ 3)", "(2 3 1)")
+    (True, False, True)
+    """
+    if _CYCLES.fullmatch(truth.strip()) and _CYCLES.fullmatch(answer.strip()):
+        return _permutation(truth) == _permutation(answer) if " " in truth + answer else None
+    own, theirs = _reaction(truth), _reaction(answer)
+    if own is None or theirs is None:
+        return None
+    if own == theirs:
+        return True
+    letters = ["".join(each.split()) for each in (unwrap(truth), unwrap(answer))]
+    case_alone = letters[0].lower() == letters[1].lower() and letters[0].lower() not in ("no", "in", "as", "at", "he")
+    return False if case_alone else None
+
+
+def _reaction(text: str) -> list[list[str]] | None:
+    """The molecules on either side of the arrow, in alphabetical order: [["2H2", "O2"], ["2H2O"]]."""
+    plain = _ARROWS.sub("->", _UPRIGHT.sub("", text).replace("\\rightleftharpoons", "<=>").replace("⇌", "<=>"))
+    plain = re.sub(r"[\s_{}]|\\[,; ]", "", plain)
+    if len(plain) > 200 or not _REACTION.fullmatch(plain) or len(plain) < 2:
+        return None
+    return [sorted(re.split(r"\+(?=[A-Z\d(])", side)) for side in re.split("->|<=>", plain)]
+
+
+def _permutation(text: str) -> dict[str, str]:
+    """Where each element goes that does not stay: the cycles one after the other, from the right."""
+    image: dict[str, str] = {}
+    for cycle in reversed(re.findall(r"\(([^()]*)\)", text)):
+        elements = re.findall(r"\d+", cycle)
+        step = dict(zip(elements, elements[1:] + elements[:1], strict=True))
+        image = {each: step.get(image.get(each, each), image.get(each, each)) for each in {*image, *elements}}
+    return {each: there for each, there in image.items() if each != there}
+
+
+def as_tuple(text: str) -> str:
+    r"""The parts of an answer in their order: "(a) 3; (b) 5" as "(3, 5)"; any other text as it is.
+
+    >>> as_tuple("\\text{(a) } 3,\\ \\text{(b) } 5"), as_tuple("(a) 3")
+    ('(3, 5)', '(a) 3')
+    """
+    starts = [match.start() for match in _PARTS.finditer(text)]
+    if len(starts) < 2 or text[: starts[0]].strip():
+        return text
+    pieces = [text[begin:end] for begin, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    parts = [_PART.fullmatch(piece) for piece in pieces]
+    if any(part is None or part["name"] != name for part, name in zip(parts, "abcdefgh", strict=False)):
+        return text
+    values = [re.sub(r"(?:\s|\\[ ,;]|[,;]|\band\b)+$", "", part["value"]) for part in parts if part is not None]
+    return f"({', '.join(values)})" if all(values) and not any("," in value for value in values) else text
+
+
+_GALOIS = re.compile(r"(?:\\(?:mathrm|text|operatorname|mathbf)\s*\{GF\}|\bGF)\s*\((\d+(?:\^\{?\w+\}?)?)\)")
+_BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm)\s*\{([A-Za-z])\}")
+
+
+def same_spelling(truth: str, answer: str) -> tuple[str, str]:
+    r"""The texts with one spelling of Galois fields, and of vectors, with arrows on one side and bold on the other.
+
+    >>> same_spelling("\\vec{a}", "\\mathbf{a}"), same_spelling("x", "GF(9)")
+    (('\\vec{a}', '\\vec{a}'), ('x', '\\mathbb{F}_{9}'))
+    """
+    texts = [_GALOIS.sub(r"\\mathbb{F}_{\1}", text) for text in (truth, answer)]
+    if any("\\vec" in text for text in texts) and not all("\\vec" in text for text in texts):
+        texts = [_BOLD.sub(r"\\vec{\1}", text) for text in texts]
+    return texts[0], texts[1]
