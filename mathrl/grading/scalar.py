@@ -122,12 +122,15 @@ def _within(node: Node, value: Fraction, distance: Fraction, strict: bool = Fals
 def _same_marked(truth: Node, answer: Node, kind: str, factor: Node) -> bool | None:
     """Percent and degrees: with the mark on both sides the numbers decide; else p may be p or p * factor.
 
-    A percentage is never its number where the other side is a share, below 1: 0.02% is not 0.02.
+    A percentage is never its number where the other side is a share, below 1: 0.02% is not 0.02. Nor are degrees where
+    the other side is a multiple of pi.
     """
     left = truth.args[0] if truth.kind == kind else truth
     right = answer.args[0] if answer.kind == kind else answer
+    other = right if truth.kind == kind else left
     share = kind == "percent" and truth.kind != kind and _is_share(truth)
-    verdict = False if share else same_scalar(left, right)
+    radians = kind == "degree" and truth.kind != answer.kind and "const:pi" in kinds(other)
+    verdict = False if share or radians else same_scalar(left, right)
     if verdict or truth.kind == answer.kind:
         return verdict
     if truth.kind == kind:

@@ -20,9 +20,9 @@ _TEXT_COMMAND = re.compile(
 )
 _NONE = frozenset(
     (
-        "no solution, no solutions, no real solution, no real solutions, no real roots, none, no integer "
-        "solutions, there is no solution, there are no solutions, empty set, empty, 无解, does not exist, dne, no "
-        "such, impossible"
+        "no solution, no solutions, no real solution, no real solutions, no real roots, none, no integer solutions, "
+        "no integer roots, no rational solutions, no rational roots, there is no solution, there are no solutions, "
+        "empty set, empty, 无解, does not exist, dne, no such, impossible"
     ).split(", ")
 )
 _EXISTENCE = re.compile(
@@ -363,7 +363,10 @@ def same_words(truth: str, answer: str) -> bool | None:
             return is_option(truth) or is_option(answer)
         return False
     if truth_words in _NONE:
-        return answer_words in _NONE or (answer_words is None and answer.strip() in _EMPTY_SETS)
+        if answer_words is None:
+            return answer.strip() in _EMPTY_SETS
+        among = {word for word in (truth_words + " " + answer_words).split() if word in ("real", "integer", "rational")}
+        return answer_words in _NONE and len(among) < 2
     if answer_words is None:
         return None
     names = [match and {*match.groups()} for text in (truth, answer) if (match := _TWO_NAMES.fullmatch(unwrap(text)))]
