@@ -50,7 +50,7 @@ class EndpointSampler(Sampler):
         check_settings(remote, params)
         self.remote, self.prompt, self.few_shot = remote, params.prompt, few_shot
         self.engine: Any = self  # what `sample_problems` asks for the size of its chunks
-        self.rollout, self.turns, self.dropped = params.rollout, None, 0
+        self.rollout, self.turns = params.rollout, None
         self.seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         self.seed = derive_seed(params.run.seed, "endpoint", stage)
         self.client = Client(remote)

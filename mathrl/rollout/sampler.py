@@ -63,9 +63,8 @@ class PromptRenderer:
 class Sampler(PromptRenderer):
     """Renders problems, samples with an engine, grades. With `rollout.tool` responses call it (`rollout.turns`).
 
-    `dropped` counts the problems whose prompt was longer than `prompt.max_tokens`; `seconds` holds the
-    wall-clock time of the last call's parts ("generation", "reward"), and "tools", the part of the generation that
-    waited for tool calls.
+    `seconds` holds the wall-clock time of the last call's parts ("generation", "reward"), and "tools", the part of the
+    generation that waited for tool calls.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Sampler(PromptRenderer):
             UserError: the tool cannot run here, or the tokenizer has no chat template for its calls.
         """
         super().__init__(tokenizer, prompt, few_shot)
-        self.engine, self.dropped = engine, 0
+        self.engine = engine
         self.seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         rollout = engine.rollout
         if tool is None and rollout.tool.kind != "none":
@@ -112,7 +111,6 @@ class Sampler(PromptRenderer):
         """
         prompts = [self.prompt_tokens(problem) for problem in problems] if prompts is None else prompts
         kept = [index for index, prompt in enumerate(prompts) if prompt is not None]
-        self.dropped += len(problems) - len(kept)
         start = time.perf_counter()
         generate = self.engine.generate if self.turns is None else self.turns.generate
         groups = generate([prompt for prompt in prompts if prompt is not None], sampling, seed, on_progress)

@@ -199,10 +199,9 @@ def dev_figures(
     rl.dev.samples.
     """
     samples = samples or params.dev.samples
-    sampling, dropped = Sampling(samples, params.dev.temperature, params.max_tokens), sampler.dropped
+    sampling = Sampling(samples, params.dev.temperature, params.max_tokens)
     share = list(dev[ranks.rank :: ranks.world])
     graded = sampler.sample(share, sampling, reward, derive_seed(seed, name, ranks.rank))
-    sampler.dropped = dropped
     reward.counters()  # resets them: the counters of a step are those of its rollouts
     rows = [(response.correct, response.completion.sampled_count) for group in graded if group for response in group]
     rows = [row for rank_rows in ranks.gather(rows) for row in rank_rows]
