@@ -117,11 +117,11 @@ class EndpointSampler(Sampler):
                 self.answers.add(futures[future], future.result())
                 if on_progress:
                     on_progress(1)
-        finally:  # after an error: those under way end, and the others are never sent
+        finally:  # after an error: those under way end, and the others are stopped before they are sent
             self.client.stopping.set()
-            threads.shutdown(cancel_futures=True)
+            threads.shutdown()
             for future, key in futures.items():
-                if key not in self.answers and future.done() and not future.cancelled() and not future.exception():
+                if key not in self.answers and not future.exception():
                     self.answers.add(key, future.result())
             self.client.stopping.clear()
         return [self.answers[key] for key in keys]
