@@ -49,7 +49,7 @@ class ContinuousBatch:
     """
 
     def __init__(self, engine: TorchEngine, temperature: float, max_tokens: int) -> None:
-        self.model, self.temperature, self.max_tokens = engine.model, temperature, max_tokens
+        self.temperature, self.max_tokens = temperature, max_tokens
         self.decoder = make_decoder(engine.model)
         self.device = engine.model.device
         self.ends = torch.tensor(engine.ends, device=self.device)
@@ -71,8 +71,6 @@ class ContinuousBatch:
         """
         if not self.going and not new:
             return []
-        training = self.model.training
-        self.model.eval()
         logits_BV = self.decoder.step(self._last_tokens()) if self.names else None
         self.passes += bool(self.names) + bool(new)
         if new:
@@ -83,7 +81,6 @@ class ContinuousBatch:
             self._keep(rows)
             logits_BV = logits_BV.index_select(0, rows)
         assert logits_BV is not None
-        self.model.train(training)
         return self._sample(logits_BV)
 
     def parts(self) -> list[SampledPart]:
@@ -91,11 +88,8 @@ class ContinuousBatch:
         return [self._part(row, None) for row in self.going_B.nonzero()[:, 0].tolist()]
 
     def _sample(self, logits_BV: Tensor) -> list[SampledPart]:
-        rows_B, places_B = (
-            torch.arange(len(self.names), device=self.device),
-            self.count_B.clamp(max=self.max_tokens - 1),
-        )
-        uniform_B = self.uniform_BL[rows_B, places_B]
+        places_B = self.count_B  # below max_tokens: a sequence that has as many leaves before the next pass
+        uniform_B = self.uniform_BL[torch.arange(len(self.names), device=self.device), places_B]
         tokens_B, logprobs_B = sample_token(logits_BV, uniform_B, self.temperature, 1.0)
         going = self.going_B.nonzero()[:, 0]
         self.tokens_BL[going, places_B[going]] = tokens_B[going]
@@ -117,7 +111,7 @@ class ContinuousBatch:
 
     def _last_tokens(self) -> Tensor:
         rows_B = torch.arange(len(self.names), device=self.device)
-        return self.tokens_BL[rows_B, (self.count_B - 1).clamp(min=0)]
+        return self.tokens_BL[rows_B, self.count_B - 1]
 
     def _keep(self, rows: Tensor) -> None:
         self.left = self.max_tokens
