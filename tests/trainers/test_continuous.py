@@ -236,7 +236,8 @@ def test_uniform_groups_are_replaced_as_long_as_there_are_spare_problems() -> No
     assert not any(group.replaced for group in finish(none)) and none.used == 0
 
 
-def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves(temperature: float) -> None:
     model, _ = policy()
     engine = TorchEngine(model, TOKENIZER, Rollout())
     prompts = [[5, 6, 7, 8], [7, 8, 9, 10, 11, 12], [6, 7]]
@@ -244,7 +245,7 @@ def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves() 
 
     def sampled(starts: Sequence[int]) -> dict[int, tuple[list[int], list[float]]]:
         """By prompt, where prompt n joins at step starts[n]."""
-        batch, found, step = ContinuousBatch(engine, 1.0, 9), {}, 0
+        batch, found, step = ContinuousBatch(engine, temperature, 9), {}, 0
         while len(found) < 3:
             new = [NewSequences(prompts[n], [n], random[n, None]) for n in range(3) if starts[n] == step]
             for part in batch.step(new):
@@ -255,9 +256,10 @@ def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves() 
     together, apart = sampled([0, 0, 0]), sampled([0, 3, 5])
     for n in range(3):
         assert together[n][0] == apart[n][0] and together[n][1] == pytest.approx(apart[n][1], abs=1e-5)
-        expected = response_logprobs(model, [Group(tuple(prompts[n]), (np.array(apart[n][0]),))])[0].tolist()
+        group = Group(tuple(prompts[n]), (np.array(apart[n][0]),))
+        expected = response_logprobs(model, [group], temperature)[0].tolist()
         assert apart[n][1] == pytest.approx(expected, abs=1e-5)
-        limit = ContinuousBatch(engine, 1.0, 9)
+        limit = ContinuousBatch(engine, temperature, 9)
         rest = limit.step([NewSequences([*prompts[n], *apart[n][0][:1]], [n], random[n, None], 1)])
         tokens = [token for part in [*rest, *limit.parts()] for token in part.tokens]
         assert tokens == apart[n][0][1:2], "a sequence goes on from its tokens with its own random numbers"
@@ -279,6 +281,19 @@ def test_ended_sequences_leave_before_they_outgrow_their_room_or_once_they_are_m
     assert rows == [10, 10, 10, 9, 9, 7, 7, 7, 7]
     assert ended[:3] == [(0, 0, "stop"), (4, 8, "stop"), (4, 9, "stop")]
     assert ended[3:] == [(8, name, "length") for name in range(1, 8)] and batch.passes == 9
+
+
+def test_an_ended_sequence_leaves_once_it_is_an_eighth_of_the_batch() -> None:
+    engine = TorchEngine(policy()[0], TOKENIZER, Rollout())
+    engine.ends = [0]
+    random = torch.full((9, 9), 0.5)
+    random[0, 0] = 0  # the first ends with its first token
+    for count, rows in ((8, [8, 7]), (9, [9, 9])):
+        batch = ContinuousBatch(engine, 1.0, 9)
+        batch.step([NewSequences([7], list(range(count)), random[:count])])
+        before = len(batch.names)
+        batch.step([])
+        assert [before, len(batch.names)] == rows
 
 
 def test_the_number_of_spare_prompts() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenizers.processors import TemplateProcessing
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Control
@@ -22,7 +23,7 @@ from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers.batch import advantages_with_experts
 from mathrl.trainers.collect import Collector
-from mathrl.trainers.experts import expert_groups, shown_groups, shown_prompt
+from mathrl.trainers.experts import expert_groups, expert_tokens, shown_groups, shown_prompt
 from mathrl.trainers.policy_update import UpdateFigures, update_gradient
 from mathrl.trainers.rollouts import RolloutGroup, with_experts
 from tests.trainers.small import PROBLEMS, TOKENIZER, CountsOnes, changed, policy, rollouts, run, scored_batch, short_rl
@@ -250,6 +251,19 @@ def test_an_expert_is_the_solution_as_a_response_with_the_policys_log_probs(imit
         assert len(expert_groups(groups, shorter, score)) == count
     assert expert_groups(groups, replace(collector, params=Rl(imitation="own")), score) == []  # type: ignore[arg-type]
     assert expert_groups(groups, replace(collector, problems=PROBLEMS), score) == [] and len(calls) == 3
+
+
+def test_an_expert_goes_on_after_the_prefix_by_tokens_that_are_its_own() -> None:
+    """The prompt has the prefix already; a tokenizer that begins each text with a special token does so there alone."""
+    begins = copy.deepcopy(TOKENIZER)
+    end = TOKENIZER.eos_token
+    begins._tokenizer.post_processor = TemplateProcessing(f"{end} $A", None, [(end, TOKENIZER.eos_token_id)])
+    assert begins.encode("1") == [TOKENIZER.eos_token_id, *TOKENIZER.encode("1")]
+    sampler = Sampler(policy()[1].engine, begins, Prompt(response_prefix="<think>"))
+    order: Any = None
+    collector = Collector(sampler, SOLVED, [], order, CountsOnes(), None, Rl(imitation="luffy"), CPU)  # type: ignore[arg-type]
+    rest = TOKENIZER.encode("1+1=2</think><answer>2</answer>")
+    assert expert_tokens(SOLVED[0], collector) == [*rest, TOKENIZER.eos_token_id]
 
 
 def test_a_shown_prompt_ends_with_the_prefix_and_may_show_a_policys_response() -> None:
