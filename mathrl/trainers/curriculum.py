@@ -131,10 +131,10 @@ class ProblemOrder:
         return [group_size] * len(problems)
 
     def observe(self, problem: int, correct: int, samples: int) -> None:
-        """Move the problem's estimate towards the pass rate of its rollouts."""
-        place = self.place[problem]
-        memory = self.params.memory if isinstance(self.params, PassRate) else PassRate().memory
-        self.pass_rates[place] = memory * self.pass_rates[place] + (1 - memory) * (correct / samples)
+        """Move the problem's estimate towards the pass rate of its rollouts, where the order goes by it."""
+        if isinstance(self.params, PassRate):
+            place, memory = self.place[problem], self.params.memory
+            self.pass_rates[place] = memory * self.pass_rates[place] + (1 - memory) * (correct / samples)
 
     def metrics(self) -> dict[str, float]:
         return {}

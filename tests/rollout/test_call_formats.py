@@ -4,6 +4,11 @@ import json
 from typing import Any, cast
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from mathrl.core.errors import UserError
 from mathrl.models.base import character_tokenizer
@@ -65,6 +70,14 @@ def test_long_output_is_cut_and_says_so() -> None:
     assert show_output("X" * 21, 20, TOKENIZER) == "X" * 20 + "\n[output cut: 20 of 21 tokens]"
     assert show_output("1\r\n2\x1b[0m\n", 20, TOKENIZER) == "1\n2[0m"
     assert show_output("y" * 5000, 20, TOKENIZER) == "y" * 20 + "\n[output cut: 20 of 5,000 tokens]"
+
+
+def test_no_half_of_a_character_is_left_where_an_output_is_cut() -> None:
+    of_bytes = Tokenizer(BPE({letter: number for number, letter in enumerate(ByteLevel.alphabet())}, []))
+    of_bytes.pre_tokenizer, of_bytes.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=of_bytes)
+    assert show_output("aéé", 2, tokenizer) == "a\n[output cut: 2 of 5 tokens]"
+    assert show_output("aéé", 3, tokenizer) == "aé\n[output cut: 3 of 5 tokens]"
 
 
 def test_pieces_of_a_demonstration_leave_outputs_out() -> None:

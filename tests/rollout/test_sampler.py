@@ -14,7 +14,7 @@ from mathrl.core.types import Completion, Control, Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
-from mathrl.rewards.compose import build_reward
+from mathrl.rewards.compose import RewardInput, build_reward
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.sample_problems import sample_problems
 from mathrl.rollout.sampler import Sampler
@@ -80,6 +80,20 @@ def test_a_continued_response_is_graded_from_its_beginning_without_its_end_token
         completion = Completion(tuple(tokens), (-0.1,) * len(tokens), "2", "stop")
         given = sampler.reward_input(whole, completion, 8)
         assert (given.response, given.length) == ("1+2", len(tokens)), tokens
+
+
+def test_a_reward_is_given_all_that_is_known_of_a_response() -> None:
+    asked = problem(0).with_(extra={"topic": "sums"}, control=Control(task="numbers"))
+    completion = Completion((5, 6), (-0.1, -0.2), "1", "length")
+    given = Sampler(Scripted(), TOKENIZER, Prompt()).reward_input(asked, completion, 8)
+    row, routes = {"topic": "sums", "source": "chain"}, ("numbers", "chain")
+    assert given == RewardInput("1", ("12",), "7+5=", 2, 8, truncated=True, row=row, routes=routes)
+
+
+def test_what_is_sampled_is_audited() -> None:
+    sampler, reward = Sampler(Scripted("<answer>12</answer>"), TOKENIZER, Prompt()), build_reward({"exact_share": 1.0})
+    sampler.sample([problem(0), problem(1)], Sampling(1, 1.0, 8), reward, 0)
+    assert reward.counters()["verifier/exact_graded"] == 2
 
 
 def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) -> None:

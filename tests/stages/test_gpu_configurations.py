@@ -140,8 +140,13 @@ def test_a_share_without_room_for_one_sequence_is_refused_by_name(tmp_path: Path
     resolve_rollout(enough, folder, params.model, RTX_4090, longest=1280, ranks=1)
     # A server takes the machine's GPUs by tensors, whatever the number of the trainer's ranks.
     server = rollout.model_copy(update={"engine": "vllm_server", "servers": Servers(start=1)})
-    with pytest.raises(UserError, match=r"weights 5\.75 GiB"):
-        resolve_rollout(server, folder, params.model, RTX_4090, longest=1280, ranks=2)
+    for sampler, exchanges in ((server, False), (rollout, True)):
+        with pytest.raises(UserError, match=r"weights 5\.75 GiB") as refused:
+            resolve_rollout(sampler, folder, params.model, RTX_4090, longest=1280, ranks=2)
+        assert ("NCCL 0.50 GiB" in str(refused.value)) == exchanges
+    named = server.model_copy(update={"servers": Servers(urls=("http://127.0.0.1:8001",))})
+    unread = tmp_path / "none"
+    assert resolve_rollout(named, unread, params.model, RTX_4090, longest=1280, ranks=1) == named, "it has begun"
     divided = server.model_copy(update={"vllm": Vllm(memory_share=0.35, tensor_parallel=2)})
     resolve_rollout(divided, folder, params.model, RTX_4090, longest=1280, ranks=1)
     with pytest.raises(UserError, match=r"cache_gib 1 holds no sequence of 32768 tokens, which takes 1\.12 GiB"):

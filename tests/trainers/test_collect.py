@@ -1,4 +1,4 @@
-"""What a step collects where the rounds of dynamic sampling run out."""
+"""What a step collects where the rounds of dynamic sampling run out, and how held-out problems are sampled."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 from mathrl.core.hashing import derive_seed
 from mathrl.learners.distributed import Ranks
-from mathrl.trainers.collect import Collector
+from mathrl.trainers.collect import Collector, dev_figures
 from mathrl.trainers.curriculum import make_order
 
 
@@ -28,3 +28,22 @@ def test_a_batch_is_filled_with_uniform_groups_each_once_and_each_round_has_a_se
     assert 0 < sum(differ) < 4 and differ == sorted(differ, reverse=True)
     assert len({group.problem for group in rollouts.groups}) == len(differ) == 4
     assert len(rollouts.sampled) == 8 and rollouts.rounds == 2 and seeds == [3, derive_seed(3, "round", 1)]
+
+
+def test_held_out_problems_have_the_samples_of_dev_or_their_own_number(small: Any) -> None:
+    params = small.short_rl(dev={"samples": 2, "temperature": 0.5})
+    sampler, asked = small.policy()[1], list[Any]()
+    generate = sampler.engine.generate
+
+    def watched(prompts: Any, sampling: Any, *more: Any) -> Any:
+        asked.append((sampling.samples, sampling.temperature, sampling.max_tokens))
+        return generate(prompts, sampling, *more)
+
+    sampler.engine.generate = watched
+    ranks = Ranks(torch.device("cpu"))
+    for samples in (None, 3):
+        figures = dev_figures(
+            sampler, small.PROBLEMS[:4], small.CountsOnes(), params, ranks, seed=0, name="exam", samples=samples
+        )
+        assert figures["exam/problems"] == 4
+    assert asked == [(2, 0.5, 10), (3, 0.5, 10)]

@@ -177,6 +177,18 @@ def test_sampling_goes_on_while_a_group_is_graded() -> None:
     pool.close()
 
 
+def test_a_group_that_is_too_old_is_sampled_again_though_it_is_being_graded() -> None:
+    reward = Verdicts()
+    pool = made_pool(reward=reward)
+    while len(pool.grading) < 4:
+        pool.sample()
+    assert len(pool.update(3, staleness=2)) == 4 and not pool.grading and not pool.running
+    reward.may_grade.set()
+    groups = finish(pool)
+    assert sorted(group.number for group in groups) == [0, 1, 2, 3] and {group.oldest for group in groups} == {3}
+    pool.close()
+
+
 def test_a_run_that_ends_early_waits_for_no_grader() -> None:
     reward = Verdicts()
     pool = made_pool(reward=reward)

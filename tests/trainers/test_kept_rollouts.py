@@ -26,7 +26,7 @@ from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.rollout_files import WHOLE, RolloutFolder, read_responses, read_tokens, rollout_files
 from mathrl.trainers.batch import Batch
-from mathrl.trainers.kept_rollouts import KeptRollouts, odd_reasons, of_responses, open_kept
+from mathrl.trainers.kept_rollouts import REPEATS, KeptRollouts, odd_reasons, of_responses, open_kept
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
 
@@ -152,6 +152,8 @@ def test_what_is_odd() -> None:
     assert reasons((True, True, False, False), (0.2, 1.0, 0.5, 0.0)) == ["reward against verdict"]
     assert reasons((True, True, False, False), (0.2, 1.0, 0.5, 0.0), number=2) == ["reward against verdict"]
     assert reasons((True, True, False, False), (0.2, 1.0, 0.5, 0.0), number=3) == []
+    assert reasons((True, False), (0.5, 0.5)) == reasons((True, False), (0.5, 0.5), number=1) == []
+    assert reasons((True, True), (1.0, 1.0), repeated=(REPEATS, 0.0)) == []
     assert reasons((True, True), (1.0, 1.0), truncated=(True, False), repeated=(0.5, 0.0)) == [
         "truncated",
         "repeats itself",
@@ -159,6 +161,8 @@ def test_what_is_odd() -> None:
     silent = group((False, False), (0.0, 0.0))
     said = tuple(replace(each, extracted=None, disagrees=True) for each in silent.graded)
     assert odd_reasons(replace(silent, graded=said), 0) == ["no answer", "graders disagree"]
+    cut = replace(silent, graded=said, truncated=(True, False))
+    assert odd_reasons(cut, 0) == ["truncated", "graders disagree"], "it had no room for an answer"
 
 
 def word_pieces() -> Any:

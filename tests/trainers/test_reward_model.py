@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,21 @@ def test_it_learns_and_leaves_the_mean_and_deviation_of_its_scores(
     again = load_scorer(tmp_path / "model", Model(precision="float32"), "cpu")
     assert torch.allclose(scores_after(again, groups, places, 2), torch.tensor(scores), atol=1e-3)
     assert again.config.reward_std == scorer.config.reward_std
+
+
+@pytest.mark.parametrize(("kind", "count"), [(pairs_of, 2), (steps_of, 1)])
+def test_two_scores_have_a_deviation_and_one_has_none(small: Any, tmp_path: Path, kind: Any, count: int) -> None:
+    item = kind(small)[0]
+    if count == 1:
+        item = replace(item, values=item.values[-1:], places=item.places[-1:])
+    scorer = make_scorer(small.policy()[0])
+    run = small.training_run(tmp_path)
+    train_reward_model(scorer, [item], [], PARAMS.model_copy(update={"steps": 1}), small.TOKENIZER.eos_token_id, run)
+    places = item.places or [len(response) - 1 for response in item.group.responses]
+    ends = [item.places] if item.places else [(place,) for place in places]
+    scores = scores_after(scorer, [item.group], ends, 2).tolist()
+    assert len(scores) == count and scorer.config.reward_mean == pytest.approx(statistics.mean(scores), abs=1e-6)
+    assert scorer.config.reward_std == (pytest.approx(statistics.stdev(scores), rel=1e-3) if count > 1 else 1.0)
 
 
 def test_a_killed_run_resumes_to_the_same_bits(small: Any, tmp_path: Path) -> None:

@@ -71,6 +71,18 @@ def test_repetition_is_of_16_tokens_of_each_response() -> None:
     assert rollout_metrics(groups, groups)["rollout/repetition"] == pytest.approx((2 / 3 + 4 / 5) / 5)
 
 
+def test_lengths_by_hand() -> None:
+    """A group is empty if each of its responses is the end token alone."""
+    groups = [group([1, 1], [False, False], [0.0] * 2), group([1, 9], [False, True], [0.0] * 2)]
+    groups.append(group([4, 2], [True, True], [0.0] * 2))
+    metrics = rollout_metrics(groups, groups)
+    assert metrics["rollout/empty_groups"] == 1 / 3 and metrics["rollout/zero_variance_share"] == 2 / 3
+    assert (metrics["response_length"], metrics["response_length_max"]) == (3, 9)
+    assert metrics["rollout/longest_to_median"] == 9 / 1.5
+    parts = [replace(groups[1], parts=({"accuracy": 0.0}, {"accuracy": 1.0, "code": 0.5})), groups[0]]
+    assert rollout_metrics(parts, parts)["reward/code"] == 0.5, "a mean over the responses that have the part"
+
+
 def test_a_response_alone_has_finite_figures() -> None:
     alone = [group([3], [True], [1.0])]
     metrics = rollout_metrics(alone, alone)
