@@ -25,7 +25,7 @@ def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
     assert torch.equal(found.tensors["weights"], torch.full((3,), 15.0)) and found.parts is None
 
 
-@pytest.mark.parametrize("damage", ["flip a bit", "cut short", "remove tensors", "break the manifest"])
+@pytest.mark.parametrize("damage", ["flip a bit", "cut short", "remove tensors", "break the manifest", "lose a digest"])
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(checkpoint(5))
@@ -39,6 +39,8 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, damag
         tensors.write_bytes(data[:-4])
     elif damage == "remove tensors":
         tensors.unlink()
+    elif damage == "lose a digest":
+        manifest.write_text(manifest.read_text().replace("sha256", "sha"))
     else:
         manifest.write_text(manifest.read_text()[:-10])
     with pytest.warns(UserWarning, match="step-00000010") as warned:

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from mathrl.learners.optimizer import FlatParameters, MatrixMuon, OptimizerSet, split_parameters
+from mathrl.models.scores import make_scorer
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.optimizer import Muon
+from tests.trainers.small import policy
 
 EMBEDDINGS = {
     "gpt2": {"transformer.wte.weight", "transformer.wpe.weight"},
@@ -36,6 +38,14 @@ def test_hidden_matrices_and_experts_are_muons(family: str) -> None:
     assert rest == EMBEDDINGS[family] | flat | others
     assert any(".experts." in name for name in muons) == (family in ("qwen3_moe", "gpt_oss"))
     assert any(named[name].dim() > 1 for name in others) == (family in ("falcon_mamba", "gpt_oss"))
+
+
+def test_the_head_of_a_scorer_is_adamws() -> None:
+    scorer = make_scorer(policy()[0])
+    named = dict(scorer.named_parameters())
+    muons, rest = split_parameters(scorer, named)
+    head = named["score.weight"]
+    assert head.dim() == 2 and muons and any(weight is head for weight in rest)
 
 
 def test_each_expert_is_stepped_as_a_matrix_alone() -> None:

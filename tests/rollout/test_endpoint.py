@@ -141,13 +141,14 @@ def sample(server: Server, params: Params, problems: list[Problem] = PROBLEMS, s
 
 
 def test_every_fault_is_tried_again_and_counted(server: Server, demo: Params) -> None:
-    server.faults = ["drop", "half", "limit", "503", "empty", "drop"]
+    server.faults = ["drop", "half", "limit", "503", "empty", "drop", "409"]
     sampler, groups = sample(server, demo, at_a_time=3)
     assert all(graded.correct and len(graded.completion.tokens) == 4 for (graded,) in groups)
     account = sampler.account()
-    assert sum(account["retries"].values()) == 6 and account["retries"]["a reply that is no answer"] == 2
-    assert account["retries"]["status 429"] == account["retries"]["status 503"] == 1
-    assert account["requests"] == len(server.bodies) == 18 and account["answered_as"] == {"tiny": 12}
+    assert sum(account["retries"].values()) == 7 and account["retries"]["a reply that is no answer"] == 2
+    assert [account["retries"][f"status {status}"] for status in (429, 503, 409)] == [1, 1, 1]
+    assert account["requests"] == len(server.bodies) == 19 and account["answered_as"] == {"tiny": 12}
+    assert account["licence"] == "not stated"
     assert account["prompt_tokens"] == 120 and account["completion_tokens"] == 48 and account["cost"] is None
     body = server.bodies[0]
     assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("tiny", 0.7, 0.9, 20)

@@ -189,7 +189,7 @@ def test_a_judge_is_opened_with_all_that_the_parameters_say(small: Any, monkeypa
     for name in ("load_scorer", "build_reward", "reward_model_judge", "process_judge", "continuations_judge"):
         monkeypatch.setattr(judges, name, lambda *given, name=name: asked.append((name, *given)) or name)
     _, sampler = small.policy()
-    overrides = ["reward.judge.continuations=2", "reward.steps=semicolon", "run.seed=5", "rl.tokens_per_microbatch=99"]
+    overrides = ["reward.judge.continuations=1", "reward.steps=semicolon", "run.seed=5", "rl.tokens_per_microbatch=99"]
     params = load_params(Path(__file__).parents[2] / "params", overrides=overrides)
     rl, judge, device, problems = params.rl, params.reward.judge, torch.device("cpu"), small.PROBLEMS
 
