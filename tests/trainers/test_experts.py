@@ -103,6 +103,8 @@ def test_luffys_expert_has_a_shaped_gradient_and_no_clip(budget: int) -> None:
     assert torch.allclose(found, expected, atol=1e-6) and expected.norm() > 1e-3
     assert not torch.allclose(found, by_hand(model, groups, lambda logprobs_N: loss(logprobs_N, False)), atol=1e-4)
     assert figures.imitated == 0 and figures.ratio_max == pytest.approx(1, abs=1e-4)
+    unlikely = [replace(expert, logprobs=(expert.logprobs[0] - 2,)) for expert in groups[-2:]]
+    assert gradient(model, [*sampled, *unlikely], params)[1].clipped == 0, "what has no clip is not counted"
 
 
 @pytest.mark.parametrize("budget", [8192, 16])
