@@ -184,8 +184,11 @@ def test_the_teacher_of_self_distillation_is_the_policy_that_reads_the_solution(
         seen_N, own_N = (response_logprobs(model, [group.group for group in each], 1.0)[0] for each in (shown, groups))
     assert torch.allclose(batch.advantages_N, seen_N - own_N, atol=1e-5) and batch.advantages_N.abs().max() > 1e-2
     assert shown_groups(groups, replace(collector, params=Rl())) == []
-    for problem in (PROBLEMS[0].with_(answers=()), PROBLEMS[0].with_(control=Control(templated=True))):
-        with pytest.raises(UserError, match=r"problem p1 has .* nothing can be shown"):
+    for problem, what in (
+        (PROBLEMS[0].with_(answers=()), "neither a solution nor an answer"),
+        (PROBLEMS[0].with_(control=Control(templated=True)), "a prompt that is templated already"),
+    ):
+        with pytest.raises(UserError, match=f"problem p1 has {what}, so that nothing can be shown"):
             shown_groups(groups[:1], replace(collector, problems=[problem]))
     with pytest.raises(ValidationError, match=r"hint must have \{question\} and \{solution\}"):
         Rl(advantage={"type": "self_distillation", "hint": "{question}"})  # type: ignore[arg-type]
@@ -276,12 +279,18 @@ def test_a_shown_prompt_ends_with_the_prefix_and_may_show_a_policys_response() -
     for control, shown in ((Control(), "2"), (Control(response="9"), "9")):
         prompt = shown_prompt(PROBLEMS[0].with_(control=control), params.advantage, collector)  # type: ignore[arg-type]
         assert TOKENIZER.decode(prompt) == f"1+1={shown};1+1=3"
+    taught = replace(collector, sampler=Sampler(sampler.engine, TOKENIZER, Prompt(), SOLVED[1:2]))
+    text = TOKENIZER.decode(shown_prompt(PROBLEMS[0], params.advantage, taught))  # type: ignore[arg-type]
+    assert "2+2=4" in text and text.endswith("1+1=2;1+1="), "after the examples"
     chat = copy.deepcopy(TOKENIZER)
-    chat.chat_template = "{% for message in messages %}{{ message['content'] }};{% endfor %}"
-    turns = ({"role": "system", "content": "7"}, {"role": "user", "content": "8+"})
+    mark = "{% if message['role'] == 'user' %}={% endif %}"
+    chat.chat_template = "{% for message in messages %}" + mark + "{{ message['content'] }};{% endfor %}"
+    turns = tuple(
+        {"role": role, "content": text} for role, text in (("system", "7"), ("assistant", "9"), ("user", "8+"))
+    )
     asked = replace(collector, sampler=Sampler(sampler.engine, chat, Prompt(template="chat")))
     prompt = shown_prompt(PROBLEMS[0].with_(control=Control(messages=turns)), params.advantage, asked)  # type: ignore[arg-type]
-    assert chat.decode(prompt) == "7;8+2;8+;"
+    assert chat.decode(prompt) == "7;9;=8+2;8+;"
 
 
 def test_what_imitation_cannot_go_with_is_refused() -> None:
