@@ -52,6 +52,7 @@ _SENTENCE_END = re.compile(r",?\s+(?:since|because|so that|which)\b|(?<!\bno)[.!
 _FORMULA = re.compile(
     r"\$\$([^$]{1,800})\$\$|\$((?:\\\$|[^$\n]){1,800}?)(?<!\\)\$|\\\[(.{1,800}?)\\\]|\\\((.{1,800}?)\\\)", re.DOTALL
 )
+_SAID = re.compile(r"([^$\n.]{1,80}\b(?:is|are|equals))\s+\$([^$\n]{1,200})\$\.?\s*$")  # the probability is $\frac14$
 _BOLD_END = re.compile(r"(?<!\*)\*\*([^*\n]{1,120})\*\*[.!]?\s*$")
 _HEDGED = re.compile(  # "the largest number that could be drawn is 5" is no hedge, "I think that could be 5" is
     r"\b(?:possibly|perhaps|maybe|might|(?<!that )could be|that could be(?!.* (?:is|are) )|not sure|"
@@ -170,6 +171,8 @@ def _claim(claim: str) -> str:
             return _last_member(_formula_text(formula))
     if claim.startswith("**") and claim.find("**", 2) > 0:
         return claim[2 : claim.find("**", 2)]
+    if (found := _SAID.match(claim)) and prose_words(found[1]) <= 6 and not _HEDGED.search(found[1]):
+        return found[2].strip()
     end = _SENTENCE_END.search(claim)
     sentence = claim[: end.start()] if end else claim
     line = sentence.split("\n", 1)[0].strip().rstrip("*").strip()
