@@ -193,6 +193,16 @@ RESPONSES = [
     (True, "5", "With $a = 2$, the result is $5$."),
     (True, "\\text{diverges}", "The terms do not tend to zero, so the series **diverges**."),
     (False, "\\text{diverges}", "So the series does not **diverges**."),
+    (True, "84", "Le train parcourt 84 km en une heure.\n\n**Réponse : 84 km/h**"),
+    (True, "12", "Die Antwort lautet **12**."),
+    (False, "12", "Die Antwort ist nicht 12."),
+    (True, "12", "Es sind 10 + 2 Tage.\n\nLa respuesta es $12$."),
+    (False, "12", "La respuesta no es $12$."),
+    (False, "12", "La réponse n'est pas 12."),
+    (True, "12", "**Ответ:** 12"),
+    (True, "12", "答えは12です。"),
+    (False, "12", "答えは12ではない。"),
+    (True, "12", "정답: 12"),
 ]
 
 
