@@ -1,6 +1,6 @@
 """Moments of 8 bits by bitsandbytes and by torchao, beside torch's AdamW in float32, on the same gradients.
 
-    python benchmarks/eight_bit.py [--steps 300]
+    python -m benchmarks.eight_bit [--steps 300]
 
 A fresh model of the demo's size learns sums by torch's AdamW; every optimizer steps its own copy of the weights with
 the gradients of that run. Without torchao (`pip install torchao`) its column is left out.
