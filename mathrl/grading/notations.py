@@ -16,6 +16,7 @@ _MOLECULE = rf"\d*(?:{_ATOMS}|\((?:{_ATOMS})+\)\d*){{1,20}}(?:\^?\d?[+-](?![A-Z\
 _REACTION = re.compile(rf"{_MOLECULE}(?:\+{_MOLECULE})*(?:(?:->|<=>){_MOLECULE}(?:\+{_MOLECULE})*)?")
 _ARROWS = re.compile(r"\\(?:(?:long)?rightarrow|to)(?![a-z])|→|⟶|-->")
 _UPRIGHT = re.compile(r"\\(?:ce|mathrm|text|operatorname|mathbf|rm)(?![a-z])")
+_SETS = re.compile(r"([A-Z])\s*(?:\\times|×)\s*([A-Z])")  # which has an order
 _CAPITAL = re.compile(r"[A-Z]")
 _CYCLES = re.compile(r"(?:\(\s*\d+(?:(?:\s|\\[ ,;])+\d+)+\s*\))+")
 _PART = re.compile(r"(?:\\text\s*\{\s*)?\((?P<name>[a-h])\)\s*(?:\}|:)?\s*(?P<value>.+)", re.DOTALL)
@@ -30,6 +31,9 @@ def same_notation(truth: str, answer: str) -> bool | None:
     """
     if _CYCLES.fullmatch(truth.strip()) and _CYCLES.fullmatch(answer.strip()):
         return _permutation(truth) == _permutation(answer) if " " in truth + answer else None
+    products = [_SETS.fullmatch(text.strip()) for text in (truth, answer)]
+    if products[0] and products[1]:
+        return products[0].groups() == products[1].groups()
     if not _CAPITAL.search(truth) or (own := _reaction(truth)) is None or (theirs := _reaction(answer)) is None:
         return None
     if own == theirs:
