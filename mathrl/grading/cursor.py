@@ -19,6 +19,8 @@ _HALVES_OF_REALS = {
 }
 
 
+APPLICABLE = frozenset("fghFGHPQ")
+_OF_CAPITALS = frozenset(f"\\{name}" for name in "sigma mu chi omega rho varphi phi tau gamma".split())
 APPLIED_WORDS = frozenset("rank nullity trace tr Var Cov Corr SD Aut Gal Hom End ord Res Pr vol".split())
 _NO_FACTORS = frozenset(
     (
@@ -189,6 +191,19 @@ class Cursor:
             return token.value.strip()
         self.i -= 1
         return ""
+
+    def applies(self, name: str) -> bool:
+        """Whether what follows a letter is its argument: f(…), the mean E[X], the value y(0), \\sigma(X)."""
+        if name == "E":
+            names = {token.value for token in self.tokens[self.i + 1 : self.i + 6]}
+            return self.at("(", "[") and bool(names & {"X", "Y", "Z", "W", "N", "T", "S"})
+        if not self.at("("):
+            return False
+        value, closed = (token.value for token in self.tokens[self.i + 1 : self.i + 3])
+        if name in _OF_CAPITALS:
+            return closed == ")" and len(value) == 1 and value.isupper()
+        at_number = value == "0" or (name in "yu" and value.isdecimal())
+        return name in APPLICABLE or (closed == ")" and at_number and not name.startswith("\\"))
 
     def starts_factor(self) -> bool:
         token = self.tokens[self.i]

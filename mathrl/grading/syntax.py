@@ -222,6 +222,17 @@ def _is_integer(node: Node) -> bool:
     return node.kind == "num" and bool(node.args[0].denominator == 1) and node.args[1] == 0
 
 
+def group(clauses: list[Node], cuts: list[int]) -> Node:
+    """p=5,q=2; p=7,q=2: the semicolons bind more loosely than the commas."""
+    groups, start = [], 0
+    for cut in [*cuts, len(clauses)]:
+        part = tuple(clauses[start:cut])
+        if part:
+            groups.append(part[0] if len(part) == 1 else Node("list", (part,)))
+        start = cut
+    return Node("list", (tuple(groups),))
+
+
 def children(part: Node | tuple[Any, ...]) -> Iterator[Node]:
     """The nodes directly below a node, those inside of its tuples too."""
     for item in part.args if isinstance(part, Node) else part:
