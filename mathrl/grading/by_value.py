@@ -63,6 +63,7 @@ from mathrl.grading.syntax import (
 TASK_OPERATORS = frozenset("sum prod int iint iiint oint lim derivative det gcd lcm mod bigcap limsup liminf".split())
 _COMPLEX = frozenset(["func:conj", "func:Re", "func:Im", "func:arg"])
 _ROUNDED = frozenset(["floor", "ceil"])
+_PRODUCTS = frozenset(["pow", "mul"])
 _FINE = SIDES | {"func"}
 
 
@@ -76,7 +77,7 @@ def same_expression(a: Node, b: Node) -> bool | None:
     >>> same_expression(parse("(x+1)^2"), parse("x^2+2x+1"))
     True
     """
-    if a == b or key(a) == key(b):
+    if a == b or (key(a) == key(b) and not of_matrices(a)):
         return True
     both = kinds(a) | kinds(b)
     if "op" in both or "ellipsis" in both or "pm" in both:
@@ -98,7 +99,7 @@ def same_expression(a: Node, b: Node) -> bool | None:
         for node in (a, b):
             if not symbols(node):
                 _must_exist(node)
-        if "pow" in both and (of_matrices(a) or of_matrices(b)):
+        if both & _PRODUCTS and (of_matrices(a) or of_matrices(b)):
             try:
                 return matrix_residue(a, 1) == matrix_residue(b, 1)
             except Refused:

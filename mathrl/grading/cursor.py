@@ -6,18 +6,7 @@ import re
 from fractions import Fraction
 
 from mathrl.grading.lexer import MAX_DEPTH, RELATIONS, SET_OPS, Token, group_fractions, tokenize
-from mathrl.grading.syntax import (
-    INFINITY,
-    Node,
-    ParseError,
-    ellipsis_decimal,
-    literal,
-    neg,
-    num,
-    sym,
-    symbols,
-    with_base,
-)
+from mathrl.grading.syntax import INFINITY, Node, ParseError, neg, num, sym, symbols, with_base
 from mathrl.grading.units import SINGLE_LETTER_UNITS, meaning, qualify
 from mathrl.grading.words import number_in_words
 
@@ -30,12 +19,42 @@ _HALVES_OF_REALS = {
 }
 
 
+APPLICABLE = frozenset("fghFGHPQ")
+_OF_CAPITALS = frozenset(f"\\{name}" for name in "sigma mu chi omega rho varphi phi tau gamma".split())
 APPLIED_WORDS = frozenset("rank nullity trace tr Var Cov Corr SD Aut Gal Hom End ord Res Pr vol".split())
 _NO_FACTORS = frozenset(
     (
         "cdot times div pm mp rangle rfloor rceil rvert rVert end land lor wedge vee bmod mod pmod ast text choose"
     ).split()
 ) | {*RELATIONS, *SET_OPS}
+
+
+def literal(text: str) -> Node:
+    """The node of a number token; exponents beyond the size of any answer are refused."""
+    mantissa, _, exponent = text.lower().partition("e")
+    if len(mantissa) > 2000 or len(exponent) > 6 or abs(int(exponent or 0)) > 2000:
+        raise ParseError("a number too large")
+    places = len(mantissa.partition(".")[2])
+    digits = len(mantissa.replace(".", "").lstrip("0"))
+    value = Fraction(("0" + mantissa) if mantissa.startswith(".") else mantissa)
+    if exponent:
+        return num(value * Fraction(10) ** int(exponent))
+    return num(value, places, digits)
+
+
+def ellipsis_decimal(text: str) -> Node:
+    """0.333…: the shortest block that repeats to the end, at least twice, and for three digits or more."""
+    integer, _, digits = text.partition(".")
+    for size in range(1, len(digits) // 2 + 1):
+        block = digits[-size:]
+        count = 1
+        while digits[: len(digits) - size * count].endswith(block):
+            count += 1
+        if count >= 2 and count * size >= 3:
+            fixed = digits[: len(digits) - size * count]
+            base = Fraction(f"{integer}.{fixed}0")
+            return num(base + Fraction(int(block), (10**size - 1) * 10 ** len(fixed)))
+    raise ParseError("a decimal that goes on")
 
 
 class Cursor:
@@ -172,6 +191,19 @@ class Cursor:
             return token.value.strip()
         self.i -= 1
         return ""
+
+    def applies(self, name: str) -> bool:
+        """Whether what follows a letter is its argument: f(…), the mean E[X], the value y(0), \\sigma(X)."""
+        if name == "E":
+            names = {token.value for token in self.tokens[self.i + 1 : self.i + 6]}
+            return self.at("(", "[") and bool(names & {"X", "Y", "Z", "W", "N", "T", "S"})
+        if not self.at("("):
+            return False
+        value, closed = (token.value for token in self.tokens[self.i + 1 : self.i + 3])
+        if name in _OF_CAPITALS:
+            return closed == ")" and len(value) == 1 and value.isupper()
+        at_number = value == "0" or (name in "yu" and value.isdecimal())
+        return name in APPLICABLE or (closed == ")" and at_number and not name.startswith("\\"))
 
     def starts_factor(self) -> bool:
         token = self.tokens[self.i]

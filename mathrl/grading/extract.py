@@ -36,6 +36,8 @@ NOTHING = Extraction(None, "none")
 _PHRASE = re.compile(
     r"(?:(?:final|correct|right)\s+)?answer\s*(?:\*\*|\*)?\s*(?:is\s*:?|are\s*:?|=|:|：)|"
     r"(?:最终|正确)?答案\s*(?:是|为|应为|等于)?\s*(?:[:：]|(?<=[是为于]))|(?:故|应)选\s*[:：]?|答\s*[:：]|"
+    r"(?:réponse(?:\s+finale)?|antwort|respuesta(?:\s+final)?|resposta(?:\s+final)?|risposta|ответ|odpowiedź|답|정답)"
+    r"\s*(?:\*\*)?\s*(?:[:：]|(?:est|ist|lautet|es|é|è)\s*:?(?=\s))|答えは\s*[:：]?|"
     r"final\s+answer\s*(?:\*\*)?\s*\n|\bAnswer\s+(?=\$|\\\[|\\\()",
     re.IGNORECASE,
 )
@@ -46,12 +48,14 @@ _LEAD = re.compile(
     r"equal to|found to be|indeed|now|also|actually)\b,?\s*)+",
     re.IGNORECASE,
 )
+_COPULA = re.compile(r"\s*(?:です|である|입니다|이다)[。.]?\s*$")
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct.*", re.IGNORECASE | re.DOTALL)
 _SPECIAL = re.compile(r"<\|[a-z_]{1,30}\|>.*", re.DOTALL)
 _SENTENCE_END = re.compile(r",?\s+(?:since|because|so that|which)\b|(?<!\bno)[.!?](?=\s|$)|[。！？]|\n\s*\n")
 _FORMULA = re.compile(
     r"\$\$([^$]{1,800})\$\$|\$((?:\\\$|[^$\n]){1,800}?)(?<!\\)\$|\\\[(.{1,800}?)\\\]|\\\((.{1,800}?)\\\)", re.DOTALL
 )
+_SAID = re.compile(r"([^$\n.]{1,80}\b(?:is|are|equals))\s+\$([^$\n]{1,200})\$\.?\s*$")  # the probability is $\frac14$
 _BOLD_END = re.compile(r"(?<!\*)\*\*([^*\n]{1,120})\*\*[.!]?\s*$")
 _HEDGED = re.compile(  # "the largest number that could be drawn is 5" is no hedge, "I think that could be 5" is
     r"\b(?:possibly|perhaps|maybe|might|(?<!that )could be|that could be(?!.* (?:is|are) )|not sure|"
@@ -145,7 +149,7 @@ def _phrase(text: str) -> Extraction | None:
     if not ends:
         return None
     claim = _SPECIAL.sub("", _HOPE.sub("", tail[ends[-1] :])).strip().lstrip(":：* ").strip()
-    claim = _LEAD.sub("", claim)
+    claim = _COPULA.sub("", _LEAD.sub("", claim))
     before = _CLAUSE.split(tail[: _begin(tail, ends[-1])])[-1]
     if _NEGATED.search(before) or claim.startswith("n't"):
         return None
@@ -170,6 +174,8 @@ def _claim(claim: str) -> str:
             return _last_member(_formula_text(formula))
     if claim.startswith("**") and claim.find("**", 2) > 0:
         return claim[2 : claim.find("**", 2)]
+    if (found := _SAID.match(claim)) and prose_words(found[1]) <= 6 and not _HEDGED.search(found[1]):
+        return found[2].strip()
     end = _SENTENCE_END.search(claim)
     sentence = claim[: end.start()] if end else claim
     line = sentence.split("\n", 1)[0].strip().rstrip("*").strip()
@@ -196,7 +202,7 @@ def _is_bare(text: str) -> bool:
 
 _NEGATED = re.compile(
     r"\b(?:not|never|cannot|can't|isn't|aren't|wasn't|doesn't|don't|won't|wrong|incorrect|false|impossible|neither|nor|"
-    r"unlikely|mistaken)\b|不是|不为|不等于|不能|并非|错误|≠",
+    r"unlikely|mistaken|nicht|n'est pas|no es|não é|не)\b|不是|不为|不等于|不能|并非|错误|ではな|아니|≠",
     re.IGNORECASE,
 )
 _RATHER = re.compile(r"\b(?:but(?: rather)?|it'?s|it is|rather|instead|which is)\b|而是", re.IGNORECASE)

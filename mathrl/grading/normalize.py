@@ -201,6 +201,11 @@ def merge_thousands(text: str, commas: bool) -> str:
     return text
 
 
+_BRACED_OVER = re.compile(r"\{([^{}]+)\\over(?![a-z])([^{}]+)\}")
+_OVER = re.compile(r"^([^{}]+)\\over(?![a-z])([^{}]+)$")
+_ROW_SPACE = re.compile(r"\\\\\s*\[-?[\d.]+(?:ex|em|pt|mm|cm)\]")
+
+
 @lru_cache(maxsize=16384)
 def canonical(text: str) -> str:
     r"""The answer in one spelling; every comparison starts from it.
@@ -239,6 +244,9 @@ def canonical(text: str) -> str:
         text = _NOON.sub(r"\1m", _ORDINAL.sub("", text))
     if "\\" in text:
         text = _SET_BRACE.sub(r"\\\1", text)
+        if "\\over" in text:
+            text = _OVER.sub(r"\\frac{\1}{\2}", _BRACED_OVER.sub(r"\\frac{\1}{\2}", text))
+        text = _ROW_SPACE.sub(r"\\\\ ", text)
         text = _ALIGNED.sub(" ", _ROWS.sub(_join_rows, _SIZING.sub(" ", text)))
         text = _TEMPERATURE.sub(lambda m: f"\\text{{ {'celsius' if 'C' in m[0] else 'fahrenheit'}}}", text)
         text = _DISTRIBUTION.sub(lambda m: f"\\text{{{_DISTRIBUTIONS[m[1]]}}}", text)

@@ -16,6 +16,8 @@ _MOLECULE = rf"\d*(?:{_ATOMS}|\((?:{_ATOMS})+\)\d*){{1,20}}(?:\^?\d?[+-](?![A-Z\
 _REACTION = re.compile(rf"{_MOLECULE}(?:\+{_MOLECULE})*(?:(?:->|<=>){_MOLECULE}(?:\+{_MOLECULE})*)?")
 _ARROWS = re.compile(r"\\(?:(?:long)?rightarrow|to)(?![a-z])|→|⟶|-->")
 _UPRIGHT = re.compile(r"\\(?:ce|mathrm|text|operatorname|mathbf|rm)(?![a-z])")
+_SETS = re.compile(r"([A-Z])\s*(?:\\times|×)\s*([A-Z])")  # which has an order
+_CAPITAL = re.compile(r"[A-Z]")
 _CYCLES = re.compile(r"(?:\(\s*\d+(?:(?:\s|\\[ ,;])+\d+)+\s*\))+")
 _PART = re.compile(r"(?:\\text\s*\{\s*)?\((?P<name>[a-h])\)\s*(?:\}|:)?\s*(?P<value>.+)", re.DOTALL)
 _PARTS = re.compile(r"(?:\\text\s*\{\s*)?\([a-h]\)")
@@ -29,8 +31,10 @@ def same_notation(truth: str, answer: str) -> bool | None:
     """
     if _CYCLES.fullmatch(truth.strip()) and _CYCLES.fullmatch(answer.strip()):
         return _permutation(truth) == _permutation(answer) if " " in truth + answer else None
-    own, theirs = _reaction(truth), _reaction(answer)
-    if own is None or theirs is None:
+    products = [_SETS.fullmatch(text.strip()) for text in (truth, answer)]
+    if products[0] and products[1]:
+        return products[0].groups() == products[1].groups()
+    if not _CAPITAL.search(truth) or (own := _reaction(truth)) is None or (theirs := _reaction(answer)) is None:
         return None
     if own == theirs:
         return True
@@ -64,6 +68,8 @@ def as_tuple(text: str) -> str:
     >>> as_tuple("\\text{(a) } 3,\\ \\text{(b) } 5"), as_tuple("(a) 3")
     ('(3, 5)', '(a) 3')
     """
+    if "(a)" not in text:
+        return text
     starts = [match.start() for match in _PARTS.finditer(text)]
     if len(starts) < 2 or text[: starts[0]].strip():
         return text
@@ -85,6 +91,8 @@ def same_spelling(truth: str, answer: str) -> tuple[str, str]:
     >>> same_spelling("\\vec{a}", "\\mathbf{a}"), same_spelling("x", "GF(9)")
     (('\\vec{a}', '\\vec{a}'), ('x', '\\mathbb{F}_{9}'))
     """
+    if not any("GF" in text or "\\vec" in text for text in (truth, answer)):
+        return truth, answer
     texts = [_GALOIS.sub(r"\\mathbb{F}_{\1}", text) for text in (truth, answer)]
     if any("\\vec" in text for text in texts) and not all("\\vec" in text for text in texts):
         texts = [_BOLD.sub(r"\\vec{\1}", text) for text in texts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from mathrl.grading.cursor import APPLIED_WORDS, Cursor
+from mathrl.grading.cursor import APPLICABLE, APPLIED_WORDS, Cursor
 from mathrl.grading.lexer import FUNCTIONS, RELATIONS, SET_OPS, tokenize
 from mathrl.grading.syntax import (
     EMPTY_SET,
@@ -14,6 +14,7 @@ from mathrl.grading.syntax import (
     builder,
     decorate,
     derivative,
+    group,
     juxtapose,
     key,
     kinds,
@@ -43,7 +44,6 @@ _QUANTIFIERS = frozenset(["forall", "exists", "nexists", "neg", "lnot"])
 _ORDERED = frozenset(["angle", "triangle", "measuredangle", "sphericalangle"])
 _SUFFIXES = {"%": "percent", "circ": "degree"}
 _POSTFIXES = frozenset(["^", "_", "!", "'", "prime", *_SUFFIXES])
-_APPLICABLE = frozenset("fghFGHPQ")
 
 
 class Parser(Cursor):
@@ -84,7 +84,7 @@ class Parser(Cursor):
         if len({str(clause.args[1][0]) for clause in clauses if clause.kind == "rel"}) == 1:
             semicolons = []  # x = 5, x = -2 or x = 3
         if semicolons and semicolons[-1] < len(clauses) and len(semicolons) + 1 < len(clauses):
-            return _group(clauses, semicolons)
+            return group(clauses, semicolons)
         logic = {_LOGIC[joiner] for joiner in joiners if joiner in _LOGIC}
         if logic and not all(clause.kind == "rel" for clause in clauses):
             if len(logic) > 1:
@@ -277,7 +277,7 @@ class Parser(Cursor):
         if token.value in OPENERS:
             return self.bracket(token.value)
         if token.value == "{":
-            return self.brace_group()
+            return self.bracegroup()
         if token.value == "]":
             return self.french_interval()
         if token.value in ("|", "\\|"):
@@ -285,29 +285,23 @@ class Parser(Cursor):
         raise ParseError(f"unexpected {token.value!r}")
 
     def name(self, name: str) -> Node:
-        if len(self.tokens) - self.i > 4 and name not in _APPLICABLE and self.defines():
+        if len(self.tokens) - self.i > 4 and name not in APPLICABLE and self.defines():
             self.i += 3
             return sym(name)
         if self.applies(name) and not self.tokens[self.i].spaced:
-            closer = OPENERS[self.take().value]
-            inside = self.items(closer)
-            self.expect(closer)
-            return Node("app", (name, inside))
-        if (name in _APPLICABLE and self.at("^")) or self.at("'"):
+            return self.application(name)
+        if (name in APPLICABLE and self.at("^")) or self.at("'"):
             changed = self.inverse_or_derivative(name)
             if changed is not None:
                 return changed
         return Node("const", (name,)) if name in ("i", "e") else sym(name)
 
-    def applies(self, name: str) -> bool:
-        """Whether what follows a letter is its argument: f(…), the mean E[X], and the value y(0)."""
-        if name == "E":
-            names = {token.value for token in self.tokens[self.i + 1 : self.i + 6]}
-            return self.at("(", "[") and bool(names & {"X", "Y", "Z", "W", "N", "T", "S"})
-        if not self.at("("):
-            return False
-        value, closed = (token.value for token in self.tokens[self.i + 1 : self.i + 3])
-        return name in _APPLICABLE or (closed == ")" and (value == "0" or (name in "yu" and value.isdecimal())))
+    def application(self, name: str) -> Node:
+        """A function of what is in the brackets that begin here."""
+        closer = OPENERS[self.take().value]
+        inside = self.items(closer)
+        self.expect(closer)
+        return Node("app", (name, inside))
 
     def extension(self, field: Node) -> Node:
         r"""\mathbb{Q}(\sqrt2), \mathbb{Z}[i], \mathbb{E}[X]: a field, ring or mean of what is in the brackets."""
@@ -331,10 +325,8 @@ class Parser(Cursor):
         else:
             while self.accept("'"):
                 mark += "'"
-        if mark and self.accept("("):
-            inside = self.items(")")
-            self.expect(")")
-            return Node("app", (name + mark, inside))
+        if mark and self.at("("):
+            return self.application(name + mark)
         self.i = start
         return None
 
@@ -347,10 +339,8 @@ class Parser(Cursor):
 
     def text(self, label: str) -> Node:
         """A word: alone, or said of what follows it, as in \\text{about } 5 and \\$5."""
-        if label in APPLIED_WORDS and self.accept("("):
-            inside = self.items(")")
-            self.expect(")")
-            return Node("app", (label, inside))
+        if label in APPLIED_WORDS and self.at("("):
+            return self.application(label)
         marked = label.endswith((":", "="))
         if marked or self.starts_factor():
             return qualify(self.term(), label.rstrip(" .:="), front=True)
@@ -410,12 +400,7 @@ class Parser(Cursor):
             return self.argument()
         if name in RELATIONS or name in SET_OPS or name in ("end", "right", "left", "over", "pm", "not"):
             raise ParseError(f"unexpected \\{name}")
-        if self.at("(") and name in ("sigma", "mu", "chi", "omega", "rho", "varphi", "phi", "tau", "gamma"):
-            argument, closed = self.tokens[self.i + 1 : self.i + 3]
-            if argument.kind == "name" and argument.value.isupper() and closed.value == ")":
-                self.i += 3
-                return Node("app", ("\\" + name, sym(argument.value)))
-        return sym("\\" + name)
+        return self.application(f"\\{name}") if self.applies(f"\\{name}") else sym(f"\\{name}")
 
     def postfix_free(self) -> Node:
         self.nest()
@@ -563,7 +548,7 @@ class Parser(Cursor):
             raise ParseError("unbalanced brackets")
         return Node("tuple", ("(", "]" if closer == "]" else ")", inside.args[0]))
 
-    def brace_group(self) -> Node:
+    def bracegroup(self) -> Node:
         """A TeX group; with commas in it, a set whose braces lost their backslash."""
         self.nest()
         previous = self.tokens[self.i - 2].value if self.i > 1 else ""
@@ -623,17 +608,6 @@ class Parser(Cursor):
         self.expect(closer)
         self.bars -= 1
         return Node("abs", (inside,))
-
-
-def _group(clauses: list[Node], cuts: list[int]) -> Node:
-    """p=5,q=2; p=7,q=2: the semicolons bind more loosely than the commas."""
-    groups, start = [], 0
-    for cut in [*cuts, len(clauses)]:
-        part = tuple(clauses[start:cut])
-        if part:
-            groups.append(part[0] if len(part) == 1 else Node("list", (part,)))
-        start = cut
-    return Node("list", (tuple(groups),))
 
 
 @lru_cache(maxsize=16384)

@@ -248,7 +248,7 @@ def _name_of(node: Node) -> str:
 def _mark(node: Node) -> str:
     """What makes a function of another one: its derivative or its inverse; "" for a plain name."""
     name = _name_of(node)
-    return name if name.startswith("d^") else name[1:] if name[1:].startswith(("'", "^-1")) else ""
+    return name if name.startswith(("d^", "dot", "ddot")) else name[1:] if name[1:].startswith(("'", "^-1")) else ""
 
 
 def _names(*nodes: Node) -> frozenset[str]:

@@ -42,9 +42,12 @@ _OPEN, _CLOSE = (rf"(?:\\left|\\right)?\\?[{brackets}]" for brackets in (r"(\[\]
 _GROUP = rf"{_OPEN}\s*{_END}(?:\s*(?:;|,(?!\d{{3}}(?!\d)))\s*{_END})+\s*{_CLOSE}"
 _GROUPS = re.compile(rf"{_GROUP}(?:\s*(?:∪|\\cup|[Uu]nion|U|∩|\\cap|and|or|,)\s*{_GROUP})*")
 
+_POWER = r"(?:\^\{?\d\}?|[²³])?"
 _UNIT = re.compile(
-    r"[ \t]?((?!(?:in|as|at|am|pm|a|an|to)\b)(?:[A-Za-z]{2,}|[gmsLNJW])(?:(?:\s+per\s+|/)[A-Za-z]+)?)(?![\w'])"
+    r"[ \t]?((?!(?:in|as|at|am|pm|a|an|to)\b)(?:(?:square|sq\.?|cubic)\s)?(?:[A-Za-z]{2,}|[gmsLNJW])"
+    rf"{_POWER}(?:(?:\s+per\s+|/)[A-Za-z]+{_POWER})?)(?![\w'^])"
 )
+_SUPERSCRIPTS = str.maketrans({"²": "^2", "³": "^3"})
 _SCALE = re.compile(
     r"\s(dozen|hundred|thousand|million|billion|trillion|(?:ten|hundred|thousand|million)ths?|squared|cubed|factorial|"
     r"below zero)\b",
@@ -55,7 +58,7 @@ _MINUS = re.compile(r"\b(?:minus|negative)\s$", re.IGNORECASE)
 _RATIO = re.compile(r"\bratio\b[^.]*?\b(\d+)\s+to\s+(\d+)$")
 _NO_CLAIM = re.compile(  # what stands before a number that is not the value
     r"\b(?:twice|double|triple|half(?: of)?|root of|(?:more|less|fewer|greater|larger|smaller|older|younger|longer|"
-    r"shorter|higher|lower) than|steps?|questions?|problems?|exercises?|figures?|chapters?|sections?|pages?)\s$",
+    r"shorter|higher|lower) than|steps?|questions?|problems?|exercises?)\s$",
     re.IGNORECASE,
 )
 
@@ -95,6 +98,9 @@ def value_of(text: str, number: re.Match[str]) -> str | None:
     if runs and runs[-1].start() <= at[0] and runs[-1].end() >= at[1]:
         claimed = _last_side(runs[-1][0])
         if claimed != number[0].strip():
+            unit, said = _unit_behind(sentence, runs[-1].end())
+            if said is not None and not re.search(r"[A-Za-z]", claimed.replace("\\pi", "").replace("sqrt", "")):
+                return f"{claimed} \\text{{ {unit} }}"
             return _list_before(sentence, runs, claimed) or claimed
     return _quantity(sentence, number[0].strip(), runs, at)
 
@@ -121,18 +127,19 @@ def _quantity(sentence: str, quantity: str, runs: list[re.Match[str]], at: tuple
     if said is not None and "," not in quantity:
         larger = next((run for run in reversed(runs) if run.end() <= at[0]), None)
         if larger is not None and (first := _unit_behind(sentence, larger.end()))[1] is not None:
-            between = sentence[larger.end() + len(first[0]) : at[0]].strip()
+            between = sentence[larger.end() : at[0]].strip().removeprefix(first[0]).strip()
             if first[1].dimension == said.dimension and between in ("", "and", ","):
-                quantity = f"{larger[0].strip()} \\text{{ {first[0].strip()} }} {quantity}"
-        return f"{quantity} \\text{{ {unit.strip()} }}"
+                quantity = f"{larger[0].strip()} \\text{{ {first[0]} }} {quantity}"
+        return f"{quantity} \\text{{ {unit} }}"
     return _list_before(sentence, runs, quantity) or quantity
 
 
 def _unit_behind(sentence: str, end: int) -> tuple[str, Meaning | None]:
-    """The unit that stands at a place, with the space before it, and what it means; None for other words."""
+    """The unit that stands at a place, and what it means; None for other words."""
     unit = _UNIT.match(sentence, end)
-    said = meaning(unit[1]) if unit else None
-    return (unit[0], said) if unit and said and said.dimension and not said.rest and not said.names else ("", None)
+    text = unit[1].translate(_SUPERSCRIPTS) if unit else ""
+    said = meaning(text) if text else None
+    return (text, said) if said and said.dimension and not said.rest and not said.names else ("", None)
 
 
 def _list_before(sentence: str, runs: list[re.Match[str]], last: str) -> str:

@@ -74,34 +74,6 @@ def neg(node: Node) -> Node:
     return Node("mul", ((MINUS_ONE, node),))
 
 
-def literal(text: str) -> Node:
-    """The node of a number token; exponents beyond the size of any answer are refused."""
-    mantissa, _, exponent = text.lower().partition("e")
-    if len(mantissa) > 2000 or len(exponent) > 6 or abs(int(exponent or 0)) > 2000:
-        raise ParseError("a number too large")
-    places = len(mantissa.partition(".")[2])
-    digits = len(mantissa.replace(".", "").lstrip("0"))
-    value = Fraction(("0" + mantissa) if mantissa.startswith(".") else mantissa)
-    if exponent:
-        return num(value * Fraction(10) ** int(exponent))
-    return num(value, places, digits)
-
-
-def ellipsis_decimal(text: str) -> Node:
-    """0.333…: the shortest block that repeats to the end, at least twice, and for three digits or more."""
-    integer, _, digits = text.partition(".")
-    for size in range(1, len(digits) // 2 + 1):
-        block = digits[-size:]
-        count = 1
-        while digits[: len(digits) - size * count].endswith(block):
-            count += 1
-        if count >= 2 and count * size >= 3:
-            fixed = digits[: len(digits) - size * count]
-            base = Fraction(f"{integer}.{fixed}0")
-            return num(base + Fraction(int(block), (10**size - 1) * 10 ** len(fixed)))
-    raise ParseError("a decimal that goes on")
-
-
 def with_base(node: Node, base: int) -> Node:
     """1011_2: the digits of a number, in a base."""
     value, places, _ = node.args
@@ -250,6 +222,17 @@ def _is_integer(node: Node) -> bool:
     return node.kind == "num" and bool(node.args[0].denominator == 1) and node.args[1] == 0
 
 
+def group(clauses: list[Node], cuts: list[int]) -> Node:
+    """p=5,q=2; p=7,q=2: the semicolons bind more loosely than the commas."""
+    groups, start = [], 0
+    for cut in [*cuts, len(clauses)]:
+        part = tuple(clauses[start:cut])
+        if part:
+            groups.append(part[0] if len(part) == 1 else Node("list", (part,)))
+        start = cut
+    return Node("list", (tuple(groups),))
+
+
 def children(part: Node | tuple[Any, ...]) -> Iterator[Node]:
     """The nodes directly below a node, those inside of its tuples too."""
     for item in part.args if isinstance(part, Node) else part:
@@ -342,11 +325,23 @@ def key(node: Node) -> str:
 
 
 def of_matrices(node: Node) -> bool:
-    """Whether capital letters are matrices here: one is inverted or transposed beside another, as in A^{-1}B."""
-    if "pow" not in kinds(node):
-        return False
+    """Whether capital letters are matrices: one is inverted or transposed beside another (A^{-1}B), or AB beside BA."""
     names = symbols(node)
-    return len(names) > 1 and all(len(name) == 1 and name.isupper() for name in names) and _inverts(node)
+    if len(names) < 2 or not all(len(name) == 1 and name.isupper() for name in names):
+        return False
+    return ("pow" in kinds(node) and _inverts(node)) or _has_both_orders(node)
+
+
+def _has_both_orders(node: Node) -> bool:
+    """Whether two products of a sum differ in the order of their factors alone: AB - BA."""
+    terms = node.args[0] if node.kind == "add" else ()
+    orders = {_letters(term) for term in terms if "mul" in kinds(term)}
+    return len({"".join(sorted(order)) for order in orders}) < len(orders)
+
+
+def _letters(node: Node) -> str:
+    """The letters of a product in their order."""
+    return str(node.args[0]) if node.kind == "sym" else "".join(map(_letters, children(node)))
 
 
 def _inverts(node: Node) -> bool:

@@ -94,3 +94,13 @@ def test_abuse(lettered_folder: Path, processor_seconds: Callable[[], float]) ->
     assert len(wrong) <= 0.015 * len(firm), wrong
     house = [(row, correct) for row, correct, _ in judged if row["expected"] is not None and row["policy"]]
     assert [row["id"] for row, correct in house if correct != row["expected"]] == []
+
+
+def test_blind_exams() -> None:
+    """Pairs by examiners who had read docs/explanation/grading.md alone, each graded once before anything was mended."""
+    rows = list(read_jsonl(Path(__file__).with_name("exams.jsonl")))
+    warm_up()
+    verdicts = grade_batch([row["response"] for row in rows], [row["truth"] for row in rows])
+    wrong = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict.correct != row["equal"]]
+    assert [row for row in wrong if not row["equal"]] == []
+    assert len(wrong) <= 18, wrong

@@ -193,6 +193,16 @@ RESPONSES = [
     (True, "5", "With $a = 2$, the result is $5$."),
     (True, "\\text{diverges}", "The terms do not tend to zero, so the series **diverges**."),
     (False, "\\text{diverges}", "So the series does not **diverges**."),
+    (True, "84", "Le train parcourt 84 km en une heure.\n\n**Réponse : 84 km/h**"),
+    (True, "12", "Die Antwort lautet **12**."),
+    (False, "12", "Die Antwort ist nicht 12."),
+    (True, "12", "Es sind 10 + 2 Tage.\n\nLa respuesta es $12$."),
+    (False, "12", "La respuesta no es $12$."),
+    (False, "12", "La réponse n'est pas 12."),
+    (True, "12", "**Ответ:** 12"),
+    (True, "12", "答えは12です。"),
+    (False, "12", "答えは12ではない。"),
+    (True, "12", "정답: 12"),
 ]
 
 
@@ -253,6 +263,9 @@ def test_rules(response: str, text: str | None, rule: str) -> None:
         ("So it is minus 3.", "-3"),
         ("It takes 3 hours and 20 minutes.", "3 \\text{ hours } 20 \\text{ minutes }"),
         ("So it starts at 12:03.", "12:03"),
+        ("So the area is 3 cm².", "3 \\text{ cm^2 }"),
+        ("So the area is 3π square meters.", "3π \\text{ square meters }"),
+        ("So it gains 3 m/s^2.", "3 \\text{ m/s^2 }"),
         ("So the ratio of the two is 3 to 5.", "3:5"),
         ("So it is 3 (mod 7).", "3 (mod 7)"),
         ("So it is 7, which is more than 3.", None),

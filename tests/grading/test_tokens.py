@@ -68,6 +68,7 @@ SAME_MEANING = re.compile(
     r"|.*\)\+[ts]\("  # parameters
     r"|.*\(-1\)\^\{k-1\}|f\(x\)是"  # an odd number less, names of functions
     r"|.*\\pi"  # names of integers beside pi; periods of a cosine
+    r"|.*\\\\\[1ex\]"  # the space between rows
     r"|.*\\begin\{(?:cases|array)\}"  # where cases meet or overlap with one value; columns
     r"|.*=[^=]+=|.*\\approx"  # working before the last link of a chain
     r"|.*[Cc]_|.*\b[CK]\b"  # constants of integration
