@@ -97,7 +97,7 @@ def test_abuse(lettered_folder: Path, processor_seconds: Callable[[], float]) ->
 
 
 def test_blind_exams() -> None:
-    """Pairs by examiners who had read docs/explanation/grading.md alone, each graded once before anything was mended."""
+    """Pairs by examiners who had read docs/explanation/grading.md alone, graded once before anything was mended."""
     rows = list(read_jsonl(Path(__file__).with_name("exams.jsonl")))
     warm_up()
     verdicts = grade_batch([row["response"] for row in rows], [row["truth"] for row in rows])
