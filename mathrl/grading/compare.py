@@ -49,6 +49,7 @@ class Match(NamedTuple):
     reason: str
 
 
+_SPACED_DIGITS = re.compile(r"\d(?:\s|\\[,;: ])+\d")
 _INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"([-+]?)[$]?(\d{1,30}|[1-9]\d{0,2}(?:,\d{3}){1,8})?(\.\d{1,30})?")
 _FRACTION = re.compile(r"([-+]?)(?:(\d{1,30})/(\d{1,30})|\\frac\{(\d{1,30})\}\{(\d{1,30})\})")
@@ -107,7 +108,7 @@ def compare(truth: str, answer: str) -> Match:
     truth_text, answer_text = canonical(truth), canonical(answer)
     if not truth_text or not answer_text:
         return Match(False, "empty", "no answer or no accepted answer")
-    if truth_text == answer_text or squeeze(truth) == squeeze(answer):
+    if truth_text == answer_text or (squeeze(truth) == squeeze(answer) and not _SPACED_DIGITS.search(answer)):
         return Match(True, "same text", "")
     if _INTEGER.fullmatch(truth_text) and _INTEGER.fullmatch(answer_text):
         equal = _integer_text(truth_text) == _integer_text(answer_text)

@@ -225,6 +225,7 @@ def _words(words: tuple[str, ...] | list[str]) -> str:
 
 _HEDGE = re.compile(r"\b(?:or|not|possibly|maybe|perhaps|either|otherwise|else)\b")
 _ROOT = re.compile(r"(?:is |it is )?(?:the )?(?:(square|cube) )?roots? of|(?:the )?(square|cube) roots?")
+_POWER_OF = re.compile(r"(?:is |it is )?(?:the )?(square|cube) of")
 _BASE = re.compile(r"(?:in\s+)?\(?(?:in\s+)?base[\s-]+(\w+)\)?|\(?(?:in\s+)?(binary|octal|hexadecimal)\)?")
 _BASES = {"binary": 2, "octal": 8, "hexadecimal": 16}
 
@@ -246,6 +247,8 @@ def qualify(node: Node, text: str, letters: bool = False, front: bool = False) -
         if not front:
             raise ParseError("a root of something else")
         return Node("root", (node, num(3 if root[1] == "cube" else 2)))
+    if front and (power := _POWER_OF.fullmatch(head)):
+        return Node("pow", (node, num(3 if power[1] == "cube" else 2)))
     if front and head == "min":  # no minutes
         return Node("unit", (node, "minimum", letters))
     if head == "diag" and node.kind == "tuple":
