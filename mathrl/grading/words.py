@@ -341,7 +341,8 @@ def same_words(truth: str, answer: str) -> bool | None:
     """
     several = option_set(truth) or option_set(answer)
     if several is not None:
-        return option_set(truth, True) == option_set(answer, True)
+        either = [" or " in SPACING.sub(" ", unwrap(text)) for text in (truth, answer)]  # A or C leaves it open
+        return either[0] == either[1] and option_set(truth, True) == option_set(answer, True)
     decided = _decision(truth)
     if decided is not None and (answered := _decision(answer)) is not None:
         return answered == decided
