@@ -51,6 +51,7 @@ PARTS = {
     "update-0.5B": Part("update", {"shape": "0.5B"}),
     "update-1.5B": Part("update", {"shape": "1.5B"}),
     "update-7B": Part("update", {"shape": "7B", "rows": (16384, 65536, 2048)}),
+    "small": Part("small_hardware", needs=("bitsandbytes", "peft")),
     "step-torch": Part("step", {"engine": "torch"}),
     "step-vllm": Part("step", {"engine": "vllm"}, needs=("vllm",)),
     "transfer": Part("transfer", needs=("vllm",)),
@@ -188,7 +189,7 @@ def run(name: str, out: Path, toy: bool, seconds: float) -> None:
         torch.set_num_threads(1)
     part, result = PARTS[name], out / f"{name}.json"
     options = dict(part.options)
-    if part.module in ("step", "update"):
+    if part.module in ("step", "update", "small_hardware"):
         options["note"] = lambda found: write(result, found)  # what there is if the part runs out of time
     if part.module == "update":
         options["seconds"] = seconds
