@@ -109,7 +109,7 @@ demo=""
 grep -A8 'pass@1' "$place/demo.log"
 expect "what ran" "$(ran "$place/demo.log")" "curate sft difficulty mix rl evaluate register "
 expect "registered" "$(grep -c '^registered: ' "$place/demo.log")" 1
-figures() { sed -nE 's/^[|│] *\**(base|sft|rl)[^|│]*[|│] *\**([0-9.]+)\** [|│].*/\1 \2/Ip' "$1" | tr '[:upper:]' '[:lower:]' | head -3 | tr '\n' ' '; }
+figures() { LC_ALL=C.UTF-8 sed -nE 's/^[|│] *\**(base|sft|rl)[^|│]*[|│] *\**([0-9.]+)\** [|│].*/\1 \2/Ip' "$1" | tr '[:upper:]' '[:lower:]' | head -3 | tr '\n' ' '; }
 if [ "$(figures "$place/demo.log")" = "$(figures "$root/README.md")" ]; then
     echo "ok: the table is the README's"
 else
