@@ -1,6 +1,6 @@
 """The verifier beside Math-Verify, in one run: accuracy, abuse, speed, threads.
 
-    python benchmarks/grader.py --cases PATH --data PATH
+    python benchmarks/grader.py --cases PATH --data PATH --exams tests/grading/exams.jsonl
 
 `--cases`: a folder of .jsonl files of labelled cases. Fields: response (or response_parts [[text, count], …]
 to be joined), ground_truth, expected (null: only crashes and hangs count), form ("bare": wrap in a box),
@@ -168,6 +168,16 @@ def run_rows(rows: list[dict[str, Any]], grader: Ours | Peer) -> dict[str, Score
     return scores
 
 
+def run_exams(file: Path, grader: Ours | Peer) -> dict[str, list[int]]:
+    """By exam the unequal pairs that are accepted, and the equal ones that are refused."""
+    wrong: dict[str, list[int]] = {}
+    for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        correct, _ = grader.ask([row["response"], row["truth"]])
+        counts = wrong.setdefault(row["exam"], [0, 0])
+        counts[row["equal"]] += correct != row["equal"]
+    return wrong
+
+
 def speed_pairs(folder: Path, count: int) -> list[list[str]]:
     """Half correct (the worked solution), half wrong (another problem's answer), shuffled with a fixed seed."""
     pairs: list[list[str]] = []
@@ -191,6 +201,7 @@ def speed(pairs: list[list[str]], grader: Ours | Peer) -> tuple[float, float, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, help="folder of labelled cases (.jsonl)")
+    parser.add_argument("--exams", type=Path, help="pairs that are equal or not: tests/grading/exams.jsonl")
     parser.add_argument("--data", type=Path, help="folder with gsm8k_test.jsonl and math500_test.jsonl")
     parser.add_argument("--pairs", type=int, default=3600, help="speed pairs for mathrl")
     parser.add_argument("--peer-pairs", type=int, default=400, help="speed pairs for the peer")
@@ -218,6 +229,8 @@ def main() -> None:
             put("ran code from a response", name, str(ran))
             if name == "mathrl" and cases.wrong + abuse.wrong + policy.wrong:
                 print("mathrl is wrong on:", ", ".join(cases.wrong + abuse.wrong + policy.wrong))
+        for exam, (accepted, refused) in run_exams(arguments.exams, grader).items() if arguments.exams else ():
+            put(f"exam {exam}: accepted / refused", name, f"{accepted} / {refused}")
         if arguments.data:
             count = arguments.pairs if name == "mathrl" else arguments.peer_pairs
             rate, median, p99 = speed(speed_pairs(arguments.data, count), grader)

@@ -45,10 +45,15 @@ def tables(results: Path) -> str:
         ("Correctness", "correctness"),
         ("ZeRO on one GPU", "zero"),
         ("FSDP on one GPU", "fsdp"),
+        ("Small hardware", "small"),
         ("verl", "verl"),
     ):
         if "checks" in found.get(name, {}):
             sections.append(f"### {title}\n\n" + check_table(found[name]["checks"]))
+    if found.get("small", {}).get("rows"):
+        sections.append(
+            "### QLoRA: updates with adapters on weights of 4 bits\n\n" + adapter_table(found["small"]["rows"])
+        )
     updates = update_rows(found)
     if updates:
         sections.append("### Policy update\n\n" + update_table(updates))
@@ -162,6 +167,19 @@ def update_table(updates: Sequence[dict[str, Any]]) -> str:
     published = table(("published, to compare with", "tokens/s", "MFU", "on", "source"), YARDSTICKS)
     sentence = f"{len(late)} rows were not begun, for lack of time.\n\n" if late else ""
     return f"{measured}\n\n{sentence}{published}"
+
+
+def adapter_table(updates: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        (row["shape"], f"{row['row']:,}", *_figures(row)) if "refused" not in row
+        else (row["shape"], f"{row['row']:,}", row["refused"][:60], "", "")
+        for row in updates
+    ]  # fmt: skip
+    return table(("model", "tokens per row", "tokens/s", "peak GiB", "planned GiB"), rows)
+
+
+def _figures(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return f"{row['tokens_per_s']:,.0f}", f"{row['peak_gib']:.1f}", f"{row['planned_gib']:.1f}"
 
 
 def step_table(steps: Sequence[dict[str, Any]]) -> str:

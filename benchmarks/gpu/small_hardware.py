@@ -4,7 +4,6 @@ The checks compare with a plain forward pass of the restored weights in float32,
 of benchmarks.gpu.update with adapters on a 7B model of 4 bits, with its plan.
 """
 
-import copy
 import gc
 import tempfile
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu.correctness import LIMITS, check, plain_logprobs
-from benchmarks.gpu.update import _folder, _params, measure
+from benchmarks.gpu.update import add_row, folder_for, measure, update_params
 from benchmarks.gpu.workload import config, free, random_groups, run_params, write_model
 from mathrl.algorithms.divergences import teacher_divergence
 from mathrl.core.errors import UserError
@@ -48,7 +47,7 @@ def main(
     print(result, flush=True)
     note(result)
     shape = "toy" if toy else "7B"
-    with tempfile.TemporaryDirectory(dir=_folder(shape, config(shape).num_hidden_layers)) as folder:
+    with tempfile.TemporaryDirectory(dir=folder_for(shape, config(shape).num_hidden_layers)) as folder:
         source = write_model(Path(folder) / "model", shape, device)
         params = run_params(source, *ADAPTERS)
         model = load_model(source, params.model, device)
@@ -60,16 +59,12 @@ def main(
     for length in (512,) if toy else (2048, 8192):
         row: dict[str, Any] = {"shape": shape, "row": length, "frozen": "nf4", "checkpointing": True}
         try:
-            sized = _params(source, length, True, toy)
+            sized = update_params(source, length, True, toy)
             adapters = {"lora": params.rl.lora, "optimizer": params.rl.optimizer}
             row |= measure(policy, sized.model_copy(update={"rl": sized.rl.model_copy(update=adapters)}), length)
         except (torch.OutOfMemoryError, UserError) as error:
             row["refused"] = str(error).splitlines()[0][:200]
-        print(row, flush=True)
-        result["rows"].append(row)
-        note(result)
-        gc.collect()
-        free(device)
+        add_row(result, row, note, device)
     return result
 
 
@@ -128,7 +123,7 @@ def divergences(device: torch.device) -> list[dict[str, Any]]:
 
 
 def _value_and_gradient(kind: Any, policy: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    policy = copy.deepcopy(policy.detach()).requires_grad_()
+    policy = policy.detach().clone().requires_grad_()
     values = teacher_divergence(kind, policy, teacher)
     (gradient,) = torch.autograd.grad(values.sum(), policy)
     return values.detach().cpu(), gradient.cpu()

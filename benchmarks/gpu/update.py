@@ -72,7 +72,7 @@ def main(
     result: dict[str, Any] = {"rows": []}
     last = 0.0
     flops = product_flops(device, 512 if toy else 8192), nominal_flops(device)
-    with tempfile.TemporaryDirectory(dir=_folder(shape, layers)) as folder:
+    with tempfile.TemporaryDirectory(dir=folder_for(shape, layers)) as folder:
         source = write_model(Path(folder) / "model", shape, device, layers)
         model = load_model(source, run_params(source).model, device)
     policy = TorchLearner(model, run_params(source).rl.optimizer, 100, Ranks(device, run_params(source).training))
@@ -86,22 +86,29 @@ def main(
                 # The next row takes as many tokens as the last one, in longer sequences.
                 if started - begun + 2 * last > seconds - PROFILE_SECONDS:
                     raise UserError(f"not measured: the {seconds:.0f} s of this part would not have sufficed")
-                row |= measure(policy, _params(source, length, checkpointing, toy), length)
+                row |= measure(policy, update_params(source, length, checkpointing, toy), length)
                 last = time.perf_counter() - started
                 row["mfu"] = row["flops"] / flops[0]
                 row["mfu_nominal"] = row["flops"] / flops[1] if flops[1] else None
             except (torch.OutOfMemoryError, UserError) as error:
                 row["refused"] = str(error).splitlines()[0][:200]
-            print(row, flush=True)
-            result["rows"].append(row)
-            note(result)
-            gc.collect()
-            free(device)
+            add_row(result, row, note, device)
     measured = [row["checkpointing"] for row in result["rows"] if row["row"] == lengths[0] and "refused" not in row]
     if profile is not None and measured:
         _set_checkpointing(model, measured[-1])
-        write_profile(policy, _params(source, lengths[0], measured[-1], toy), lengths[0], profile)
+        write_profile(policy, update_params(source, lengths[0], measured[-1], toy), lengths[0], profile)
     return result
+
+
+def add_row(
+    result: dict[str, Any], row: dict[str, Any], note: Callable[[dict[str, Any]], None], device: torch.device
+) -> None:
+    """Keep a row, and free what its update has left on the GPU."""
+    print(row, flush=True)
+    result["rows"].append(row)
+    note(result)
+    gc.collect()
+    free(device)
 
 
 def most_layers(shape: str, room: float) -> int:
@@ -111,7 +118,7 @@ def most_layers(shape: str, room: float) -> int:
     return max(0, min(whole, 1 + int((room / ADAMW_BYTES - one) // (two - one))))
 
 
-def _folder(shape: str, layers: int) -> Path | None:
+def folder_for(shape: str, layers: int) -> Path | None:
     """Where the model is written: in memory where there is room for it, else where temporary files go."""
     shared, needed = Path("/dev/shm"), 2.5 * shape_of(config(shape, layers)).parameters
     return shared if shared.is_dir() and shutil.disk_usage(shared).free > needed else None
@@ -124,7 +131,7 @@ def _set_checkpointing(model: Any, on: bool) -> None:
         model.gradient_checkpointing_disable()
 
 
-def _params(source: Path, length: int, checkpointing: bool, toy: bool) -> Any:
+def update_params(source: Path, length: int, checkpointing: bool, toy: bool) -> Any:
     sequences = max(2, (4 * length if toy else TOKENS_PER_UPDATE) // length)
     return run_params(
         source, f"prompt.max_tokens={PROMPT}", f"rl.max_tokens={length - PROMPT}", "rollout.engine=torch",

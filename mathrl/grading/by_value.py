@@ -50,11 +50,11 @@ from mathrl.grading.syntax import (
     find,
     is_complex,
     is_expression,
-    key,
     kinds,
     num,
     of_matrices,
     rebuild,
+    same_tree,
     substitute,
     sym,
     symbols,
@@ -63,7 +63,6 @@ from mathrl.grading.syntax import (
 TASK_OPERATORS = frozenset("sum prod int iint iiint oint lim derivative det gcd lcm mod bigcap limsup liminf".split())
 _COMPLEX = frozenset(["func:conj", "func:Re", "func:Im", "func:arg"])
 _ROUNDED = frozenset(["floor", "ceil"])
-_PRODUCTS = frozenset(["pow", "mul"])
 _FINE = SIDES | {"func"}
 
 
@@ -77,7 +76,7 @@ def same_expression(a: Node, b: Node) -> bool | None:
     >>> same_expression(parse("(x+1)^2"), parse("x^2+2x+1"))
     True
     """
-    if a == b or (key(a) == key(b) and not of_matrices(a)):
+    if same_tree(a, b):
         return True
     both = kinds(a) | kinds(b)
     if "op" in both or "ellipsis" in both or "pm" in both:
@@ -99,7 +98,7 @@ def same_expression(a: Node, b: Node) -> bool | None:
         for node in (a, b):
             if not symbols(node):
                 _must_exist(node)
-        if both & _PRODUCTS and (of_matrices(a) or of_matrices(b)):
+        if of_matrices(a) or of_matrices(b):
             try:
                 return matrix_residue(a, 1) == matrix_residue(b, 1)
             except Refused:

@@ -143,7 +143,7 @@ def _compare_texts(truth: str, answer: str) -> Match:
         return Match(claimed == letter, "option", "") if claimed else compare(content, answer)
     notation = same_notation(truth, answer)
     if notation is not None:
-        return Match(notation, "notation", "" if notation else "another molecule or permutation")
+        return Match(notation, "notation", "" if notation else "another molecule, permutation or order")
     truth, answer = (as_tuple(text) for text in same_spelling(truth, answer))
     time = same_time(truth, answer)
     if time is not None:

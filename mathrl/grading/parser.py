@@ -277,7 +277,7 @@ class Parser(Cursor):
         if token.value in OPENERS:
             return self.bracket(token.value)
         if token.value == "{":
-            return self.bracegroup()
+            return self.brace_group()
         if token.value == "]":
             return self.french_interval()
         if token.value in ("|", "\\|"):
@@ -548,7 +548,7 @@ class Parser(Cursor):
             raise ParseError("unbalanced brackets")
         return Node("tuple", ("(", "]" if closer == "]" else ")", inside.args[0]))
 
-    def bracegroup(self) -> Node:
+    def brace_group(self) -> Node:
         """A TeX group; with commas in it, a set whose braces lost their backslash."""
         self.nest()
         previous = self.tokens[self.i - 2].value if self.i > 1 else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
 from mathrl.grading.evaluate import exact_value, numeric_value
-from mathrl.grading.syntax import Node, children, explain, infinity_sign, key, kinds, num, of_matrices, sym, symbols
+from mathrl.grading.syntax import Node, children, explain, infinity_sign, key, kinds, num, same_tree, sym, symbols
 from mathrl.grading.unit_sizes import unit_entry
 from mathrl.grading.units import SINGLE_LETTER_UNITS, Meaning, compatible, meaning
 
@@ -57,8 +57,8 @@ def same_scalar(truth: Node, answer: Node) -> bool | None:
         return _same_marked(truth, answer, "degree", radian)
     if truth.kind == "ratio" or answer.kind == "ratio":
         return _same_ratio(truth, answer)
-    if key(truth) == key(answer):
-        return not of_matrices(truth) or same_expression(truth, answer)
+    if same_tree(truth, answer):
+        return True
     if infinity_sign(truth) or infinity_sign(answer):
         return infinity_sign(truth) == infinity_sign(answer)
     refuse_restated(truth, answer)

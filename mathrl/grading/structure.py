@@ -31,7 +31,7 @@ from mathrl.grading.relations import is_assignment, same_relation
 from mathrl.grading.scalar import refuse_restated, same_scalar, spelled_out
 from mathrl.grading.sets import INEQUALITIES, NotASet, is_contradiction, real_set, same_members, same_real_set
 from mathrl.grading.statements import bound_names, push_negation, same_logic, same_quantified
-from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, of_matrices, sym, symbols
+from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, same_tree, sym, symbols
 
 MAX_ITEMS = 200
 _PARAMETERS = frozenset(["t", "s", "k", "r", "c", "a", "\\lambda", "\\mu", "\\alpha", "\\beta"])
@@ -49,8 +49,8 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     (True, False)
     """
     check_clock()
-    if key(truth) == key(answer):
-        return truth == answer or not of_matrices(truth) or same_scalar(truth, answer)
+    if same_tree(truth, answer):
+        return True
     if bound_names(truth) or bound_names(answer):
         truth, answer = (
             push_negation(node) if node.kind == "app" and node.args[0] == "neg" else node for node in (truth, answer)

@@ -324,6 +324,11 @@ def key(node: Node) -> str:
     return f"{node.kind}({','.join(_key_of(arg) for arg in node.args)})"
 
 
+def same_tree(a: Node, b: Node) -> bool:
+    """Whether two trees are one but for the order of what commutes: a + b and b + a, and not AB - BA and BA - AB."""
+    return a == b or (key(a) == key(b) and not of_matrices(a))
+
+
 def of_matrices(node: Node) -> bool:
     """Whether capital letters are matrices: one is inverted or transposed beside another (A^{-1}B), or AB beside BA."""
     names = symbols(node)
@@ -334,8 +339,7 @@ def of_matrices(node: Node) -> bool:
 
 def _has_both_orders(node: Node) -> bool:
     """Whether two products of a sum differ in the order of their factors alone: AB - BA."""
-    terms = node.args[0] if node.kind == "add" else ()
-    orders = {_letters(term) for term in terms if "mul" in kinds(term)}
+    orders = {_letters(term) for term in children(node) if node.kind == "add" and "mul" in kinds(term)}
     return len({"".join(sorted(order)) for order in orders}) < len(orders)
 
 
