@@ -22,6 +22,7 @@ _HALVES_OF_REALS = {
 APPLICABLE = frozenset("fghFGHPQ")
 _OF_CAPITALS = frozenset(f"\\{name}" for name in "sigma mu chi omega rho varphi phi tau gamma".split())
 APPLIED_WORDS = frozenset("rank nullity trace tr Var Cov Corr SD Aut Gal Hom End ord Res Pr vol".split())
+_POWER_WORDS = frozenset(["squared", "cubed", "factorial"])
 _NO_FACTORS = frozenset(
     (
         "cdot times div pm mp rangle rfloor rceil rvert rVert end land lor wedge vee bmod mod pmod ast text choose"
@@ -257,6 +258,8 @@ class Cursor:
 
     def with_unit(self, node: Node) -> Node:
         """Trailing words: another number (dozen, squared, base two), a percent or degree sign, a unit, a remark."""
+        if self.tokens[self.i].value.strip().lower() in _POWER_WORDS and self.in_sum():
+            raise ParseError("a power in words behind a sum, or behind its last term")
         words: list[str] = [self.take().value] if self.tokens[self.i].kind == "letter_text" else []
         letters = not words and self.tokens[self.i].kind == "letters"
         while self.unit_follows() or (words and (self.at("/", "^", "cdot", "times") or self.unit_letter())):
@@ -270,6 +273,18 @@ class Cursor:
             if token.value == "^":
                 words[-2:] = [words[-2] + "^" + (self.raw("}") if self.accept("{") else self.take().value)]
         return qualify(node, " ".join(words), letters and len(words) == 1)
+
+    def in_sum(self) -> bool:
+        """Whether a plus or minus between two terms stands before this place, outside of brackets that are closed."""
+        depth = 0
+        for i in range(self.i - 1, 0, -1):
+            value = self.tokens[i].value
+            depth += (value in (")", "]", "}")) - (value in ("(", "[", "{"))
+            if depth < 0 or (not depth and (value == "," or value in RELATIONS)):
+                return False
+            if not depth and value in ("+", "-"):
+                return self.tokens[i - 1].value not in RELATIONS
+        return False
 
     def unit_letter(self) -> bool:
         """5 \\text{kg} m: a letter behind a unit."""
