@@ -8,6 +8,7 @@ Standard library only, so that it starts at once.
 """
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -28,34 +29,35 @@ def main(command: list[str]) -> int:
     at_end_of_input(stop.set)
     while child.poll() is None:
         if stop.wait(0.05):
-            end_group(child)
+            end_group(child.pid, child.poll)
             return 130
     if child.returncode < 0:  # killed from outside: its own children would outlive it
-        end_group(child)
+        end_group(child.pid, child.poll)
         return 128 - child.returncode
     return child.returncode
 
 
-def end_group(child: "subprocess.Popen[bytes]") -> None:
-    """End every process of the child's group by the gentlest signal that works."""
+def end_group(child: int, poll: Callable[[], object]) -> None:
+    """End every process of the child's group by the gentlest signal that works; `poll` reaps the child."""
     for number, seconds in ((signal.SIGINT, SIGINT_SECONDS), (signal.SIGTERM, SIGTERM_SECONDS)):
-        if not _signal(child.pid, number) or _wait_for_end(child, seconds):
+        if not signal_group(child, number) or _wait_for_end(child, poll, seconds):
             return
-    _signal(child.pid, signal.SIGKILL)
-    child.wait()
+    signal_group(child, signal.SIGKILL)
+    _wait_for_end(child, poll, math.inf)
 
 
-def _wait_for_end(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
+def _wait_for_end(child: int, poll: Callable[[], object], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        child.poll()  # reaps it, so that it no longer counts as a member of its group
-        if not _signal(child.pid, 0):
+        poll()  # reaped, it no longer counts as a member of its group
+        if not signal_group(child, 0):
             return True
         time.sleep(0.05)
     return False
 
 
-def _signal(group: int, number: int) -> bool:
+def signal_group(group: int, number: int) -> bool:
+    """Send the signal to every process of the group; whether there is one."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

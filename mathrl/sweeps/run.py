@@ -99,8 +99,10 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
             ended = sum(trial.state.is_finished() for trial in opened.study.get_trials(deepcopy=False))
             bar.advance(max(0, _steps_done(opened, per_trial) - bar.bar.n), trials_done=ended)
 
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // sweep.workers)), "PYTHONUNBUFFERED": "1"}
         workers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) for _ in range(sweep.workers)
+            subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=threads | os.environ)
+            for _ in range(sweep.workers)
         ]
         try:
             while any(worker.poll() is None for worker in workers) and not stop_requested():

@@ -4,8 +4,8 @@ import json
 import math
 import os
 import shutil
+import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 from optuna.trial import TrialState
 
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import RESUMABLE, UserError
 from mathrl.core.files import write_json
+from mathrl.core.guard import end_group, signal_group
 from mathrl.core.hashing import digest_path
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.paths import code_version, home, state_root
@@ -28,6 +28,7 @@ from mathrl.core.records import METRICS, RunRecord, Status, newest_record, recor
 from mathrl.params.schema import STAGES
 from mathrl.sweeps.space import overrides, trial_params, values_of
 from mathrl.sweeps.study import ClaimedTrial, OpenStudy, TrialLost, locked_file, while_holding
+from mathrl.sweeps.trainer import start_run
 
 
 class TrialRecord:
@@ -248,7 +249,7 @@ def execute(
                 raise Interrupted
             time.sleep(POLL_SECONDS)
         if (record := finished_record(run)) is None:
-            code = _attempt(run, opened, lock, stop_requested, prune, check)
+            code = _attempt(run, lock, stop_requested, prune, check)
             check()  # before removing files that may belong to another worker
             if code is None:
                 clear(run, keep=False)
@@ -273,7 +274,6 @@ def execute(
 
 def _attempt(
     run: TrialRun,
-    opened: OpenStudy,
     lock: IO[bytes],
     stop_requested: Callable[[], bool],
     prune: Callable[[Curve], bool],
@@ -282,18 +282,11 @@ def _attempt(
     """Run it once, while its processes hold `lock`; its exit status, or None if `prune` ended it."""
     run.out.mkdir(parents=True, exist_ok=True)
     began = checked = time.time()
-    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-m", "mathrl.stages.rl"]
     with lock, (run.out / "log.txt").open("ab") as log:
-        child = subprocess.Popen(
-            [*command, str(run.out), *run.arguments],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=_environment(opened, run.trial),
-            pass_fds=[lock.fileno()],
-        )
+        child = start_run([str(run.out), *run.arguments], _environment(run.trial), log, lock)
+    assert child.pid is not None
     try:
-        while (code := child.poll()) is None:
+        while (code := child.exitcode) is None:
             if abs(time.time() - checked) > CHECK_SECONDS:
                 check()
                 checked = time.time()
@@ -304,34 +297,22 @@ def _attempt(
                 _show(run, record)
                 if prune(dev_curve(record.metrics_file)):
                     return None
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(POLL_SECONDS)
-        return int(code)
+            child.join(POLL_SECONDS)
+        return code if code >= 0 else 128 - code
     except TrialLost:
-        with suppress(psutil.NoSuchProcess):  # without a last checkpoint: the other worker may use the folder
-            for process in psutil.Process(child.pid).children(recursive=True):
-                process.kill()
+        signal_group(child.pid, signal.SIGKILL)  # no last checkpoint: the other worker may use the folder
         raise
     finally:
-        assert child.stdin is not None
-        child.stdin.close()  # the guard ends the trainer: SIGINT for a checkpoint, then SIGTERM and SIGKILL
-        child.wait()
+        end_group(child.pid, lambda: child.exitcode)
+        while child.exitcode is None:  # it had no group of its own yet
+            child.join(POLL_SECONDS)
+            end_group(child.pid, lambda: child.exitcode)
 
 
-def _environment(opened: OpenStudy, trial: str) -> dict[str, str]:
+def _environment(trial: str) -> dict[str, str]:
     # The database's password is the worker's, the progress bar the study's.
     inherited = {k: v for k, v in os.environ.items() if k not in (Variable.SWEEP_STORAGE, Variable.PROGRESS)}
-    threads = max(1, (os.cpu_count() or 1) // opened.sweep.workers)
-    return (
-        {"OMP_NUM_THREADS": str(threads)}
-        | inherited
-        | {
-            Variable.TRIAL: trial,
-            Variable.HOME: str(home()),
-            Variable.STATE: str(state_root()),
-            "PYTHONUNBUFFERED": "1",
-        }
-    )
+    return inherited | {Variable.TRIAL: trial, Variable.HOME: str(home()), Variable.STATE: str(state_root())}
 
 
 def newest(run: TrialRun) -> RunRecord | None:

@@ -102,7 +102,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     runs = [opened.folder / f"t0000-s{seed}" for seed in range(2)]
 
     def processes() -> list[int]:
-        """The worker of trial 0, its guard and its trainer."""
+        """The worker of trial 0, its trainer, and the process that forked it."""
         worker = read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]
         return [worker, *(child.pid for child in psutil.Process(worker).children(recursive=True))]
 
@@ -274,7 +274,7 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
     wait(lambda: len(steps_of(opened.folder / "t0000-s0")) > 1)
 
     below = [child.pid for child in psutil.Process(far.pid).children(recursive=True)]
-    assert len(below) >= 2, "the guard and the trainer"
+    assert len(below) >= 2, "the trainer, and the process that forked it"
     with study_lock(opened.sweep):  # it does not fall asleep while it holds the study
         for pid in (far.pid, *below):
             os.kill(pid, signal.SIGSTOP)
@@ -290,6 +290,16 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
     taken = f"trial 0 no longer belongs to this worker: a worker on {socket.gethostname()} has taken it over"
     assert far.returncode == 0 and taken in said, said
     assert read_study("slept").trials[0].value == 0.5
+
+
+def test_the_trainer_of_a_killed_worker_ends_with_a_checkpoint(place: Place) -> None:
+    words = ["sweep.study=orphan", "sweep.trials=1", "rl.steps=2000", "rl.dev.samples=1"]
+    worker = place.start("mathrl.sweeps.run", "--worker", "-", *words)
+    wait(lambda: len(steps_of(place.home / "sweeps" / "orphan" / "t0000-s0")) > 1)
+    below = [child.pid for child in psutil.Process(worker.pid).children(recursive=True)]
+    worker.kill()
+    wait(lambda: not any(map(is_alive, below)), 30.0)
+    assert place.record("orphan-t0000-s0")["status"] == "stopped"
 
 
 def test_the_dashboard_is_served_on_loopback(place: Place) -> None:

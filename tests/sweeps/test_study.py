@@ -182,20 +182,12 @@ def test_trial_0_is_what_is_present_and_late_is_late(inputs: Path) -> None:
     assert again is not None and again.trial.number == 0, "what is begun is finished, however late"
 
 
-def test_a_trainer_that_outlives_its_worker_and_its_guard_is_waited_for(inputs: Path) -> None:
+def test_a_trainer_that_outlives_its_worker_is_waited_for(inputs: Path) -> None:
     opened = open_study(section(trials=1))
     lock = locked_file(opened.folder / "locks" / "t0000-s0")
     assert lock is not None
-    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    command = [sys.executable, "-m", "mathrl.core.guard", sys.executable, "-c", sleeper]
-    guard = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[lock.fileno()]
-    )
+    trainer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[lock.fileno()])
     lock.close()
-    assert guard.stdout is not None
-    trainer = int(guard.stdout.readline())
-    guard.kill()
-    guard.wait()
     asked: list[float] = []
 
     def stop_requested() -> bool:
@@ -205,7 +197,8 @@ def test_a_trainer_that_outlives_its_worker_and_its_guard_is_waited_for(inputs: 
     with pytest.raises(Interrupted):
         run = TrialRun(opened.folder, "t0000-s0", (), "")
         execute(run, opened, stop_requested, lambda curve: False, lambda: None)
-    os.kill(trainer, signal.SIGKILL)
+    trainer.kill()
+    trainer.wait()
     while (free := locked_file(opened.folder / "locks" / "t0000-s0")) is None:
         time.sleep(0.01)
     free.close()

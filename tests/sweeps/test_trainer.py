@@ -1,0 +1,33 @@
+"""A trial's trainer: a fork of a process with the imports, or a new process when the code has changed."""
+
+import os
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from pathlib import Path
+
+import pytest
+
+from mathrl.sweeps import trainer
+from mathrl.sweeps.study import locked_file
+
+
+@pytest.mark.parametrize("method", [ForkServerProcess, SpawnProcess])
+def test_a_trainer_has_its_words_log_environment_and_lock(
+    method: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if method is SpawnProcess:
+        monkeypatch.setattr(trainer, "_code_at_start", lambda: ("0.0.1", "another"))
+    lock = locked_file(Path("lock"))
+    assert lock is not None
+    words = ["out", "--start", "nowhere", "--data", "none.jsonl", "--set", "rl.stepz=3"]
+    environment = {name: value for name, value in os.environ.items() if name != "SECRET"}
+    monkeypatch.setenv("SECRET", "of the worker")
+    with lock, Path("log.txt").open("ab") as log:
+        run = trainer.start_run(words, environment | {"MATHRL_HOME": str(tmp_path / "home")}, log, lock)
+    assert isinstance(run, method)
+    assert locked_file(Path("lock")) is None, "the trainer holds it, though it is closed here"
+    run.join()
+    assert run.exitcode == 2 and "stepz" in Path("log.txt").read_text()
+    free = locked_file(Path("lock"))
+    assert free is not None
+    free.close()
