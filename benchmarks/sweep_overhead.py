@@ -42,6 +42,7 @@ def sweep(folder: Path, trials: int, steps: int) -> None:
         "MATHRL_MIRROR": "none",
         "MATHRL_HOME": str(folder / ".mathrl"),
         "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
     }
 
     def run(*words: str) -> None:

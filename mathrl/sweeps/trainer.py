@@ -19,6 +19,7 @@ from multiprocessing.reduction import DupFd
 from typing import IO, Any
 
 from mathrl.core.code_values import stage_code
+from mathrl.core.environment import wait_without_spinning
 from mathrl.core.guard import SIGINT_SECONDS, SIGTERM_SECONDS
 
 # What every run imports, no module of which starts a thread or asks for a GPU: a fork could use neither. The last is
@@ -45,6 +46,7 @@ def start_run(words: Sequence[str], environment: Mapping[str, str], log: IO[byte
 
     It holds `lock` as long as it lives. When this process ends, it is ended as `mathrl.core.guard` ends a command.
     """
+    wait_without_spinning()  # before the process of the imports, of which torch is one
     if _may_fork():
         multiprocessing.set_forkserver_preload(PRELOADED)
         process: type[ForkServerProcess | SpawnProcess] = ForkServerProcess

@@ -15,6 +15,8 @@ def test_a_trainer_has_its_words_log_environment_and_lock(
     method: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
     if method is SpawnProcess:
         monkeypatch.setattr(trainer, "_code_at_start", lambda: ("0.0.1", "another"))
     lock = locked_file(Path("lock"))
@@ -25,6 +27,7 @@ def test_a_trainer_has_its_words_log_environment_and_lock(
     with lock, Path("log.txt").open("ab") as log:
         run = trainer.start_run(words, environment | {"MATHRL_HOME": str(tmp_path / "home")}, log, lock)
     assert isinstance(run, method)
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE", "torch reads it where it is imported"
     assert locked_file(Path("lock")) is None, "the trainer holds it, though it is closed here"
     run.join()
     assert run.exitcode == 2 and "stepz" in Path("log.txt").read_text()
