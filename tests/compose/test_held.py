@@ -60,7 +60,8 @@ def test_a_published_run_has_what_its_preset_wrote(name: str) -> None:
         )
     )
     wrote = flat(renamed({**HELD["demo"], **nested(HELD["presets"][name], HELD["written"][name])}))
-    changed = {key for key, value in wrote.items() if flat(renamed(HELD["demo"])).get(key, "none") != value}
+    demo = flat(renamed(HELD["demo"]))
+    changed = {key for key, value in wrote.items() if demo.get(key, "none") != value}
     assert len(changed) > 15
     differ = {key: (before.get(key), now.get(key)) for key in changed if before.get(key) != now.get(key)}
     idle = ("sweep.", "sft.") if not now["sft.steps"] else ("sweep.",)  # SFT of no steps trains nothing
