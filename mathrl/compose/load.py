@@ -42,6 +42,8 @@ class Layers:
     """Sections of a record, which stand instead of all that is below them."""
     groups: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    _resolved: dict[tuple[str, ...], Params] = field(default_factory=dict, repr=False, compare=False)
+    """The parameters by their overrides: the steps of a recipe ask for the same ones several times."""
 
     def experiment_values(self) -> dict[str, Any]:
         """The groups and presets that apply, as params/experiment.yaml has them."""
@@ -63,10 +65,13 @@ class Layers:
         chosen, settings = split_choices(overrides)
         if chosen.groups:
             return read_layers(self.folder, None, None, chosen.over(self.composition)).params(settings)
-        values, old = self._merge(settings)
-        old.report()
-        params = validate(values, self._origin(settings), lambda key: self._who_said(key, settings))
-        return with_values(params, {each.key: each.value for each in self._derive_from(params, values)})
+        if (key := tuple(settings)) not in self._resolved:
+            values, old = self._merge(settings)
+            old.report()
+            params = validate(values, self._origin(settings), lambda key: self._who_said(key, settings))
+            derived = {each.key: each.value for each in self._derive_from(params, values)}
+            self._resolved[key] = with_values(params, derived)
+        return self._resolved[key]
 
     def stated_params(self, overrides: Iterable[str] = ()) -> Params:
         """The parameters with what somebody said alone, and else the schema's defaults."""

@@ -29,7 +29,9 @@ QWEN = ("model.base.type=pretrained", "model.base.path=Qwen/Qwen2.5-0.5B")
 def files_read_once() -> Any:
     """The same files are read for every recipe."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mathrl.recipes.recipe.read_layers", cache(read_layers))
+        once = cache(read_layers)
+        patch.setattr("mathrl.recipes.recipe.read_layers", once)
+        patch.setitem(globals(), "read_layers", once)
         yield
 
 
