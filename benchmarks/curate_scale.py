@@ -41,10 +41,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "chain": {"steps": [5, 6, 7, 8], "largest_number": 20, "largest_result": 200},
     "fractions": {"kinds": [3, 5], "largest_denominator": 60},
     "linear_equation": {"forms": [2, 3, 4, 5], "largest_number": 99},
+    "product": {"kinds": [2]},
 }
 EVALUATION, BLOCK = 10_000, 250_000
 RULES: dict[str, Any] = {
-    "deduplicate": {"exact": True, "near": {"ngram": 5, "permutations": 128, "threshold": 0.8}},
+    "deduplicate": {"exact": True, "near": {"ngram": 5, "threshold": 0.8}},
     "decontaminate": {"ngram": 10, "min_share": 0.8},
     "dev_share": 0.01,
     "sft_share": 0.1,

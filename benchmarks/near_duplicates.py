@@ -1,15 +1,12 @@
-"""Near-duplicates by mathrl, datasketch, datatrove and DuckDB: `python benchmarks/near_duplicates.py FILE ...`.
+"""Near-duplicates by mathrl, datasketch and datatrove: `python benchmarks/near_duplicates.py FILE ...`.
 
 Each side reads the questions of the files (rows with `question`; those equal after normalisation count once), makes
 5-grams of mathrl's tokens, and looks for pairs of a Jaccard similarity of 0.8 with the same numbers and operators:
 
 - mathrl: `near_clusters`, which finds those with other numbers too;
 - datasketch: MinHashLSH in memory, candidates compared exactly;
-- datatrove: its signature, bucket and cluster steps (with as many buckets and hashes as mathrl's bands), whose
-  candidates it does not compare; then compared exactly within each cluster;
-- duckdb: mathrl's band keys, all pairs of a bucket joined and compared in SQL;
-- rare_shingles: DuckDB without MinHash: rows that share one of their rarest shingles, as many as two rows of this
-  similarity must share (prefix filter), joined and compared. It misses nothing.
+- datatrove: its signature, bucket and cluster steps (with as many buckets and hashes as datasketch's bands), whose
+  candidates it does not compare; then compared exactly within each cluster.
 
 Every side runs in a process of its own, in turns; processor seconds and the peak of memory are that process's. The true
 pairs are those that an exact comparison of all questions with equal numbers and operators finds. Clusters are the
@@ -35,13 +32,14 @@ from scipy.sparse.csgraph import connected_components
 from mathrl.core.files import read_jsonl
 from mathrl.core.types import Problem
 from mathrl.curation.deduplicate import near_clusters
-from mathrl.curation.question_digests import Digests, band_shape, digest, question_tokens, signature
+from mathrl.curation.question_digests import question_tokens, signature
 from mathrl.curation.row_shards import Digesting
 from mathrl.curation.row_store import RowStore
 from mathrl.data.grams import exact_key
 from mathrl.params.data import NearDuplicates
 
 NEAR = NearDuplicates()
+PERMUTATIONS = 128  # of the libraries' MinHash
 Clusters = list[list[int]]
 
 
@@ -57,13 +55,13 @@ def by_datasketch(questions: list[str]) -> Clusters:
         return value & 0xFFFFFFFF
 
     pairs, sets, marks = list[tuple[int, int]](), list[set[int]](), [_mark(question) for question in questions]
-    index = MinHashLSH(threshold=NEAR.threshold, num_perm=NEAR.permutations)
-    first = MinHash(num_perm=NEAR.permutations, hashfunc=as_is)
+    index = MinHashLSH(threshold=NEAR.threshold, num_perm=PERMUTATIONS)
+    first = MinHash(num_perm=PERMUTATIONS, hashfunc=as_is)
     for number, shingled in enumerate(_shingled(questions)):
         sets.append(set(shingled))
         if not shingled:
             continue
-        hashed = MinHash(NEAR.permutations, hashfunc=as_is, permutations=first.permutations, scheme=first.scheme)
+        hashed = MinHash(PERMUTATIONS, hashfunc=as_is, permutations=first.permutations, scheme=first.scheme)
         hashed.update_batch(shingled)
         same = (other for other in index.query(hashed) if marks[other] == marks[number])
         pairs += [(other, number) for other in same if _similar(sets[other], sets[number])]
@@ -72,6 +70,7 @@ def by_datasketch(questions: list[str]) -> Clusters:
 
 
 def by_datatrove(questions: list[str]) -> Clusters:
+    from datasketch.lsh import _optimal_param
     from datatrove.data import Document
     from datatrove.pipeline.dedup.minhash import (
         MinhashConfig,
@@ -95,7 +94,7 @@ def by_datatrove(questions: list[str]) -> Clusters:
             return [(0, len(text))]
 
     logger.remove()
-    bands, rows = band_shape(NEAR.threshold, NEAR.permutations)
+    bands, rows = _optimal_param(NEAR.threshold, PERMUTATIONS, 0.5, 0.5)
     as_they_are = TextNormConfig(False, False, False, False, False)
     config = MinhashConfig(NEAR.ngram, bands, rows, norm_config=as_they_are, hash_config=HashConfig(hash_fc="sha1"))
     with tempfile.TemporaryDirectory() as folder:
@@ -114,54 +113,6 @@ def by_datatrove(questions: list[str]) -> Clusters:
     sets = dict(zip(listed, map(set, _shingled([questions[number] for number in listed])), strict=True))
     pairs = [(a, b) for group in groups for a, b in combinations(group, 2) if _similar(sets[a], sets[b])]
     return _clusters(pairs, len(questions))
-
-
-def by_duckdb(questions: list[str]) -> Clusters:
-    digests = digest(questions, NEAR)
-    bands = {f"band_{i}": digests.bands[:, i].copy() for i in range(digests.bands.shape[1])}
-    candidates = " UNION ".join(
-        f"SELECT a.number AS first, b.number AS second FROM rows a JOIN rows b USING ({name}, salt) "
-        "WHERE a.number < b.number AND len(a.shingles) > 0"
-        for name in bands
-    )
-    return _compared_in_sql(digests, bands, f"WITH candidates AS ({candidates})", len(questions))
-
-
-def by_rare_shingles(questions: list[str]) -> Clusters:
-    candidates = """
-        WITH hashes AS (SELECT number, salt, len(shingles) AS size, unnest(shingles) AS hash FROM rows),
-        counts AS (SELECT hash, count(*) AS frequency FROM hashes GROUP BY hash),
-        ranked AS (SELECT *, row_number() OVER (PARTITION BY number ORDER BY frequency, hash) AS rank
-            FROM hashes JOIN counts USING (hash)),
-        rare AS (SELECT * FROM ranked WHERE frequency > 1 AND rank <= size - ceil($1 * size) + 1),
-        candidates AS (SELECT DISTINCT a.number AS first, b.number AS second FROM rare a JOIN rare b USING (hash, salt)
-            WHERE a.number < b.number AND least(a.size, b.size) >= $1 * greatest(a.size, b.size))
-    """
-    return _compared_in_sql(digest(questions, NEAR), {}, candidates, len(questions))
-
-
-def _compared_in_sql(digests: Digests, bands: dict[str, Any], candidates: str, count: int) -> Clusters:
-    """`candidates` are SQL for a table of that name, of pairs of numbers."""
-    import duckdb
-    import pyarrow as pa
-
-    lists = pa.ListArray.from_arrays(
-        pa.array(digests.shingles.starts.astype(np.int32)), pa.array(digests.shingles.flat)
-    )
-    columns = {"number": np.arange(count), "salt": digests.salt, "shingles": lists, **bands}
-    with tempfile.TemporaryDirectory() as folder:
-        store = duckdb.connect(f"{folder}/rows.duckdb", config={"memory_limit": "300MB", "threads": 2})
-        store.register("batch", pa.table(columns))
-        store.execute("CREATE TABLE rows AS FROM batch")
-        pairs = store.execute(
-            f"{candidates}, shared AS (SELECT first, second, "
-            "len(list_intersect(a.shingles, b.shingles)) AS common, len(a.shingles) + len(b.shingles) AS lengths "
-            "FROM candidates JOIN rows a ON a.number = first JOIN rows b ON b.number = second) "
-            "SELECT first, second FROM shared WHERE common >= $1 * (lengths - common)",
-            [NEAR.threshold],
-        ).fetchall()
-        store.close()
-    return _clusters(pairs, count)
 
 
 def _shingled(questions: list[str]) -> Iterable[list[int]]:
@@ -212,8 +163,6 @@ SIDES: dict[str, Callable[[list[str]], Clusters]] = {
     "mathrl": by_mathrl,
     "datasketch": by_datasketch,
     "datatrove": by_datatrove,
-    "duckdb": by_duckdb,
-    "rare_shingles": by_rare_shingles,
 }
 
 

@@ -126,10 +126,9 @@ def _duplicates(curated: Curated, curate: Curate) -> list[str]:
     settings = curate.deduplicate
     rules = ["equal after NFKC and case folding with white space left out"] if settings.exact else []
     if near := settings.near:
-        numbers = ", the same numbers and operators in both" if near.same_numbers else ""
+        numbers = "the same numbers and operators in both, " if near.same_numbers else ""
         rules.append(
-            f"Jaccard similarity of {near.ngram}-gram shingles of at least {near.threshold:g} (MinHash LSH, "
-            f"{near.permutations} permutations, verified exactly{numbers}, an answer in common)"
+            f"{near.ngram}-gram shingles of a Jaccard similarity from {near.threshold:g}, {numbers}an answer in common"
         )
     if not rules:
         return ["## Duplicates", "", "Deduplication is switched off.", ""]

@@ -1,4 +1,4 @@
-"""Rows with the same question: equal after normalisation, or near-duplicates by MinHash LSH; one of each stays.
+"""Rows with the same question: equal after normalisation, or near-duplicates by shared shingles; one of each stays.
 
 Held-out rows win over training rows (test, dev, then the order of the sources), so that no training row
 equals a test row. Test rows are never dropped: a benchmark stays as it was published. When the answers to one

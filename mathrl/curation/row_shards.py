@@ -1,7 +1,7 @@
 """Shards: some thousand rows on disk, with everything that later steps ask of a row, computed once.
 
 A shard is two files. NAME.jsonl has the rows as curated files have them. NAME.arrow has numbers per row: its place in
-NAME.jsonl, the key of its question, the hashes of its grams, and shingles and band keys for near-duplicates. It is
+NAME.jsonl, the key of its question, the hashes of its grams, and the shingles for near-duplicates. It is
 written last, so a shard that has it is complete: a run that was killed goes on after its last complete shard.
 """
 
@@ -196,9 +196,8 @@ def _columns(
         solutions = [p.solution if p.split in digesting.solutions and p.solution else "" for p in problems]
         columns |= {"question_grams": _gram_hashes(questions), "solution_grams": _gram_hashes(solutions)}
     if digesting.near:
-        digests = digest([problem.question for problem in problems], digesting.near)
+        digests = digest([problem.question for problem in problems], digesting.near.ngram)
         columns |= {"salt": digests.salt, "shingles": _lists(digests.shingles)}
-        columns |= {f"band_{i}": digests.bands[:, i].copy() for i in range(digests.bands.shape[1])}
     return columns
 
 

@@ -35,8 +35,9 @@ from mathrl.curation.row_shards import (
 from mathrl.reading.reading import Reader
 
 MEMORY = "300MB"  # that DuckDB may take before it writes to disk
-NEIGHBOURS = 8  # earlier rows of its bucket that a row is compared with
+NEIGHBOURS = 8  # earlier rows with a rare shingle of its own that a row is compared with
 COLUMNS = ("id", "high", "low")
+COUNTER_BITS = 24  # of a shingle's hash: counters take 64 MiB
 
 
 class RowStore:
@@ -56,7 +57,6 @@ class RowStore:
         self.sources: list[str] = []  # per shard
         self.splits = np.empty(0, np.uint8)
         self._renamed = np.empty(0, bool)  # rows with the id SOURCE/SPLIT/ID
-        self.bands: tuple[str, ...] = ()
         database = self.folder / "rows.duckdb"
         for left in (database, database.with_name("rows.duckdb.wal")):  # of a run that was killed
             left.unlink(missing_ok=True)
@@ -95,8 +95,7 @@ class RowStore:
         return [int(start) for start in self.starts[-len(shards) - 1 : -1]]
 
     def _insert(self, shard: Shard, first: int) -> None:
-        self.bands = tuple(name for name in shard.table.column_names if name.startswith("band_"))
-        names = [*COLUMNS, *(("salt", "shingles", *self.bands) if self.bands else ())]
+        names = [*COLUMNS, *(("salt", "shingles") if self.digesting.near else ())]
         batch = shard.table.select(names).append_column("number", pa.array(np.arange(first, first + len(shard))))
         self._duckdb.register("batch", batch)
         self._duckdb.execute("CREATE TABLE IF NOT EXISTS rows AS FROM batch LIMIT 0")
@@ -122,30 +121,58 @@ class RowStore:
     def similar_pairs(self, threshold: float) -> tuple[Numbers, Any]:
         """Pairs of rows whose Jaccard similarity is at least `threshold`, shape (pairs, 2), and which have equal salts.
 
-        Of the rows that no step has dropped. A row is compared with the first row and with the one before it that have
-        the same key of a band, and with the first and NEIGHBOURS before it that have the same salt too. Boilerplate,
-        which gives many rows one key, would make comparing all pairs quadratic.
+        Of the rows that no step has dropped. Two such rows share one of their rarest shingles (see `_rare_shingles`). A
+        row is compared with the first row and with the one before it that have a rare shingle of its own, and with the
+        first and NEIGHBOURS before it that have the same salt too. Boilerplate, which gives many rows one shingle,
+        would make comparing all pairs quadratic.
         """
-        if not self.bands or not self.shards:
+        if not self.digesting.near or not self.shards:
             return np.empty((0, 2), np.int64), np.empty(0, bool)
+        self._duckdb.execute("CREATE OR REPLACE TABLE rare (number BIGINT, hash UBIGINT)")
+        for batch in self._rare_shingles(threshold):
+            self._duckdb.register("batch", batch)
+            self._duckdb.execute("INSERT INTO rare FROM batch")
+            self._duckdb.unregister("batch")
         before = ", ".join(f"lag(number, {place}) OVER same" for place in range(1, NEIGHBOURS + 1))
-        near = " UNION ".join(
-            f"SELECT number, unnest([first_value(number) OVER alike, lag(number) OVER alike, "
-            f"first_value(number) OVER same, {before}]) AS earlier FROM rows WHERE len(shingles) > 0 "
-            f"WINDOW alike AS (PARTITION BY {band} ORDER BY number), "
-            f"same AS (PARTITION BY {band}, salt ORDER BY number)"
-            for band in self.bands
-        )
         table = self._duckdb.execute(
-            f"WITH near AS ({near}), compared AS (SELECT a.number AS earlier, b.number, a.salt = b.salt AS same, "
+            "WITH near AS (SELECT DISTINCT number, unnest([first_value(number) OVER alike, lag(number) OVER alike, "
+            f"first_value(number) OVER same, {before}]) AS earlier FROM rare JOIN rows USING (number) "
+            "WINDOW alike AS (PARTITION BY hash ORDER BY number), "
+            "same AS (PARTITION BY hash, salt ORDER BY number)), "
+            "compared AS (SELECT a.number AS earlier, b.number, a.salt = b.salt AS same, "
             "len(a.shingles) + len(b.shingles) AS total, len(list_intersect(a.shingles, b.shingles)) AS shared "
             "FROM near JOIN rows a ON a.number = earlier JOIN rows b ON b.number = near.number "
-            "WHERE earlier < near.number) "
+            "WHERE earlier < near.number AND least(len(a.shingles), len(b.shingles)) >= "
+            "$1 * greatest(len(a.shingles), len(b.shingles))) "
             "SELECT earlier, number, same FROM compared WHERE shared >= $1 * (total - shared) ORDER BY earlier, number",
             [threshold],
         ).fetchnumpy()
+        self._duckdb.execute("DROP TABLE rare")
         pairs = np.stack([table["earlier"], table["number"]], axis=1).astype(np.int64)
         return pairs, np.asarray(table["same"], bool)
+
+    def _rare_shingles(self, threshold: float) -> Iterator[Any]:
+        """Per shard the numbers of its rows and the hashes of their rarest shingles, without those of no other row.
+
+        Of a row with n shingles, the n - ceil(threshold n) + 1 rarest: two rows as similar as the threshold share one
+        of these, in whatever order all rows rank the shingles (prefix filter; Chaudhuri et al. 2006, A Primitive
+        Operator for Similarity Joins in Data Cleaning). A counter may count several shingles: the order changes alone.
+        """
+        counters = np.zeros(1 << COUNTER_BITS, np.uint32)
+        place = np.uint64(64 - COUNTER_BITS)
+        for shard in self.shards:
+            np.add.at(counters, (shard.rows("shingles", np.arange(len(shard))).flat >> place).astype(np.int64), 1)
+        for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
+            shingles = shard.rows("shingles", np.arange(len(shard)))
+            shard.release()
+            sizes = np.diff(shingles.starts)
+            row = np.repeat(np.arange(len(shard)), sizes)
+            counts = counters[(shingles.flat >> place).astype(np.int64)]
+            order = np.lexsort((shingles.flat, counts, row))
+            rank = np.arange(len(row)) - shingles.starts[row]
+            enough = sizes - np.ceil(threshold * sizes - 1e-9) + 1
+            chosen = (rank < enough[row]) & (counts[order] > 1)
+            yield pa.table({"number": start + row[chosen], "hash": shingles.flat[order][chosen]})
 
     def in_earlier(self, since: int) -> Numbers:
         """The rows from the number `since` on whose id an earlier row has."""

@@ -115,16 +115,25 @@ Source = Annotated[Generated | FileSource | HubSource, Field(discriminator="type
 
 
 class NearDuplicates(Section):
-    """Near-duplicates by MinHash LSH."""
+    """Near-duplicates by the shingles that two questions share."""
 
     ngram: int = Field(5, ge=1, description="Words per shingle.")
-    permutations: int = Field(128, ge=16, description="Hash functions per signature.")
     threshold: float = Field(
         0.8, gt=0, le=1, description="Jaccard similarity from which two questions are near-duplicates."
     )
     same_numbers: bool = Field(
         True, description="Similar questions with different numbers or operators are reported as variants, not dropped."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_minhash(cls, values: Any) -> Any:
+        """Files and records of before have the number of hash functions, which the search has no use for now."""
+        return (
+            {key: value for key, value in values.items() if key != "permutations"}
+            if isinstance(values, dict)
+            else values
+        )
 
 
 class Deduplicate(Section):

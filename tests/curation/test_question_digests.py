@@ -3,13 +3,12 @@
 import random
 import re
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mathrl.curation import question_digests
-from mathrl.curation.question_digests import question_tokens, shingles, sign
+from mathrl.curation.question_digests import question_tokens, shingles
 from mathrl.curation.token_windows import Rows
 from mathrl.data.grams import grams
 
@@ -69,9 +68,6 @@ def test_a_short_text_is_not_a_long_one() -> None:
     assert similarity(rows, 1, 2) == 0.5 and similarity(rows, 3, 2) == 0.5
 
 
-def test_rows_are_joined_and_empty_ones_have_no_signature() -> None:
+def test_rows_are_joined_and_empty_ones_have_no_shingle() -> None:
     joined = Rows.join([shingles([["a", "b"], []], 1), shingles([["b"]], 1)])
     assert [len(joined.row(i)) for i in range(3)] == [2, 0, 1] and joined.row(2)[0] in joined.row(0)
-    signatures = sign(joined, 16)
-    assert (signatures[1] == np.iinfo(np.uint32).max).all() and (signatures[0] <= signatures[2]).all()
-    assert (sign(joined, 16, 5) == signatures[:, :5]).all()

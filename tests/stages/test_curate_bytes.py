@@ -26,7 +26,7 @@ CURATE = """sources:
   - {type: file, name: held_out, path: DATA/test.jsonl, split: test, id_key: id}
   - {type: generated, name: made, generator: countdown, counts: {rl: 60, test: 20}}
 on_bad_row: reject
-deduplicate: {exact: true, near: {ngram: 3, permutations: 64, threshold: 0.6}}
+deduplicate: {exact: true, near: {ngram: 3, threshold: 0.6}}
 decontaminate: {against: [dev, test], ngram: 8}
 dev_share: 0.1
 sft_share: 0.2
