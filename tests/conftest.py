@@ -1,13 +1,17 @@
 """What tests of several rooms share."""
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -49,6 +53,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+@cache
+def _scratch(process: int) -> str:
+    folder = mkdtemp(prefix="mathrl-tests-")
+    atexit.register(lambda: os.getpid() == process and shutil.rmtree(folder, ignore_errors=True))  # not by a fork of it
+    return folder
+
+
+def scratch() -> Path:
+    """A new folder for what a helper of the tests writes, removed when this process ends."""
+    return Path(mkdtemp(dir=_scratch(os.getpid())))
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

@@ -6,7 +6,6 @@ sentence the table has; anything else that fails is a failure.
 
 import copy
 import importlib.util
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -44,6 +43,7 @@ from mathrl.trainers.open_rl import Helpers
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.reward_model import train_reward_model
 from mathrl.trainers.rl import train_rl
+from tests.conftest import scratch
 from tests.models.families import make_family
 from tests.rollout.no_engine import NO_ENGINE
 from tests.trainers.small import short_rl, training_run
@@ -70,7 +70,7 @@ class Uneven(RewardFunction):
 
 @cache
 def folder_of(family: str) -> Path:
-    return make_family(family, Path(tempfile.mkdtemp()) / family)
+    return make_family(family, scratch() / family)
 
 
 @cache
@@ -84,7 +84,7 @@ def opened(family: str) -> tuple[Any, Sampler]:
 
 
 def trained(family: str, model: Any, sampler: Sampler, params: Rl, training: Training | None = None) -> Any:
-    run = training_run(Path(tempfile.mkdtemp()), training=training)
+    run = training_run(scratch(), training=training)
     train_rl(model, sampler, PROBLEMS, (), Uneven(), params, run, Helpers())
     return model
 
@@ -141,7 +141,7 @@ def export(family: str) -> str:
 
 
 def exported(family: str, model: Any) -> str:
-    folder, tokenizer = Path(tempfile.mkdtemp()) / "export", tokenizer_of(family)
+    folder, tokenizer = scratch() / "export", tokenizer_of(family)
     export_model(model, tokenizer, folder, "")
     groups, _ = groups_of(opened(family)[1], Sampling(2, 0.7, 8))
     with torch.no_grad():
@@ -174,7 +174,7 @@ def critic(family: str) -> str:
     scorer.score.weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
     check_scores(scorer, copy.deepcopy(scorer), groups_of(sampler, Sampling(2, 0.7, 8))[0])
     before = state(scorer)
-    run = training_run(Path(tempfile.mkdtemp()))
+    run = training_run(scratch())
     params = STEP.model_copy(update={"advantage": Gae(critic=Critic(optimizer=ADAM))})
     train_rl(model, sampler, PROBLEMS, (), Uneven(), params, run, Helpers(critic=scorer))
     assert not torch.equal(state(model), first) and not torch.equal(state(scorer), before)
@@ -204,11 +204,9 @@ def reward_model(family: str) -> str:
     params = RewardModel(
         steps=4, batch=3, optimizer=ADAM.model_copy(update={"lr": 3e-3}), eval_every=0, checkpoint_every=9
     )
-    figures = train_reward_model(
-        scorer, items, [], params, tokenizer.eos_token_id, training_run(Path(tempfile.mkdtemp()))
-    )
+    figures = train_reward_model(scorer, items, [], params, tokenizer.eos_token_id, training_run(scratch()))
     assert figures["loss"] < 0.69, "ln 2 = 0.693 at first, when every score is 0"
-    folder = Path(tempfile.mkdtemp()) / "scorer"
+    folder = scratch() / "scorer"
     export_model(scorer, tokenizer, folder, "")
     check_scores(load_scorer(folder, FLOAT32, "cpu"), scorer, [item.group for item in items])
     return "yes"
@@ -227,7 +225,7 @@ def deepspeed(family: str) -> str:
     groups, first_N = groups_of(sampler, Sampling(2, 0.7, 8))
     trained(family, network, divided, params, training)
     whole = trained(family, model, sampler, params)
-    folder = Path(tempfile.mkdtemp()) / "divided"
+    folder = scratch() / "divided"
     export_model(network, tokenizer_of(family), folder, "")
     with torch.no_grad():
         whole_N = response_logprobs(whole, groups, 0.7)[0]

@@ -1,7 +1,6 @@
 """A policy of a few thousand weights, a reward that it can climb, and runs with them, for conftest.py."""
 
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from mathrl.trainers.rl import RlResult, train_rl
 from mathrl.trainers.rollouts import RolloutGroup
 from mathrl.trainers.scores import score
 from mathrl.trainers.training_run import TrainingRun
+from tests.conftest import scratch
 
 # Tiny products gain nothing from threads, and lose much where cores are busy.
 torch.set_num_threads(1)
@@ -133,7 +133,7 @@ def run(
     **helpers: Any,
 ) -> tuple[RlResult, list[dict[str, float]], Any]:
     """Train; returns the result, the logged rows without timings, and the model."""
-    state = state or Path(tempfile.mkdtemp())
+    state = state or scratch()
     model, sampler = policy()
     run = training_run(state, last, seed=seed)
     result = train_rl(model, sampler, problems, dev, reward or CountsOnes(), params, run, Helpers(**helpers))

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +27,7 @@ from mathrl.rollout.sampler import Sampler
 from mathrl.trainers import batch
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.training_run import TrainingLog
+from tests.conftest import scratch
 from tests.trainers.small import fast
 
 # This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
@@ -101,7 +101,7 @@ def train(small: Any, taught: dict[str, Any]) -> Callable[..., Any]:
         rewarding = reward or Ones()
         if pay:
             rewarding.pay = pay
-        rl, state = Rl(**{**SETTINGS, **more}), Path(tempfile.mkdtemp())
+        rl, state = Rl(**{**SETTINGS, **more}), scratch()
         told: list[Any] = []
 
         run = small.training_run(state, health=HealthMonitor(health, rl, told.append))
