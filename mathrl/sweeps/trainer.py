@@ -22,9 +22,16 @@ from mathrl.core.code_values import stage_code
 from mathrl.core.environment import wait_without_spinning
 from mathrl.core.guard import SIGINT_SECONDS, SIGTERM_SECONDS
 
-# What every run imports, no module of which starts a thread or asks for a GPU: a fork could use neither. The last is
-# the program of a sweep's worker, which `multiprocessing` runs once more in each process (not as a program).
-PRELOADED = ["mathrl.stages.rl", "mathrl.trainers.rl", "mathrl.models.base", "matplotlib.figure", "mathrl.sweeps.run"]
+# What every run imports, no module of which starts a thread or asks for a GPU: a fork could use neither. The last two
+# are what the program of a sweep's worker imports, which `multiprocessing` imports once more in each process.
+PRELOADED = [
+    "mathrl.stages.rl",
+    "mathrl.trainers.rl",
+    "mathrl.models.base",
+    "matplotlib.figure",
+    "mathrl.sweeps.report",
+    "mathrl.sweeps.trial",
+]
 
 
 class _Inherited:

@@ -127,6 +127,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     said = again.communicate(timeout=400)[0]
     assert again.returncode == 0, said
     assert said.count("\ntrial ") == 2 and "trial 3: ended early" in said, said
+    assert "Warning" not in said
     trials = read_study(STUDY).trials
     done = TrialState.COMPLETE
     assert [trial.state for trial in trials] == [done, done, done, TrialState.PRUNED]
