@@ -106,18 +106,17 @@ def promote(study: Study = None, as_json: AsJson = False) -> None:
     if winner is None:
         raise UserError(f"study {name} has no complete trial yet: mathrl sweep run")
     attributes = opened.user_attrs["mathrl"]
+    unwritten = attributes["facts"]["sweep.set"]
+    diff = write_winner(winner.user_attrs["values"], preset=attributes.get("preset") or None)
     if as_json:
-        diff = write_winner(winner.user_attrs["values"], preset=attributes.get("preset") or None)
-        unwritten = attributes["facts"]["sweep.set"]
         print_document(
             {"study": name, "trial": winner.number, "dev": winner.value, "diff": diff, "not_written": unwritten}
         )
         return
     print(f"trial {winner.number}: dev accuracy {winner.value:.4f}")
-    diff = write_winner(winner.user_attrs["values"], preset=attributes.get("preset") or None)
     print(diff or "params/ has these values already; nothing to write")
-    if attributes["facts"]["sweep.set"]:
-        print(f"not written, although every trial used it: {', '.join(attributes['facts']['sweep.set'])}")
+    if unwritten:
+        print(f"not written, although every trial used it: {', '.join(unwritten)}")
     if diff:
         print(f'to keep it: git add params && git commit -m "Winner of study {name}" params')
         _print_comparison(folder, winner)

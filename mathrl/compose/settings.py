@@ -122,10 +122,8 @@ def fresh_rates(params: Params, written: Collection[str]) -> Iterator[Derived]:
             continue
         rate, reason = RATES[path].fresh, "random weights, AdamW"
         if value_at(params, keys.kind) == "muon":
-            rate, reason = (
-                float(f"{rate * MUON_TIMES:.12g}"),
-                f"random weights, Muon: {MUON_TIMES:g} x AdamW's {rate:g}",
-            )
+            reason = f"random weights, Muon: {MUON_TIMES:g} x AdamW's {rate:g}"
+            rate = float(f"{rate * MUON_TIMES:.12g}")
         yield Derived(keys.lr, rate, reason, FRESH)
 
 

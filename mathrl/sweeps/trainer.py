@@ -1,7 +1,8 @@
 """An RL run as a fork of a process that has a trainer's imports: these take longer than the steps of a short trial.
 
-The forks are those of Python's `multiprocessing` (start method forkserver; elsewhere than on Linux, and when the
-installed code has changed since the first run, spawn, which imports everything again).
+The forks are those of Python's `multiprocessing` (start method forkserver). The start method is spawn, which imports
+everything again, with a GPU (torch reads its allocator's settings when it is imported), elsewhere than on Linux, and
+when the installed code has changed since the first run.
 """
 
 import multiprocessing
@@ -20,10 +21,11 @@ from typing import IO, Any
 
 from mathrl.core.code_values import stage_code
 from mathrl.core.environment import wait_without_spinning
+from mathrl.core.gpus import gpu_count
 from mathrl.core.guard import SIGINT_SECONDS, SIGTERM_SECONDS
 
-# What every run imports, no module of which starts a thread or asks for a GPU: a fork could use neither. The last two
-# are what the program of a sweep's worker imports, which `multiprocessing` imports once more in each process.
+# What every run imports, no module of which starts a thread, which a fork would not have. The last two are what the
+# program of a sweep's worker imports, which `multiprocessing` imports once more in each process.
 PRELOADED = [
     "mathrl.stages.rl",
     "mathrl.trainers.rl",
@@ -65,7 +67,7 @@ def start_run(words: Sequence[str], environment: Mapping[str, str], log: IO[byte
 
 
 def _may_fork() -> bool:
-    return sys.platform == "linux" and _code_at_start() == _installed_code()
+    return sys.platform == "linux" and not gpu_count() and _code_at_start() == _installed_code()
 
 
 @cache

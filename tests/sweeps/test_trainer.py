@@ -3,6 +3,7 @@
 import os
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,15 +11,22 @@ from mathrl.sweeps import trainer
 from mathrl.sweeps.study import locked_file
 
 
-@pytest.mark.parametrize("method", [ForkServerProcess, SpawnProcess])
+@pytest.mark.parametrize(
+    ("method", "changed"),
+    [
+        (ForkServerProcess, {}),
+        (SpawnProcess, {"_code_at_start": lambda: ("0.0.1", "another")}),
+        (SpawnProcess, {"gpu_count": lambda: 1}),
+    ],
+)
 def test_a_trainer_has_its_words_log_environment_and_lock(
-    method: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: type, changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_WAIT_POLICY", "")
     monkeypatch.delenv("OMP_WAIT_POLICY")
-    if method is SpawnProcess:
-        monkeypatch.setattr(trainer, "_code_at_start", lambda: ("0.0.1", "another"))
+    for name, value in changed.items():
+        monkeypatch.setattr(trainer, name, value)
     lock = locked_file(Path("lock"))
     assert lock is not None
     words = ["out", "--start", "nowhere", "--data", "none.jsonl", "--set", "rl.stepz=3"]
