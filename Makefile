@@ -84,7 +84,7 @@ docs: $(VENV)/.developing  ## The documentation as a site, build/site/index.html
 generate: install  ## Rewrite the generated files: dvc.yaml, tables of the pages, map of the house.
 	@$(BIN)/python tools/generate.py
 
-study: install  ## Five questions on the small model, three seeds (an hour); writes benchmarks/study.md.
+study: install  ## Five questions on the small model, three seeds (one to three hours); writes benchmarks/study.md.
 	@$(BIN)/mathrl recipe study
 	@$(BIN)/python tools/study_page.py
 
