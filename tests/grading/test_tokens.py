@@ -54,7 +54,7 @@ def replaced(text: str, rng: random.Random) -> Iterator[tuple[str, str, str]]:
         options: list[str] = next((kind for kind in CLASSES if spelled in kind), [])
         if not options:
             options = {"num": CLASSES[0], "name": CLASSES[1], "text": WORDS}.get(token.kind, [])
-        for other in rng.sample(options, min(1, len(options))):
+        for other in rng.sample(options, min(3, len(options))):
             if other != spelled:
                 space = " " if other[-1].isalpha() and text[position : position + 1].isalpha() else ""
                 yield text[:at] + other + space + text[position:], spelled, other
