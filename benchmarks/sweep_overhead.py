@@ -9,6 +9,7 @@ first trial, which starts the process that the others are forked from, is printe
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,11 +27,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "project"
         sweep(folder, args.trials, args.steps)
-        rows = [
-            trial(file.parent)
-            for file in sorted((folder / ".mathrl" / "records").glob("overhead-t????-*/run.json"))
-            if "-s" not in file.parent.name.removeprefix("overhead")
-        ]
+        records = sorted((folder / ".mathrl" / "records").glob("overhead-t????-*/run.json"))
+        rows = [trial(file.parent) for file in records if json.loads(file.read_text())["stage"] == "trial"]
     for name, some in (("first trial", rows[:1]), (f"median of the other {len(rows) - 1}", rows[1:])):
         whole, training = (statistics.median(row[place] for row in some) for place in (0, 1))
         print(f"{name}: {whole:.2f} s, training {training:.2f} s, overhead {whole - training:.2f} s")
@@ -48,28 +46,16 @@ def sweep(folder: Path, trials: int, steps: int) -> None:
     def run(*words: str) -> None:
         subprocess.run([sys.executable, "-m", *words], cwd=folder, env=environment, check=True, stdout=sys.stderr)
 
-    folder.mkdir()
-    subprocess.run(["cp", "-r", str(ROOT / "params"), str(folder)], check=True)
+    shutil.copytree(ROOT / "params", folder / "params")
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     run("mathrl.stages.curate", "data")
     run("mathrl.stages.base", "models")
     files = {"start": "models/model", "data": "[data/splits/rl.jsonl]", "dev": "data/splits/dev.jsonl",
              "examples": "data/splits/sft.jsonl", "test": "data/splits/test.jsonl"}  # fmt: skip
-    words = [
-        "study=overhead",
-        f"trials={trials}",
-        "workers=1",
-        f"startup_trials={trials}",
-        *(f"{k}={v}" for k, v in files.items()),
-    ]
-    trials_are = (
-        "run.processes=1",
-        f"rl.steps={steps}",
-        f"rl.dev.every={steps}",
-        "rl.prompts_per_step=8",
-        "rl.dev.samples=1",
-    )
-    run("mathrl.sweeps.run", *(f"sweep.{word}" for word in words), *trials_are)
+    section = {"study": "overhead", "trials": trials, "workers": 1, "startup_trials": trials, **files}
+    rl = {"steps": steps, "dev.every": steps, "prompts_per_step": 8, "dev.samples": 1}
+    words = [f"{name}.{key}={value}" for name, some in (("sweep", section), ("rl", rl)) for key, value in some.items()]
+    run("mathrl.sweeps.run", "run.processes=1", *words)
 
 
 def trial(record: Path) -> tuple[float, float]:

@@ -42,7 +42,7 @@ class Layers:
     """Sections of a record, which stand instead of all that is below them."""
     groups: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    _resolved: dict[tuple[str, ...], Params] = field(default_factory=dict, repr=False, compare=False)
+    _resolved: dict[tuple[str, ...], Params] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The parameters by their overrides: the steps of a recipe ask for the same ones several times."""
 
     def experiment_values(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Standard library only, so that it starts at once.
 """
 
 import ctypes
-import math
 import os
 import signal
 import subprocess
@@ -30,6 +29,7 @@ def main(command: list[str]) -> int:
     while child.poll() is None:
         if stop.wait(0.05):
             end_group(child.pid, child.poll)
+            child.wait()
             return 130
     if child.returncode < 0:  # killed from outside: its own children would outlive it
         end_group(child.pid, child.poll)
@@ -38,12 +38,14 @@ def main(command: list[str]) -> int:
 
 
 def end_group(child: int, poll: Callable[[], object]) -> None:
-    """End every process of the child's group by the gentlest signal that works; `poll` reaps the child."""
+    """End every process of the child's group by the gentlest signal that works; `poll` reaps the child.
+
+    It does not wait after SIGKILL: where no init asks how orphans ended, these stay in the group for good.
+    """
     for number, seconds in ((signal.SIGINT, SIGINT_SECONDS), (signal.SIGTERM, SIGTERM_SECONDS)):
         if not signal_group(child, number) or _wait_for_end(child, poll, seconds):
             return
     signal_group(child, signal.SIGKILL)
-    _wait_for_end(child, poll, math.inf)
 
 
 def _wait_for_end(child: int, poll: Callable[[], object], seconds: float) -> bool:

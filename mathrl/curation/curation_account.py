@@ -128,7 +128,8 @@ def _duplicates(curated: Curated, curate: Curate) -> list[str]:
     if near := settings.near:
         numbers = "the same numbers and operators in both, " if near.same_numbers else ""
         rules.append(
-            f"{near.ngram}-gram shingles of a Jaccard similarity from {near.threshold:g}, {numbers}an answer in common"
+            f"a Jaccard similarity of {near.threshold:g} or more between {near.ngram}-gram shingles, "
+            f"{numbers}an answer in common"
         )
     if not rules:
         return ["## Duplicates", "", "Deduplication is switched off.", ""]

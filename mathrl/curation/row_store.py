@@ -162,6 +162,7 @@ class RowStore:
         place = np.uint64(64 - COUNTER_BITS)
         for shard in self.shards:
             np.add.at(counters, (shard.rows("shingles", np.arange(len(shard))).flat >> place).astype(np.int64), 1)
+            shard.release()
         for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
             shingles = shard.rows("shingles", np.arange(len(shard)))
             shard.release()

@@ -125,16 +125,6 @@ class NearDuplicates(Section):
         True, description="Similar questions with different numbers or operators are reported as variants, not dropped."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_minhash(cls, values: Any) -> Any:
-        """Files and records of before have the number of hash functions, which the search has no use for now."""
-        return (
-            {key: value for key, value in values.items() if key != "permutations"}
-            if isinstance(values, dict)
-            else values
-        )
-
 
 class Deduplicate(Section):
     """Which questions count as the same (docs/how_to/curation.md)."""

@@ -125,6 +125,8 @@ class OldNames:
                 kept[key] = _without_muons(value)
             elif path == "rl.lora" and isinstance(value, Mapping) and value.get("dropout") == 0:
                 kept[key] = {name: part for name, part in value.items() if name != "dropout"}
+            elif path == "curate.deduplicate" and isinstance(value, Mapping):
+                kept[key] = _without_permutations(value)
             elif path == "sweep.space" and isinstance(value, Mapping):
                 kept[key] = {self._new_name(name): _axis(name, axis) for name, axis in value.items()}
             else:
@@ -257,6 +259,14 @@ def _leaves(key: str, value: Any) -> dict[str, Any]:
         return {key: value}
     parts = {f"{key}.{name}": _without_muons(part) for name, part in value.items()}
     return {key: {}, **parts} if key == "rl.critic" else parts
+
+
+def _without_permutations(deduplicate: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the number of MinHash's functions, which the search for near-duplicates has no use for now."""
+    near = deduplicate.get("near")
+    if not isinstance(near, Mapping):
+        return dict(deduplicate)
+    return {**deduplicate, "near": {key: value for key, value in near.items() if key != "permutations"}}
 
 
 def _without_muons(optimizer: Any) -> Any:

@@ -99,9 +99,11 @@ def run(overrides: Sequence[str], stop_requested: Callable[[], bool] = lambda: F
             ended = sum(trial.state.is_finished() for trial in opened.study.get_trials(deepcopy=False))
             bar.advance(max(0, _steps_done(opened, per_trial) - bar.bar.n), trials_done=ended)
 
-        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // sweep.workers)), "PYTHONUNBUFFERED": "1"}
+        # Here and not with each trainer, which may be a fork of a process in which torch has read this.
+        threads = str(max(1, (os.cpu_count() or 1) // sweep.workers))
+        environment = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"} | os.environ
         workers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=threads | os.environ)
+            subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
             for _ in range(sweep.workers)
         ]
         try:

@@ -24,10 +24,12 @@ from mathrl.core.environment import wait_without_spinning
 from mathrl.core.gpus import gpu_count
 from mathrl.core.guard import SIGINT_SECONDS, SIGTERM_SECONDS
 
-# What every run imports, no module of which starts a thread, which a fork would not have. The last two are what the
-# program of a sweep's worker imports, which `multiprocessing` imports once more in each process.
+# What the stage rl imports, no module of which starts a thread, which a fork would not have; and what the program of a
+# sweep's worker does, which `multiprocessing` imports once more in each process. Neither program itself: one that was
+# imported before it is run prints a warning.
 PRELOADED = [
-    "mathrl.stages.rl",
+    "mathrl.stages.training_stage",
+    "mathrl.stages.command",
     "mathrl.trainers.rl",
     "mathrl.models.base",
     "matplotlib.figure",

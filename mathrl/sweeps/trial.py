@@ -303,9 +303,10 @@ def _attempt(
         signal_group(child.pid, signal.SIGKILL)  # no last checkpoint: the other worker may use the folder
         raise
     finally:
-        end_group(child.pid, lambda: child.exitcode)
-        while child.exitcode is None:  # it had no group of its own yet
+        while child.exitcode is None:  # once is not enough where it had no group of its own yet
+            end_group(child.pid, lambda: child.exitcode)
             child.join(POLL_SECONDS)
+        if child.exitcode < 0:  # killed: its own children would outlive it
             end_group(child.pid, lambda: child.exitcode)
 
 

@@ -46,8 +46,15 @@ def test_every_name_of_the_old_schema_is_valid_or_in_the_table() -> None:
     assert sorted(lost) == sorted(dropouts + minhash + recipes)
     assert len(OLD) == 460 and {*NAMES} <= {*OLD}
     assert {new.removesuffix(".type") for new in NAMES.values()} <= valid
-    assert NearDuplicates.model_validate({"permutations": 64, "ngram": 3}) == NearDuplicates(ngram=3)
     assert all(old not in valid for old in NAMES if old not in STILL_THERE), "a name has one meaning"
+
+
+def test_files_with_the_functions_of_minhash_are_read(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(PARAMS, tmp_path / "params"))
+    (folder / "curate.yaml").write_text("deduplicate: {near: {ngram: 3, permutations: 64}}\n")
+    assert load_params(folder).curate.deduplicate.near == NearDuplicates(ngram=3)
+    with pytest.raises(UserError, match=r"curate\.deduplicate\.near\.permutations"):
+        load_params(folder, overrides=["curate.deduplicate.near.permutations=32"])
 
 
 @pytest.mark.parametrize(

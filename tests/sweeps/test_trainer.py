@@ -29,16 +29,16 @@ def test_a_trainer_has_its_words_log_environment_and_lock(
         monkeypatch.setattr(trainer, name, value)
     lock = locked_file(Path("lock"))
     assert lock is not None
-    words = ["out", "--start", "nowhere", "--data", "none.jsonl", "--set", "rl.stepz=3"]
-    environment = {name: value for name, value in os.environ.items() if name != "SECRET"}
-    monkeypatch.setenv("SECRET", "of the worker")
+    monkeypatch.setenv("COLUMNS", "300")  # the width of argparse's lines
     with lock, Path("log.txt").open("ab") as log:
-        run = trainer.start_run(words, environment | {"MATHRL_HOME": str(tmp_path / "home")}, log, lock)
+        run = trainer.start_run(["out", "--unknown"], os.environ | {"COLUMNS": "80"}, log, lock)
     assert isinstance(run, method)
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE", "torch reads it where it is imported"
     assert locked_file(Path("lock")) is None, "the trainer holds it, though it is closed here"
     run.join()
-    assert run.exitcode == 2 and "stepz" in Path("log.txt").read_text()
+    said = Path("log.txt").read_text()
+    assert run.exitcode == 2 and "unrecognized arguments: --unknown" in said
+    assert "Warning" not in said and max(map(len, said.splitlines())) <= 80, "it has the environment of its worker"
     free = locked_file(Path("lock"))
     assert free is not None
     free.close()
