@@ -59,7 +59,7 @@ def params(tmp_path: Path) -> Curate:
             {"name": "test", "path": write(tmp_path / "test.jsonl", test), "split": "test", **shared},
         ],
         "on_bad_row": "reject",
-        "deduplicate": {"near": {"ngram": 2, "threshold": 0.6, "permutations": 64}},
+        "deduplicate": {"near": {"ngram": 2, "threshold": 0.6}},
         "quality": {},
         "dev_share": 0.1,
         "sft_share": 0.2,
