@@ -1,5 +1,6 @@
 """`mathrl ui`: servers of Prefect and MLflow on loopback, with the flows deployed and a worker for them."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -8,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -91,18 +92,21 @@ def ui(
             print(f"{time.monotonic() - began:3.0f} s: {what}", flush=True)
 
         report("starting Prefect and MLflow; the first start makes their databases and takes longest ...")
+        os.environ["PREFECT_HOME"] = env["PREFECT_HOME"]  # read by the import, which takes a second while both start
+        importlib.import_module("prefect.client.orchestration")
         _wait(f"{env['PREFECT_API_URL']}/health", "prefect", logs, children)
         report("Prefect answers")
         _wait(f"{env['MLFLOW_TRACKING_URI']}/health", "mlflow", logs, children)
         report("MLflow answers; deploying the flows ...")
-        _make_pool(env)
-        _make_slots(env, slots)
-        _prefect(env, "--no-prompt", "deploy", "--all")
-        _make_automations(env)
-        results = _results_page(env["MLFLOW_TRACKING_URI"], env["MLFLOW_BACKEND_STORE_URI"], host)
-        report("the flows are deployed; starting their worker ...")
-        start("rollouts", "mathrl.reports.rollout_server", "--port", str(rollouts_port))
+        with _prefect_client(env) as client:
+            _make_pool(client)
+            _make_slots(client, slots)
+            _make_automations(client)
         start("worker", "prefect", "worker", "start", "--pool", POOL)
+        _deploy(env)
+        results = _results_page(env["MLFLOW_TRACKING_URI"], env["MLFLOW_BACKEND_STORE_URI"], host)
+        start("rollouts", "mathrl.reports.rollout_server", "--port", str(rollouts_port))
+        report("the flows are deployed, and their worker has started")
         urls = {name: env[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", Variable.ROLLOUTS)}
         write_json(home() / SERVERS, urls)
         print(f"Prefect  {env['PREFECT_API_URL'].removesuffix('/api')}/deployments   start a flow here")
@@ -277,39 +281,52 @@ def _wait(url: str, name: str, logs: Path, children: list[subprocess.Popen[bytes
         time.sleep(0.3)
 
 
-def _prefect(env: dict[str, str], *words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", *words], env=env, capture_output=True, text=True, check=False
-    )
+def _deploy(env: dict[str, str]) -> None:
+    words = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"prefect {' '.join(words)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+        raise UserError(f"prefect deploy --all failed: {(done.stderr or done.stdout).strip()[-500:]}")
 
 
-def _make_pool(env: dict[str, str]) -> None:
+@contextmanager
+def _prefect_client(env: Mapping[str, str]) -> Iterator[Any]:
+    """A client of the server that `env` names."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    login = env.get("PREFECT_API_AUTH_STRING")
+    settings = {PREFECT_API_URL: env["PREFECT_API_URL"]} | ({PREFECT_API_AUTH_STRING: login} if login else {})
+    with temporary_settings(settings), get_client(sync_client=True) as client:
+        yield client
+
+
+def _make_pool(client: Any) -> None:
     """Create the work pool, or give an existing one the template `JOB_TEMPLATE`."""
-    with tempfile.TemporaryDirectory() as folder:
-        template = Path(folder) / "template.json"
-        write_json(template, JOB_TEMPLATE)
-        words = ["--type", "process", "--base-job-template", str(template), "--overwrite"]
-        _prefect(env, "work-pool", "create", POOL, *words)
+    from prefect.client.schemas.actions import WorkPoolCreate
+
+    client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=JOB_TEMPLATE), overwrite=True)
 
 
-def _make_slots(env: dict[str, str], limit: int | None) -> None:
+def _make_slots(client: Any, limit: int | None) -> None:
     """Set the limit `mathrl-slots`; without a number it stays as it is, initially two."""
-    inspect = [sys.executable, "-m", "prefect", "gcl", "inspect", SLOTS]
-    exists = subprocess.run(inspect, env=env, capture_output=True, check=False).returncode == 0
-    if not exists:
-        _prefect(env, "gcl", "create", SLOTS, "--limit", str(limit or DEFAULT_SLOTS))
-    elif limit:
-        _prefect(env, "gcl", "update", SLOTS, "--limit", str(limit))
+    from prefect.exceptions import ObjectNotFound
+
+    if limit is None:
+        try:
+            client.read_global_concurrency_limit_by_name(SLOTS)
+            return
+        except ObjectNotFound:
+            limit = DEFAULT_SLOTS
+    client.upsert_global_concurrency_limit_by_name(SLOTS, limit)
 
 
-def _make_automations(env: dict[str, str]) -> None:
-    """Create the automations of prefect.yaml, unless they are there; switched off ones stay off."""
-    names = [automation["name"] for automation in read_yaml(Path(DEPLOYMENTS)).get("automations", ())]
-    inspect = [sys.executable, "-m", "prefect", "automation", "inspect"]
-    if any(subprocess.run([*inspect, name], env=env, capture_output=True, check=False).returncode for name in names):
-        _prefect(env, "automation", "create", "--from-file", DEPLOYMENTS)
+def _make_automations(client: Any) -> None:
+    """Create the automations of prefect.yaml that are not there; switched off ones stay off."""
+    from prefect.events.schemas.automations import AutomationCore
+
+    for automation in read_yaml(Path(DEPLOYMENTS)).get("automations", ()):
+        if not client.read_automations_by_name(automation["name"]):
+            client.create_automation(AutomationCore.model_validate(automation))
 
 
 def _answers(url: str) -> bool:

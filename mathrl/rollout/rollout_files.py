@@ -62,7 +62,7 @@ class RolloutFolder:
 
     def steps(self) -> list[Path]:
         """The files of the steps, in order."""
-        return sorted(self.folder.glob("step-*.parquet"), key=_step_of)
+        return sorted(self.folder.glob("step-*.parquet"))
 
     def write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep the rows of a step."""
@@ -89,7 +89,7 @@ class RolloutFolder:
 def rollout_files(folder: Path) -> list[Path]:
     """The parquet files of a folder with kept rollouts, in the order of steps; empty if it has none."""
     whole = folder / WHOLE
-    return [whole] if whole.is_file() else sorted(folder.glob("step-*.parquet"), key=_step_of)
+    return [whole] if whole.is_file() else sorted(folder.glob("step-*.parquet"))
 
 
 def read_responses(files: Sequence[Path]) -> pa.Table:

@@ -35,7 +35,7 @@ class TorchEngine:
 
     def __init__(self, model: Any, tokenizer: Any, rollout: Rollout) -> None:
         self.model, self.tokenizer, self.rollout = model, tokenizer, rollout
-        self.ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
+        self.ends = end_tokens(tokenizer, model.generation_config)
 
     @torch.no_grad()
     def generate(

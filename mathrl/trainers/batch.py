@@ -244,7 +244,7 @@ def trusted_tokens(old_N: Tensor, sampler_N: Tensor, lengths_S: Tensor, params: 
     trusted_N = torch.ones_like(old_N, dtype=torch.bool)
     if params.reject is not None:
         bounds = params.reject
-        trusted_N &= within_bounds(old_N, sampler_N, lengths_S, bounds.level, bounds.low, bounds.high)
+        trusted_N = within_bounds(old_N, sampler_N, lengths_S, bounds.level, bounds.low, bounds.high)
     if params.veto is not None:
         trusted_N &= without_veto(old_N, sampler_N, lengths_S, params.veto)
     return trusted_N

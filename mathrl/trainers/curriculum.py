@@ -151,10 +151,10 @@ def _pass_rate(problem: Problem) -> float:
 
 
 def _difficulties(problems: Sequence[Problem]) -> list[float]:
-    """The failure rates where every problem has a pass rate, else the levels."""
+    """Numbers that are larger for harder problems: negative pass rates where every problem has one, else the levels."""
     unmeasured = next((problem.id for problem in problems if problem.pass_rate is None), None)
     if unmeasured is None:
-        return [1 - _pass_rate(problem) for problem in problems]
+        return [-_pass_rate(problem) for problem in problems]
     without_level = next((problem.id for problem in problems if problem.level is None), None)
     if without_level is not None:
         raise UserError(

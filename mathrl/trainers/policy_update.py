@@ -277,7 +277,8 @@ def micro_batch_loss(model: Any, part: Batch, params: Rl, kl_coef: float) -> tup
     if part.held_N is not None and isinstance(terms, KlCov):
         gap_N = (logprobs_N - old_N).abs()
         loss_N = loss_N + terms.coef * gap_N * to_device(part.held_N, loss_N.device)
-    if part.expert_S is not None and isinstance(params.imitation, Luffy):
+    if part.expert_S is not None:
+        assert isinstance(params.imitation, Luffy)
         expert_N = spread(to_device(part.expert_S, loss_N.device), lengths_S, len(loss_N))
         loss_N = torch.where(expert_N, shaped_loss(logprobs_N, advantages_N, params.imitation.shaping), loss_N)
         clipped_N = clipped_N & ~expert_N

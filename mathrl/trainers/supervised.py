@@ -197,7 +197,7 @@ def train_supervised(
         learner.load(saved, saved.values["learner"])
         done, stream.cursor = saved.step, saved.values["cursor"]
         tokens_seen, figures = saved.values["tokens_seen"], saved.values["figures"]
-    log = run.open_log(done if saved is not None else None)
+    log = run.open_log(done)
     model.train()
     with StopRequest(ranks) as stop, progress(name, params.steps, done) as bar:
         while done < params.steps:

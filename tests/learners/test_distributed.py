@@ -52,6 +52,20 @@ def test_ranks_that_never_come_are_named_with_the_place_where_the_others_wait(
                 assert "but rank 2, 3 did not come" in message
 
 
+def test_what_fails_in_an_exchange_itself_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no rank that did not come."""
+    ranks = Ranks(torch.device("cpu"))
+    monkeypatch.setattr(ranks, "objects", None, raising=False)
+    monkeypatch.setattr(ranks, "timeout", None, raising=False)
+
+    def fail() -> None:
+        raise RuntimeError("sizes differ")
+
+    monkeypatch.setattr(dist, "monitored_barrier", lambda *given, **named: None)
+    with pytest.raises(RuntimeError, match="sizes differ"):
+        ranks._together(fail)
+
+
 def test_libraries_groups_get_the_time_out_too(tmp_path: Path) -> None:
     code = (
         "import torch, torch.distributed as dist\nfrom mathrl.learners.distributed import Ranks\n"

@@ -150,7 +150,8 @@ def test_a_run_cannot_choose_its_command_environment_or_folder(servers: Servers,
     refused()
     free = {"job_configuration": {"command": "{{ command }}"}, "variables": {"properties": {"command": {}}}}
     servers.post("/work_pools/mathrl", {"base_job_template": free}, "PATCH")
-    ui._make_pool(servers.checkout.env | {"PREFECT_API_URL": f"{servers.prefect}/api"})
+    with ui._prefect_client({"PREFECT_API_URL": f"{servers.prefect}/api"}) as client:
+        ui._make_pool(client)
     refused()
     assert not list(tmp_path.iterdir())
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,8 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(server.seconds)
         with server.lock:
             server.at_once -= 1
+        if self.path != f"/v1/{'chat/completions' if 'messages' in body else 'completions'}":
+            return self.reply(404, b"no such page")
         if server.key and self.headers.get("authorization") != f"Bearer {server.key}":
             return self.reply(401, b"no")
         if fault == "drop":
@@ -144,6 +147,7 @@ def test_every_fault_is_tried_again_and_counted(server: Server, demo: Params) ->
     server.faults = ["drop", "half", "limit", "503", "empty", "drop", "409"]
     sampler, groups = sample(server, demo, at_a_time=3)
     assert all(graded.correct and len(graded.completion.tokens) == 4 for (graded,) in groups)
+    assert {graded.completion.finish_reason for (graded,) in groups} == {"stop"}
     account = sampler.account()
     assert sum(account["retries"].values()) == 7 and account["retries"]["a reply that is no answer"] == 2
     assert [account["retries"][f"status {status}"] for status in (429, 503, 409)] == [1, 1, 1]
@@ -165,8 +169,26 @@ def test_a_rate_limit_holds_all_requests_back(server: Server, demo: Params) -> N
 
 def test_requests_run_at_once_and_no_more_than_asked(server: Server, demo: Params) -> None:
     server.seconds = 0.05
+    before = set(threading.enumerate())
     sample(server, demo, at_a_time=4)
     assert server.most == 4
+    assert not any(thread.name.startswith("ThreadPool") for thread in set(threading.enumerate()) - before)
+
+
+def test_the_waits_between_attempts_double_up_to_the_longest(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    client = Client(remote(server))
+    monkeypatch.setattr("mathrl.rollout.endpoint.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    for share, drawn in ((0.5, 0.0), (1.0, 0.5)):
+        monkeypatch.setattr("mathrl.rollout.endpoint.random.random", lambda drawn=drawn: drawn)
+        for attempt, seconds in enumerate([0, 1, 2, 4, 8, 16, 32, 60, 60]):
+            clock[0] = 0.0
+            client._wait(attempt)
+            assert clock[0] == pytest.approx(share * seconds)
 
 
 def test_what_was_answered_is_never_asked_again_and_more_samples_ask_for_the_rest(server: Server, demo: Params) -> None:
@@ -230,7 +252,7 @@ def test_the_key_and_the_names_of_the_model(server: Server, demo: Params, monkey
 )
 def test_replies_of_several_servers_are_read(reply: dict[str, Any], text: str) -> None:
     answer = read_answer(reply)
-    assert (answer["text"], answer["tokens"], answer["prompt_tokens"]) == (text, 0, 0)
+    assert (answer["text"], answer["finish"], answer["tokens"], answer["prompt_tokens"]) == (text, "stop", 0, 0)
 
 
 @pytest.mark.parametrize(

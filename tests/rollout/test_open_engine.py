@@ -18,10 +18,10 @@ from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.models.base import character_tokenizer
 from mathrl.models.device import hardware_of
-from mathrl.models.load import export_model
+from mathrl.models.load import export_model, load_tokenizer
 from mathrl.models.weights import folder_digest
 from mathrl.params.rollout import Rollout, Vllm
-from mathrl.params.run import FreshModel, Model
+from mathrl.params.run import FreshModel, Model, PretrainedModel
 from mathrl.rollout import open_engine as engine_opening
 from mathrl.rollout.engine import EXACT, ROUNDED, Sampling
 from mathrl.rollout.open_engine import open_engine, training_engine
@@ -30,6 +30,7 @@ from mathrl.rollout.sampler import open_sampler
 from mathrl.rollout.server_engine import ServerEngine
 from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from tests.servers.stand import Stand, params
+from tests.stages.gpu_configurations import H100
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = character_tokenizer(FreshModel())
@@ -112,6 +113,7 @@ def test_a_stages_sampler_has_its_engine_its_longest_sequence_its_prompt_and_its
 ) -> None:
     given: list[Any] = []
     resolved: list[Any] = []
+    read: list[Any] = []
 
     def opened(*arguments: Any) -> Any:
         given.extend(arguments)
@@ -121,6 +123,11 @@ def test_a_stages_sampler_has_its_engine_its_longest_sequence_its_prompt_and_its
         resolved.append((arguments, named))
         return resolve_rollout(*arguments, **named)
 
+    def loaded(*arguments: Any) -> Any:
+        read.append(arguments)
+        return load_tokenizer(*arguments)
+
+    monkeypatch.setattr("mathrl.rollout.open_engine.load_tokenizer", loaded)
     monkeypatch.setattr("mathrl.rollout.sampler.open_engine", opened)
     monkeypatch.setattr("mathrl.rollout.open_engine.resolve_rollout", chosen)
     overrides = ["run.device=cpu", "model.precision=float32", "sample.max_tokens=9", "prompt.max_tokens=33"]
@@ -128,7 +135,7 @@ def test_a_stages_sampler_has_its_engine_its_longest_sequence_its_prompt_and_its
     examples = [Problem("e", "1+1=", ("2",), "own", "sft", solution="1+1=2")]
     sampler = open_sampler(folder, all_of_it, "sample", examples)
     expected = (folder, all_of_it.model, all_of_it.rollout, torch.device("cpu"), 33 + 2 * 9)
-    assert tuple(given) == expected
+    assert tuple(given) == expected and read == [(folder, all_of_it.model)]
     (arguments, named), hardware = resolved[0], hardware_of(torch.device("cpu"))
     assert arguments == (all_of_it.rollout, folder, all_of_it.model, hardware)
     assert named == {"longest": 33 + 2 * 9, "ranks": 1}
@@ -140,6 +147,16 @@ def test_a_stages_sampler_has_its_engine_its_longest_sequence_its_prompt_and_its
     on_gpu = load_params(ROOT / "params", overrides=[*overrides[1:], "run.device=cuda"])
     with pytest.raises(UserError, match=r"run\.device is cuda, but torch finds no GPU"):
         open_sampler(folder, on_gpu, "sample")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_gpu_samples_by_vllm_where_that_is_installed(
+    folder: Path, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mathrl.rollout.resolve.has_gpu_vllm", lambda: installed)
+    pretrained = Model(base=PretrainedModel(path=str(folder)))
+    chosen = resolve_rollout(Rollout(), folder, pretrained, H100, longest=None, ranks=1)
+    assert chosen.engine == ("vllm" if installed else "torch")
 
 
 def test_a_vllm_for_gpus_is_one_without_the_package_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

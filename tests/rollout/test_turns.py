@@ -367,3 +367,4 @@ def test_seconds_and_tokens_of_a_response_are_limited(engine: TorchEngine) -> No
         assert "limit" not in row[:2] and row[2:] in ([], ["limit"])
     outputs = {call.output for g in slow for c in g for call in c.calls[2:]}
     assert outputs == {"This call was not made: the calls of a response may take 3 seconds."}
+    assert {call.seconds for g in slow for c in g for call in c.calls[2:]} == {0.0}

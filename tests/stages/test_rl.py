@@ -146,6 +146,19 @@ def test_the_engine_is_chosen_for_the_longest_sequence_and_told_of_adapters(
     )
 
 
+def test_a_reference_has_no_gradients(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    references: list[Any] = []
+    real = trainer.train_rl
+
+    def watched(*given: Any) -> Any:
+        references.append(given[-1].reference)
+        return real(*given)
+
+    monkeypatch.setattr(trainer, "train_rl", watched)
+    run("a reference", ["rl.steps=1", "rl.dev.every=0"])
+    assert not any(weight.requires_grad for weight in references[0].parameters())
+
+
 def test_a_killed_run_goes_on_to_the_same_bits_and_says_which_rollouts_are_lost(
     place: Path, kill_at: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

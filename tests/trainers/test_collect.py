@@ -1,5 +1,6 @@
 """What a step collects where the rounds of dynamic sampling run out, and how held-out problems are sampled."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,16 @@ def test_a_batch_is_filled_with_uniform_groups_each_once_and_each_round_has_a_se
     assert 0 < sum(differ) < 4 and differ == sorted(differ, reverse=True)
     assert len({group.problem for group in rollouts.groups}) == len(differ) == 4
     assert len(rollouts.sampled) == 8 and rollouts.rounds == 2 and seeds == [3, derive_seed(3, "round", 1)]
+
+
+def test_what_a_stream_replaced_is_sampled_and_not_trained_on(small: Any) -> None:
+    params, sampler = small.short_rl(), small.policy()[1]
+    prompts = [sampler.prompt_tokens(problem) for problem in small.PROBLEMS]
+    order = make_order(params.curriculum, small.PROBLEMS, range(8), 4, 0)
+    reward, ranks = small.CountsOnes(), Ranks(torch.device("cpu"))
+    collector = Collector(sampler, small.PROBLEMS, prompts, order, reward, None, params, ranks)
+    rollouts = collector.collect(3, replace(collector.sample(3), replaced=1))
+    assert len(rollouts.sampled) == 4 and rollouts.groups == rollouts.sampled[:3]
 
 
 def test_held_out_problems_have_the_samples_of_dev_or_their_own_number(small: Any) -> None:

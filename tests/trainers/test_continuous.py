@@ -13,8 +13,9 @@ import torch
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
+from mathrl.core.types import Completion, Graded
 from mathrl.learners.distributed import Ranks
-from mathrl.models.logprobs import response_logprobs
+from mathrl.models.logprobs import DECODERS, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.responses import DynamicSampling
 from mathrl.params.rollout import Rollout
@@ -108,7 +109,8 @@ def test_groups_begin_as_responses_end_and_no_pass_is_for_the_longest_response_a
             lengths_at_start.append(sum(r.completion is None for group in under_way for r in group.responses))
     assert max(lengths_at_start) > 0, "a group began while others were under way"
     groups = finish(pool)
-    arrays = [(each.completion.tokens, each.completion.logprobs) for group in groups for each in group.graded]
+    responses = [response.completion for group in groups for response in group.responses]
+    arrays = [(each.tokens, each.logprobs) for each in [*responses, *(g.completion for x in groups for g in x.graded)]]
     assert {tuple(array.dtype for array in pair) for pair in arrays} == {(np.dtype(np.int32), np.dtype(np.float32))}
     assert {len(group.graded) for group in groups} == {4} and pool.batch is not None and not pool.has_work
     tokens = [len(response.tokens) for group in groups for response in group.responses]
@@ -248,8 +250,44 @@ def test_uniform_groups_are_replaced_as_long_as_there_are_spare_problems() -> No
     assert not any(group.replaced for group in finish(none)) and none.used == 0
 
 
+def test_a_group_is_uniform_whose_responses_are_all_right_or_all_wrong() -> None:
+    completion = Completion(np.array([5], np.int32), np.array([-1.0], np.float32), "1", "stop")
+
+    def uniform(*verdicts: bool) -> bool:
+        graded = [Graded("p", completion, correct, float(correct), {}, None, "") for correct in verdicts]
+        return PooledGroup(0, 0, len(graded), graded=graded).uniform
+
+    assert uniform(True, True) and uniform(False, False) and not uniform(True, False)
+
+
+def test_groups_begin_when_an_eighth_of_the_rows_is_free() -> None:
+    pool = made_pool()
+    pool.most_rows = 64
+    pool._batch().names = list(range(64))
+    pool._batch().going = 57
+    assert pool._new_sequences() == [], "four of seven free rows are not worth a joining"
+    pool._batch().going = 56
+    assert [len(sequences.names) for sequences in pool._new_sequences()] == [4, 4]
+
+
+def test_sequences_that_join_cost_their_own_prompt_alone() -> None:
+    model, _ = policy()
+    batch, random = ContinuousBatch(TorchEngine(model, TOKENIZER, Rollout()), 1.0, 9), torch.full((2, 9), 0.5)
+    tokens: list[int] = []
+    model.get_input_embeddings().register_forward_hook(lambda module, given, output: tokens.append(given[0].numel()))
+    batch.step([NewSequences([5, 6, 7, 8], [0], random[:1])])
+    batch.step([NewSequences([7, 8, 9, 10, 11, 12], [1], random[1:])])
+    assert tokens == [8, 1, 8], "prompts are padded to eight; the first goes on by a token from what is kept of it"
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["", "run again"])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves(temperature: float) -> None:
+def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves(
+    temperature: float, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a decoder that no sequence can join, which runs all of them again."""
+    if not joins:
+        monkeypatch.setattr("mathrl.rollout.continuous_batch.make_decoder", DECODERS["cached"])
     model, _ = policy()
     engine = TorchEngine(model, TOKENIZER, Rollout())
     prompts = [[5, 6, 7, 8], [7, 8, 9, 10, 11, 12], [6, 7]]

@@ -232,3 +232,10 @@ def test_adapters_of_a_critic_learn_without_dropout(small: Any) -> None:
         return small.run(ppo(critic, steps=3))[1]
 
     assert rows(0.5) == rows(0.0)
+
+
+def test_policy_and_critic_share_a_buffer_of_gradients(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: list[Any] = []
+    monkeypatch.setattr("mathrl.trainers.open_rl.share_gradients", shared.extend)
+    small.run(ppo(Critic(), steps=1))
+    assert [learner.name for learner in shared] == ["rl", "rl.advantage.critic"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.normalizers import Replace
 
 from mathrl.algorithms.divergences import teacher_divergence
 from mathrl.core.errors import UserError
@@ -132,8 +133,13 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"'<further>' is {len(TOKENIZER)} to the student and none to the teacher"):
         check_teacher("models/teacher", TOKENIZER, "models/sft", further)
     other = character_tokenizer(BASE.model_copy(update={"alphabet": "ascii"}))
-    with pytest.raises(UserError, match=r"models/teacher has another tokenizer than models/sft \(token '.' is \d+ to"):
+    said = r"models/teacher has another tokenizer than models/sft \(token '0' is 3 to the student and 4 to the teacher"
+    with pytest.raises(UserError, match=said):
         check_teacher("models/teacher", other, "models/sft", TOKENIZER)
+    cuts = character_tokenizer(BASE)
+    cuts.backend_tokenizer.normalizer = Replace(" ", "")
+    with pytest.raises(UserError, match="it cuts texts into other tokens"):
+        check_teacher("models/teacher", cuts, "models/sft", TOKENIZER)
 
 
 def test_worked_solutions_may_be_further_responses(tmp_path: Path) -> None:

@@ -101,6 +101,18 @@ def test_clip_cov_leaves_out_tokens_between_its_bounds() -> None:
     assert told.left_out == 1 and not torch.allclose(few, found, atol=1e-5)
 
 
+def test_tokens_of_low_entropy_are_left_out_beside_those_of_clip_cov() -> None:
+    model, sampler = policy()
+    bounds = {"type": "clip_cov", "share": 1.0, "covariance_low": 0.05, "covariance_high": 1.0}
+    found = []
+    for loss in ({"top_entropy": 0.5}, bounds, bounds | {"top_entropy": 0.5}):
+        params = Rl(loss=loss)  # type: ignore[arg-type]
+        batch = scored_batch(rollouts(model, sampler), params, CPU, model)[0]
+        found.append(choose_tokens(batch, params, 0).left_out_N)
+    low_N, between_N, both_N = found
+    assert torch.equal(both_N, low_N | between_N) and (low_N & between_N).any() and not torch.equal(low_N, both_N)
+
+
 def test_kl_cov_holds_the_tokens_of_highest_covariance_off_policy() -> None:
     """Against a loss written out: -r A over all tokens, and |log r| on the chosen ones, over their number."""
     model, sampler = policy()
