@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -54,20 +54,40 @@ def app_of_a_command() -> Any:
 
 
 def check_schemas_once() -> None:
-    """Let Prefect accept a schema that it has accepted before: that of a flow with all parameters has 5,000 parts,
-    whose check takes a second, and Prefect repeats it for each deployment, run and automation.
+    """Let Prefect check a definition within a schema once.
+
+    The schema of a flow with all parameters has 5,000 parts in 200 definitions, and its check takes a second. Prefect
+    checks it twice for each deployment, and again for each run and automation; all flows have the same definitions.
     """
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
     from prefect.utilities.schema_tools.validation import _VALIDATOR
 
-    check, accepted = _VALIDATOR.check_schema, set[tuple[str, ...]]()
+    for validator in (Draft202012Validator, _VALIDATOR):
+        validator.check_schema = staticmethod(_checked_once(validator.check_schema))  # type: ignore[method-assign,assignment]
+
+
+def _checked_once(check: Callable[..., None]) -> Callable[..., None]:
+    from jsonschema import SchemaError  # type: ignore[import-untyped]
+
+    accepted = set[tuple[str, ...]]()
 
     def check_once(schema: Any, **options: Any) -> None:
-        key = (digest(schema), *options)
-        if key not in accepted:
-            check(schema, **options)
+        parts = [schema]
+        if isinstance(schema, Mapping) and isinstance(definitions := schema.get("definitions"), Mapping):
+            parts = [{**schema, "definitions": {}}, *definitions.values()]
+        for part in parts:
+            key = (digest(part), *options)
+            if key in accepted:
+                continue
+            try:
+                check(part, **options)
+            except SchemaError:
+                if part is not schema:
+                    check(schema, **options)  # whose error names the place in the whole
+                raise
             accepted.add(key)
 
-    _VALIDATOR.check_schema = staticmethod(check_once)  # type: ignore[method-assign,assignment]
+    return check_once
 
 
 def _guard(server: Any) -> Any:

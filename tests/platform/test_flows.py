@@ -170,3 +170,13 @@ def test_a_schema_that_is_right_is_checked_once_and_one_that_is_not_each_time(mo
         with pytest.raises(SchemaError, match="'1' is not of type 'number'"):
             validation.validate({"lr": 0.5}, wrong, raise_on_error=True)
     assert checked == [right, wrong, wrong]
+    checked.clear()
+    for name in ("lr", "kl"):
+        both = {"properties": {name: {"$ref": "#/definitions/rate"}}, "definitions": {"rate": right, "also": right}}
+        validation.validate({name: {"lr": 0.5}}, both, raise_on_error=True)
+        with pytest.raises(validation.ValidationError, match="greater than the maximum of 1"):
+            validation.validate({name: {"lr": 2}}, both, raise_on_error=True)
+        with pytest.raises(SchemaError, match="'1' is not of type 'number'") as caught:
+            validation.validate({}, both | {"definitions": {"rate": wrong}}, raise_on_error=True)
+        assert list(caught.value.absolute_path) == ["definitions", "rate", "properties", "lr", "maximum"]
+    assert checked.count(right) == 0 and checked.count(wrong) == 2, "right was checked before"
