@@ -130,6 +130,7 @@ def test_the_demo_is_this_repositorys_own_top_level(
 
 def test_the_projects_own_code_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     init(Path("mine"), demo=True)
     project = tmp_path / "mine"
     tests = [sys.executable, "-m", "pytest", "-q", "--doctest-modules", "mine", "tests"]
