@@ -15,6 +15,9 @@ SPECIAL = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 
+# A renderer may drop them, and join what they stood between; Python-Markdown marks places of its own by two of them.
+CONTROL, REPLACEMENT = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]"), "\ufffd"
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """The lines of a Markdown table.
@@ -32,7 +35,7 @@ def cell(text: str) -> str:
     >>> cell("0.5 [0.4, 0.6]"), cell("<img> `1|2`")
     ('0.5 [0.4, 0.6]', '&#60;img> &#96;1&#124;2&#96;')
     """
-    return SPECIAL.sub(lambda found: f"&#{ord(found[0])};", " ".join(text.split()))
+    return SPECIAL.sub(lambda found: f"&#{ord(found[0])};", _one_line(text))
 
 
 def code(text: str, most: int | None = None) -> str:
@@ -41,7 +44,7 @@ def code(text: str, most: int | None = None) -> str:
     >>> code("a_1 < `b`")
     '`` a_1 < `b` ``'
     """
-    text = " ".join(text.split())[:most]
+    text = _one_line(text)[:most]
     if not text:
         return ""
     ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -58,4 +61,8 @@ def code_block(text: str) -> str:
     ```
     """
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}text\n{text}\n{fence}"
+    return f"{fence}text\n{CONTROL.sub(REPLACEMENT, text)}\n{fence}"
+
+
+def _one_line(text: str) -> str:
+    return CONTROL.sub(REPLACEMENT, " ".join(text.split()))
