@@ -1,6 +1,5 @@
 """`mathrl ui`: servers of Prefect and MLflow on loopback, with the flows deployed and a worker for them."""
 
-import importlib
 import importlib.util
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 from filelock import FileLock
+from pydantic import ValidationError
 
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
@@ -290,14 +290,22 @@ def _deploy(env: dict[str, str]) -> None:
 
 @contextmanager
 def _prefect_client(env: Mapping[str, str]) -> Iterator[Any]:
-    """A client of the server that `env` names."""
+    """A client of the server that `env` names.
+
+    Raises:
+        UserError: the server refuses a request, or an automation of prefect.yaml is none.
+    """
+    from httpx import HTTPError
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     login = env.get("PREFECT_API_AUTH_STRING")
     settings = {PREFECT_API_URL: env["PREFECT_API_URL"]} | ({PREFECT_API_AUTH_STRING: login} if login else {})
     with temporary_settings(settings), get_client(sync_client=True) as client:
-        yield client
+        try:
+            yield client
+        except (HTTPError, ValidationError) as error:
+            raise UserError(f"Prefect refused the work pool, slots or automations of {DEPLOYMENTS}: {error}") from None
 
 
 def _make_pool(client: Any) -> None:

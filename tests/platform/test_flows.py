@@ -3,13 +3,14 @@
 import importlib
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import SchemaError
+from jsonschema import Draft202012Validator, SchemaError
 from prefect import Flow
+from prefect._internal.schemas import validators
 from prefect.exceptions import ParameterTypeError, SignatureMismatchError
 from prefect.utilities.schema_tools import validation
 from pydantic import BaseModel
@@ -153,15 +154,30 @@ def test_a_flow_imports_nothing_that_computes() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_a_schema_that_is_right_is_checked_once_and_one_that_is_not_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    check, checked = validation._VALIDATOR.check_schema, list[Any]()
+@pytest.fixture
+def count_checks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """What a validator's own check is asked after `check_schemas_once`; all validators are as before at the end."""
 
-    def noted(schema: Any, **options: Any) -> None:
-        checked.append(schema)
-        check(schema, **options)
+    def count(validator: Any) -> list[Any]:
+        checked: list[Any] = []
+        check = validator.check_schema
 
-    monkeypatch.setattr(validation._VALIDATOR, "check_schema", staticmethod(noted))
-    check_schemas_once()
+        def noted(schema: Any, **options: Any) -> None:
+            checked.append(schema)
+            check(schema, **options)
+
+        for each in (Draft202012Validator, validation._VALIDATOR):
+            monkeypatch.setattr(each, "check_schema", staticmethod(noted) if each is validator else each.check_schema)
+        check_schemas_once()
+        return checked
+
+    return count
+
+
+def test_a_schema_that_is_right_is_checked_once_and_one_that_is_not_each_time(
+    count_checks: Callable[..., list[Any]],
+) -> None:
+    checked = count_checks(validation._VALIDATOR)
     right, wrong = {"properties": {"lr": {"maximum": 1}}}, {"properties": {"lr": {"maximum": "1"}}}
     for _ in range(2):
         validation.validate({"lr": 0.5}, right, raise_on_error=True)
@@ -180,3 +196,18 @@ def test_a_schema_that_is_right_is_checked_once_and_one_that_is_not_each_time(mo
             validation.validate({}, both | {"definitions": {"rate": wrong}}, raise_on_error=True)
         assert list(caught.value.absolute_path) == ["definitions", "rate", "properties", "lr", "maximum"]
     assert checked.count(right) == 0 and checked.count(wrong) == 2, "right was checked before"
+
+
+def test_a_definition_is_checked_once_for_all_deployments(count_checks: Callable[..., list[Any]]) -> None:
+    """Prefect checks a deployment's schema by another validator, in two places."""
+    checked = count_checks(Draft202012Validator)
+    rate = {"properties": {"lr": {"maximum": 1}}}
+    for name in ("sft", "rl"):
+        schema = {"properties": {name: {"$ref": "#/definitions/rate"}}, "definitions": {"rate": rate}}
+        deployment = {"enforce_parameter_schema": True, "parameter_openapi_schema": schema}
+        for _ in range(2):
+            validators.validate_parameter_openapi_schema(schema, deployment)
+            validators.validate_parameters_conform_to_schema({name: {"lr": 0.5}}, deployment)
+        with pytest.raises(ValueError, match="greater than the maximum of 1"):
+            validators.validate_parameters_conform_to_schema({name: {"lr": 2}}, deployment)
+    assert checked.count(rate) == 1 and len(checked) == 3, "and the rest of each of the two"
