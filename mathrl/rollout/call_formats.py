@@ -143,8 +143,10 @@ def show_output(output: str, limit: int, tokenizer: Any) -> str:
     terminals, are left out.
     """
     text = CONTROL.sub("", encodable(output)).rstrip()
-    for token in {token.content for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1}:
-        text = text.replace(token, f"{token[0]} {token[1:]}")
+    # In their order: what is left of tokens within tokens is the same in every run. White space does no harm.
+    for token in sorted({token.content.strip() for token in tokenizer.added_tokens_decoder.values()}):
+        while len(token) > 1 and token in text:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
     tokens = tokenizer.encode(text, add_special_tokens=False)
     if len(tokens) <= limit:
         return text

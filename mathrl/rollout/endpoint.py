@@ -20,6 +20,7 @@ import numpy as np
 
 from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError
+from mathrl.core.files import encodable
 from mathrl.core.hashing import derive_seed, digest
 from mathrl.core.paths import state_root
 from mathrl.core.types import Completion, Graded, Problem
@@ -54,7 +55,7 @@ class EndpointSampler(Sampler):
         self.seconds = {"generation": 0.0, "reward": 0.0, "tools": 0.0}
         self.seed = derive_seed(params.run.seed, "endpoint", stage)
         self.client = Client(remote)
-        self.answers = Answers(state_root() / "endpoints" / digest([remote.endpoint, remote.model]))
+        self.answers = Answers(state_root() / "endpoints" / digest([self.client.base, remote.model]))
 
     @property
     def counts(self) -> Counter[str]:
@@ -135,8 +136,9 @@ class EndpointSampler(Sampler):
         """
         counts, remote = self.counts, self.remote
         prompt, completion = self.answers.total("prompt_tokens"), self.answers.total("tokens")
-        prices = (remote.price_input, remote.price_output)
-        cost = None if None in prices else (prompt * (prices[0] or 0) + completion * (prices[1] or 0)) / 1e6
+        cost = None
+        if remote.price_input is not None and remote.price_output is not None:
+            cost = (prompt * remote.price_input + completion * remote.price_output) / 1e6
         return {
             "endpoint": remote.endpoint,
             "model": remote.model,
@@ -200,9 +202,11 @@ class Answers:
         self.folder, self.rows = folder, dict[str, Answer]()
         self.used: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
-        for file in sorted(folder.glob("*.jsonl")):
+        files = sorted(folder.glob("*.jsonl"))
+        for file in files:
             self.rows |= dict(_whole_rows(file))
-        self.file = folder / f"{rank()}-{os.getpid()}.jsonl"
+        # By their number too: an earlier process of the same one, as in containers, may have left half a row.
+        self.file = folder / f"{rank()}-{os.getpid()}-{len(files)}.jsonl"
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows
@@ -214,7 +218,7 @@ class Answers:
     def add(self, key: str, answer: Answer) -> None:
         self.rows[key] = answer
         with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"key": key, **answer}, ensure_ascii=False) + "\n")
+            stream.write(json.dumps({"key": key, **answer}) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
 
@@ -228,7 +232,7 @@ class Answers:
 
 def _whole_rows(file: Path) -> Iterator[tuple[str, Answer]]:
     """The rows of a file but the last if a kill cut it short."""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             row = json.loads(line)
             yield row.pop("key"), row
@@ -247,13 +251,13 @@ class Client:
         self.remote, self.counts = remote, Counter[str]()
         self.stopping = threading.Event()
         self._lock, self._not_before = threading.Lock(), 0.0
-        key, base = Variable.ENDPOINT_KEY.get(), remote.endpoint.rstrip("/")
-        self.url = f"{base}/{'chat/completions' if remote.api == 'chat' else 'completions'}"
+        key, self.base = Variable.ENDPOINT_KEY.get(), remote.endpoint.rstrip("/")
+        self.url = f"{self.base}/{'chat/completions' if remote.api == 'chat' else 'completions'}"
         limits = httpx.Limits(max_connections=remote.at_a_time)
         timeout = httpx.Timeout(remote.timeout_seconds, connect=min(10.0, remote.timeout_seconds))
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.http = httpx.Client(timeout=timeout, headers=headers, limits=limits)
-        self._check_name(f"{base}/models")
+        self._check_name(f"{self.base}/models")
 
     def _check_name(self, url: str) -> None:
         """Raises UserError: the endpoint lists its models, and this one is not among them."""
@@ -348,7 +352,7 @@ def read_answer(reply: Any) -> Answer:
         raise ValueError("no text")
     usage = reply.get("usage") or {}  # without it lengths are 0
     return {
-        "text": text,
+        "text": encodable(text),
         "finish": str(choice.get("finish_reason") or "stop"),
         "tokens": int(usage.get("completion_tokens") or 0),
         "prompt_tokens": int(usage.get("prompt_tokens") or 0),

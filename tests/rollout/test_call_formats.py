@@ -65,10 +65,28 @@ def test_an_output_cannot_close_its_block_or_spell_a_token_of_the_model() -> Non
     assert not {TOKENIZER.eos_token_id, *TOKENIZER.encode("<answer></answer>")} & set(ids)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "output", "shown"),
+    [
+        (["[]", "λ"], "[] λx", "[ ] λx"),  # a letter cannot be spelled otherwise
+        (["##"], "###", "# # #"),
+        (["<b>", "<b>c", "a<b>"], "a<b>c", "a< b>c"),
+        (["<b>\n", " <c>"], "<b>\n <c>", "< b>\n < c>"),
+        (["  ", "\n\n", "\t\t"], "if x:\n\n    y\t\tz", "if x:\n\n    y\t\tz"),  # space is no mark of anything
+    ],
+)
+def test_no_added_token_is_left_in_an_output(tokens: list[str], output: str, shown: str) -> None:
+    for order in (tokens, tokens[::-1]):
+        tokenizer = character_tokenizer(FreshModel())
+        tokenizer.add_tokens(order)
+        assert show_output(output, 100, tokenizer) == shown
+
+
 def test_long_output_is_cut_and_says_so() -> None:
     assert show_output("x" * 20, 20, TOKENIZER) == "x" * 20
     assert show_output("X" * 21, 20, TOKENIZER) == "X" * 20 + "\n[output cut: 20 of 21 tokens]"
     assert show_output("1\r\n2\x1b[0m\n", 20, TOKENIZER) == "1\n2[0m"
+    assert show_output("  ab  cd", 5, TOKENIZER) == "  ab\n[output cut: 5 of 8 tokens]"
     assert show_output("y" * 5000, 20, TOKENIZER) == "y" * 20 + "\n[output cut: 20 of 5,000 tokens]"
 
 
@@ -137,6 +155,7 @@ def test_a_turn_may_have_several_calls_and_mistakes_are_told() -> None:
     }
     for broken, mistake in mistakes.items():
         (asked,) = calls.calls(broken)
+        assert asked.code == broken.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
         assert asked.mistake.startswith(f"error: {mistake}") and asked.mistake.endswith("}}")
 
 

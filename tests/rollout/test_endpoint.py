@@ -1,6 +1,7 @@
 """A model at an endpoint: the server is slow, limits rates, drops connections, answers nonsense; a run is killed."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,8 +22,8 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_json, write_jsonl
-from mathrl.core.hashing import derive_seed
+from mathrl.core.files import encodable, read_json, write_jsonl
+from mathrl.core.hashing import derive_seed, digest
 from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem, read_problems, write_problems
 from mathrl.data.templates import chat_messages, prompt_text
@@ -50,6 +52,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.faults: list[str] = []
         self.seconds, self.name, self.models, self.key = 0.0, "tiny", ["tiny"], ""
+        self.finish, self.text, self.together = "stop", "", threading.Barrier(1)
         self.asked: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
@@ -89,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
             server.at_once += 1
             server.most = max(server.most, server.at_once)
         time.sleep(server.seconds)
+        with suppress(threading.BrokenBarrierError):
+            server.together.wait(2.0)
         with server.lock:
             server.at_once -= 1
         if self.path != f"/v1/{'chat/completions' if 'messages' in body else 'completions'}":
@@ -101,15 +106,16 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, b'{"choices": [{"mess')
         if fault == "empty":
             return self.reply(200, b'{"choices": []}')
-        if fault == "limit":
-            return self.reply(429, b"slow down", retry_after="0.3")
+        if fault in ("limit", "long limit"):
+            return self.reply(429, b"slow down", retry_after="0.3" if fault == "limit" else "2")
         if fault:
             return self.reply(int(fault), b"it is broken")
         asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         text = f"\\boxed{{{2 * int(asked.split('+')[0].rsplit(None, 1)[-1])}}}"
+        text += server.text
         message = {"text": text} if "prompt" in body else {"message": {"content": text}}
         usage = {"prompt_tokens": 10, "completion_tokens": 4}
-        row = {"model": server.name, "choices": [{**message, "finish_reason": "stop"}], "usage": usage}
+        row = {"model": server.name, "choices": [{**message, "finish_reason": server.finish}], "usage": usage}
         self.reply(200, json.dumps(row).encode())
         with server.lock:
             server.answered[content] += 1
@@ -144,15 +150,18 @@ def sample(server: Server, params: Params, problems: list[Problem] = PROBLEMS, s
 
 
 def test_every_fault_is_tried_again_and_counted(server: Server, demo: Params) -> None:
-    server.faults = ["drop", "half", "limit", "503", "empty", "drop", "409"]
+    server.faults = ["drop", "half", "limit", "503", "empty", "drop", "409", "408"]
     sampler, groups = sample(server, demo, at_a_time=3)
-    assert all(graded.correct and len(graded.completion.tokens) == 4 for (graded,) in groups)
+    assert all(graded.correct and graded.completion.tokens.tolist() == [-1] * 4 for (graded,) in groups)
+    assert all(map(math.isnan, groups[0][0].completion.logprobs)) and len(groups[0][0].completion.logprobs) == 4
     assert {graded.completion.finish_reason for (graded,) in groups} == {"stop"}
     account = sampler.account()
-    assert sum(account["retries"].values()) == 7 and account["retries"]["a reply that is no answer"] == 2
-    assert [account["retries"][f"status {status}"] for status in (429, 503, 409)] == [1, 1, 1]
-    assert account["requests"] == len(server.bodies) == 19 and account["answered_as"] == {"tiny": 12}
-    assert account["licence"] == "not stated"
+    assert sum(account["retries"].values()) == 8 and account["retries"]["a reply that is no answer"] == 2
+    assert [account["retries"][f"status {status}"] for status in (429, 503, 409, 408)] == [1, 1, 1, 1]
+    assert account["requests"] == len(server.bodies) == 20 and account["answered_as"] == {"tiny": 12}
+    assert account["licence"] == "not stated" and account["endpoint"] == server.url
+    (spent,) = sampler.notes()
+    assert ", 2 retried (a reply that is no answer), " in spent and ", 1 retried (status 408), " in spent
     assert account["prompt_tokens"] == 120 and account["completion_tokens"] == 48 and account["cost"] is None
     body = server.bodies[0]
     assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"]) == ("tiny", 0.7, 0.9, 20)
@@ -167,11 +176,15 @@ def test_a_rate_limit_holds_all_requests_back(server: Server, demo: Params) -> N
     assert time.monotonic() - start >= 0.3 and len(server.bodies) == 3
 
 
-def test_requests_run_at_once_and_no_more_than_asked(server: Server, demo: Params) -> None:
-    server.seconds = 0.05
+@pytest.mark.parametrize(("problems", "at_a_time"), [(12, 4), (101, 101)])
+def test_requests_run_at_once_and_no_more_than_asked(
+    server: Server, demo: Params, problems: int, at_a_time: int
+) -> None:
+    server.together = threading.Barrier(at_a_time)
     before = set(threading.enumerate())
-    sample(server, demo, at_a_time=4)
-    assert server.most == 4
+    asked = [replace(PROBLEMS[0], id=f"p{n}", question=f"{n}+{n}=") for n in range(problems)]
+    sample(server, demo, asked, at_a_time=at_a_time)
+    assert server.most == at_a_time
     assert not any(thread.name.startswith("ThreadPool") for thread in set(threading.enumerate()) - before)
 
 
@@ -189,6 +202,12 @@ def test_the_waits_between_attempts_double_up_to_the_longest(server: Server, mon
             clock[0] = 0.0
             client._wait(attempt)
             assert clock[0] == pytest.approx(share * seconds)
+    asked_for = {"7": 7.0, "0.25": 0.25, "3600": 60.0, "Wed, 21 Oct 2026 07:28:00 GMT": 1.0, None: 0.0}
+    for header, seconds in asked_for.items():
+        clock[0] = client._not_before = 0.0
+        client._hold_back(header)
+        client._wait(0)
+        assert clock[0] == pytest.approx(seconds), "the endpoint's wish, or a second for a date"
 
 
 def test_what_was_answered_is_never_asked_again_and_more_samples_ask_for_the_rest(server: Server, demo: Params) -> None:
@@ -205,6 +224,86 @@ def test_what_was_answered_is_never_asked_again_and_more_samples_ask_for_the_res
     assert len(server.bodies) == 34, "another seed is another sample"
 
 
+def test_a_sampler_is_asked_in_chunks_and_tells_of_each_answer(
+    server: Server, demo: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, told, sizes = EndpointSampler(remote(server), demo, "evaluate"), list[int](), list[int]()
+    monkeypatch.setattr(os, "fsync", lambda number: sizes.append(os.fstat(number).st_size))
+    for problems in (PROBLEMS[:3], PROBLEMS[:5], PROBLEMS[:5]):
+        sampler.sample(problems, Sampling(1, 0.7, 20), build_reward(), 0, told.append)
+    assert told == [1, 1, 1, 3, 1, 1, 5] and (sampler.counts["kept"], sampler.counts["requests"]) == (8, 5)
+    assert sampler.answers.folder == tmp_path / "state/endpoints" / digest([server.url, "tiny"])
+    lines = sampler.answers.file.read_bytes().splitlines(keepends=True)
+    assert sizes == [sum(map(len, lines[:count])) for count in range(1, 6)], "each is on the disk before the next"
+    slash = RemoteModel(endpoint=f"{server.url}/", model="tiny")
+    EndpointSampler(slash, demo, "evaluate").sample(PROBLEMS[:6], Sampling(1, 0.7, 20), build_reward(), 0)
+    assert len(server.bodies) == 6, "the same endpoint, however its address ends"
+
+
+@pytest.mark.parametrize("text", ["", "\u2028", "\x85", "\ud83d", "é"])
+def test_an_answer_of_any_text_is_kept_and_found_beside_rows_that_a_kill_cut_short(
+    server: Server, demo: Params, text: str
+) -> None:
+    server.text = text
+    problem = PROBLEMS[1].with_(question=f"Of {text}: 1+1=")
+    sampler, ((first,),) = sample(server, demo, [problem])
+    assert first.completion.text == f"\\boxed{{2}}{encodable(text)}"
+    file, cut = sampler.answers.file, '{"key": "1", "text": "é'.encode()[:-1]
+    file.write_bytes(cut + b"\n{}\n" + file.read_bytes() + cut)
+    sampler, ((again,),) = sample(server, demo, [problem])
+    assert again.completion.text == first.completion.text and len(server.bodies) == 1
+    sample(server, demo, PROBLEMS[:1])  # by a process of the same number, after the row that was cut short
+    sample(server, demo, PROBLEMS[:1])
+    assert len(server.bodies) == 2
+
+
+def test_what_is_under_way_when_a_run_is_interrupted_is_kept_and_nothing_more_is_asked(
+    server: Server, demo: Params
+) -> None:
+    def interrupt(_: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(server.answered) < wanted and time.monotonic() < deadline:
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+
+    def sample_until_interrupted(problems: list[Problem], at_a_time: int) -> None:
+        sampler = EndpointSampler(remote(server, at_a_time=at_a_time), demo, "evaluate")
+        with pytest.raises(KeyboardInterrupt):
+            sampler.sample(problems, Sampling(1, 0.7, 20, 0.9), build_reward(), 0, interrupt)
+
+    server.faults, wanted = ["", "long limit"], 1
+    sample_until_interrupted(PROBLEMS, 1)
+    assert len(server.bodies) <= 2 and len(server.answered) == 1
+    server.faults, wanted = [], 12
+    sample_until_interrupted(PROBLEMS[1:], 11)
+    sampler, _ = sample(server, demo)
+    assert (sampler.counts["kept"], sampler.counts["requests"]) == (12, 0)
+    assert sum(len(file.read_bytes().splitlines()) for file in sampler.answers.folder.iterdir()) == 12
+
+
+def test_a_refusal_ends_a_run_though_requests_that_it_stopped_end_before_it(server: Server, demo: Params) -> None:
+    class Stopping(threading.Event):
+        """Its setter goes on when others have seen it set so often that one of them has ended."""
+
+        seen, ended = 0, threading.Event()
+
+        def set(self) -> None:
+            super().set()
+            self.ended.wait(5.0)
+
+        def is_set(self) -> bool:
+            self.seen += super().is_set()
+            if self.seen > 3:
+                self.ended.set()
+            return super().is_set()
+
+    sampler = EndpointSampler(remote(server, at_a_time=2), demo, "evaluate")
+    sampler.client.stopping = Stopping()
+    server.faults = ["400"]
+    with pytest.raises(UserError, match="status 400: it is broken"):
+        sampler.sample(PROBLEMS, Sampling(1, 0.7, 20), build_reward(), 0)
+
+
 def test_an_endpoint_that_stays_broken_ends_the_run_with_what_it_answered_kept(server: Server, demo: Params) -> None:
     sampler, _ = sample(server, demo, PROBLEMS[:3])
     sampler.answers.file.rename(sampler.answers.folder / "0-another-process.jsonl")
@@ -217,13 +316,33 @@ def test_an_endpoint_that_stays_broken_ends_the_run_with_what_it_answered_kept(s
 
 
 @pytest.mark.parametrize(
-    ("status", "problem"), [("400", "status 400: it is broken"), ("403", "status 403; set MATHRL_ENDPOINT_KEY")]
+    ("status", "problem"),
+    [
+        ("400", "status 400: it is broken"),
+        ("401", "status 401; set MATHRL_ENDPOINT_KEY"),
+        ("403", "status 403; set MATHRL_ENDPOINT_KEY"),
+    ],
 )
 def test_a_refusal_is_not_tried_again(server: Server, demo: Params, status: str, problem: str) -> None:
     server.faults = [status]
     with pytest.raises(UserError, match=problem):
-        sample(server, demo, PROBLEMS[:1])
-    assert len(server.bodies) == 1
+        sample(server, demo, at_a_time=1)
+    assert len(server.bodies) == 1, "nor are others sent"
+
+
+def test_an_attempt_ends_after_the_seconds_that_it_may_take(server: Server, demo: Params) -> None:
+    server.seconds = 0.4
+    with pytest.raises(UserError, match=r"no reply, ReadTimeout, after 1 attempts"):
+        sample(server, demo, PROBLEMS[:1], timeout_seconds=0.1, attempts=1)
+
+
+def test_an_answer_that_was_cut_off_is_so_and_rewards_know_how_long_it_could_be(server: Server, demo: Params) -> None:
+    server.finish = "length"
+    sampler = EndpointSampler(remote(server), demo, "evaluate")
+    reward = build_reward({"parts": [{"type": "overlong"}]})
+    for max_tokens, value in ((4, -1.0), (20, 0.0)):  # it has 4 tokens
+        ((graded,),) = sampler.sample(PROBLEMS[:1], Sampling(1, 0.7, max_tokens), reward, 0)
+        assert graded is not None and graded.completion.finish_reason == "length" and graded.reward == value
 
 
 def test_the_key_and_the_names_of_the_model(server: Server, demo: Params, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,10 +352,17 @@ def test_the_key_and_the_names_of_the_model(server: Server, demo: Params, monkey
     named, spent = sampler.notes()
     assert named.endswith("was asked for 'tiny' and answered as 'other-model' (2 answers)")
     assert "2 requests" in spent and "20 and 8 tokens" in spent and spent.endswith("cost 0.0001")
-    assert sampler.account()["cost"] == pytest.approx(76e-6)
+    assert sampler.account()["cost"] == 76e-6
+    for prices, cost in (((0.0, 2.0), 16e-6), ((3.0, 0.0), 60e-6), ((3.0, None), None), ((None, 2.0), None)):
+        sampler, _ = sample(server, demo, PROBLEMS[:2], price_input=prices[0], price_output=prices[1])
+        assert sampler.account()["cost"] == cost
     server.models = ["tiny-2", "big"]
     with pytest.raises(UserError, match=r"has no model 'tiny' \(did you mean tiny-2\?\); it has: tiny-2, big"):
         Client(remote(server))
+    for count, last in ((8, "m7$"), (9, "m7, …$")):
+        server.models = [f"m{n}" for n in range(count)]
+        with pytest.raises(UserError, match=f"it has: m0, .*{last}"):
+            Client(remote(server))
     server.models = []
     Client(remote(server))  # it lists none
 

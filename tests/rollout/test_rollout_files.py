@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mathrl.core.errors import UserError
 from mathrl.rollout.rollout_files import (
     SCHEMA,
     TOKENS,
@@ -66,9 +67,33 @@ def test_what_a_killed_process_left_half_written_goes_when_the_run_goes_on(tmp_p
     assert len(RolloutFolder(folder, 3).steps()) == 3 and not left.exists()
 
 
+def test_a_run_that_had_ended_goes_on_after_any_step(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    for ended in (True, False):
+        rollouts = RolloutFolder(folder, None)
+        for step, rows in ((1, 1), (2, 0), (3, 2), (4, 1)):
+            rollouts.write(step, [row(step, number) for number in range(rows)])
+        if ended:
+            assert rollouts.finish(4) == [] and rollouts.steps() == []
+        again = RolloutFolder(folder, 3)
+        assert [file.name for file in folder.iterdir() if file not in again.steps()] == []
+        assert [pq.read_table(file)["tokens"].to_pylist() for file in again.steps()] == [[[10]], [], [[30], [31]]]
+        assert RolloutFolder(folder, 0).steps() == []
+
+
+def test_a_file_without_kept_rollouts_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"step": [1], "text": ["x"]}), file)
+    with pytest.raises(UserError, match=r"other\.parquet: no kept rollouts: the columns problem, .* are missing"):
+        read_responses([file])
+    file.write_text("step,text")
+    with pytest.raises(UserError, match=r"other\.parquet: not a parquet file"):
+        read_responses([file])
+
+
 def test_a_file_of_an_older_run_has_no_calls(tmp_path: Path) -> None:
     folder = written(tmp_path / "rollouts").folder
-    for file in rollout_files(folder):
+    for file in rollout_files(folder)[:2]:  # the run went on with this version
         pq.write_table(pq.read_table(file).drop_columns(["calls"]), file)
     table = read_responses(rollout_files(folder))
     assert table["calls"].to_pylist() == [[]] * 6 and table["step"].to_pylist() == [1, 2, 2, 3, 3, 3]
