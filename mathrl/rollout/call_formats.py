@@ -145,8 +145,8 @@ def show_output(output: str, limit: int, tokenizer: Any) -> str:
     text = CONTROL.sub("", encodable(output)).rstrip()
     # In their order: what is left of tokens within tokens is the same in every run. White space does no harm.
     for token in sorted({token.content.strip() for token in tokenizer.added_tokens_decoder.values()}):
-        while len(token) > 1 and token in text:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
+        if len(token) > 1 and token in text:
+            text = re.sub(f"{re.escape(token[0])}(?={re.escape(token[1:])})", r"\g<0> ", text)
     tokens = tokenizer.encode(text, add_special_tokens=False)
     if len(tokens) <= limit:
         return text

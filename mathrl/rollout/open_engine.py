@@ -88,8 +88,8 @@ def training_engine(
                 "runs: set rollout.engine to vllm_server or torch"
             )
         return engine
-    pool, config = _pool(model_folder, model, rollout, lora), getattr(network, "generation_config", None)
-    return _engine(pool, tokenizer, config, model, rollout, network)
+    pool = _pool(model_folder, model, rollout, lora)
+    return _engine(pool, tokenizer, network.generation_config, model, rollout, network)
 
 
 def _engine(
