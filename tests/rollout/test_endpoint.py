@@ -19,7 +19,7 @@ from mathrl.core.records import RunRecord
 from mathrl.core.types import read_problems, write_problems
 from mathrl.params import Params
 from mathrl.params.evaluate import Evaluate
-from mathrl.params.run import Prompt
+from mathrl.params.run import Prompt, RemoteModel
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.endpoint import Client, EndpointSampler, read_answer
@@ -176,6 +176,8 @@ def test_the_key_and_the_names_of_the_model(server: Server, demo: Params, monkey
             Client(remote(server))
     server.models = []
     Client(remote(server))  # it lists none
+    address = RemoteModel(endpoint=f"{server.url}/X//", model="tiny")
+    assert Client(address).url == f"{server.url}/X/chat/completions"
 
 
 @pytest.mark.parametrize(
