@@ -200,10 +200,10 @@ def test_what_ends_with_its_last_token_calls_nothing(engine: TorchEngine, room: 
 
 def test_a_response_goes_on_after_an_answer_that_leaves_room_for_one_token(engine: TorchEngine) -> None:
     def sampled(room: int) -> list[Completion]:
-        groups = turn_sampler(engine, Calculator()).generate(PROMPTS, replace(SAMPLING, max_tokens=room), 3)
+        groups = turn_sampler(engine, Calculator()).generate(PROMPTS, Sampling(4, 1.0, room), 3)
         return [each for group in groups for each in group]
 
-    number, end = next((n, each.calls[0].end) for n, each in enumerate(sampled(80)) if each.calls)
+    number, end = next((n, each.calls[0].end) for n, each in enumerate(sampled(40)) if each.calls)
     cut = sampled(end + 1)[number]
     assert cut.calls[-1].end == end and len(cut.tokens) == end + 1 and cut.sampled_mask[-1]
 
