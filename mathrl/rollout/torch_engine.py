@@ -121,7 +121,7 @@ class TorchEngine:
                 decoder.keep(staying)
                 rows, tokens = rows[staying], tokens[staying]
             logits = decoder.step(tokens)
-        if on_progress and not bool(ended_B.all()):
+        if on_progress:
             on_progress(int((~ended_B).sum()))
         return self._completions(tokens_BL, logprobs_BL, lengths_B, reasons_B)
 

@@ -29,7 +29,7 @@ STOPS_PER_CALL = 4  # a response stops at most so often per call that it may mak
 Answer = tuple[str, CallStatus, float]  # the tool's text, how the call ended, seconds
 
 
-def wave_seed(seed: int, batch: int, wave: int, quiet: bool = False) -> int:
+def wave_seed(seed: int, batch: int, wave: int, quiet: bool) -> int:
     """The seed of an engine's call: that of wave 1, 2, … of a batch of responses; `quiet`: of those that stop no more.
 
     Wave 0, which samples all responses, has the seed itself.

@@ -154,7 +154,7 @@ class ContinuousPool(GroupPool):
         """The responses of a group that are not whole, each to be run again by the new weights."""
         if all(response.completion for response in group.responses):
             return []
-        prompt, uniform_GL = self._prompt(group), self._random(group, group.responses[0].versions[0][0])
+        prompt, uniform_GL = self._prompt(group), self._random(group, group.oldest)
         return [
             NewSequences([*prompt, *response.tokens], [response], uniform_GL[place, None], len(response.tokens))
             for place, response in enumerate(group.responses)

@@ -287,7 +287,7 @@ class GroupPool:
         kept = tuple(response.kept for response in responses)
         for response in responses:
             response.kept = None
-        sampling = Sampling(1, params.temperature, max(limits), limits=limits, kept=kept if any(kept) else ())
+        sampling = Sampling(1, params.temperature, max(limits), limits=limits, kept=kept)
         self._add(responses, self._generate(responses, prompts, sampling, seed))
 
     def _generate(
@@ -364,7 +364,8 @@ class GroupPool:
         self.version, self.numbered = states[0]["version"], states[0]["numbered"]
         self.segments = max(state["segments"] for state in states)
         parts = [(name, row) for name in ("ready", "running", "pending") for state in states for row in state[name]]
-        parts.sort(key=lambda part: part[1].get("replaced", False))
+        if place.step:  # as many of each share are trained on
+            parts.sort(key=lambda part: part[1].get("replaced", False))
         groups = [(name, PooledGroup.from_row(row)) for name, row in parts[place]]
         self.ready, self.running, pending = (
             [group for kind, group in groups if kind == name] for name in ("ready", "running", "pending")

@@ -66,6 +66,8 @@ def test_the_tool_is_asked_and_the_answer_is_the_models() -> None:
     assert call == ToolCall(len(TOKENIZER.encode("<think>" + CALL)), call.end, "print(17*23)\n", "391", "ok", 0.0)
     assert TOKENIZER.decode(completion.tokens[call.start : call.end].tolist()) == OUTPUT
     assert completion.logprobs[completion.sampled_mask].tolist() == [-0.5] * completion.sampled_count
+    padded = graded(CALL.replace(")", ")<pad>"), "<answer>391</answer>").completion
+    assert padded.tokens.tolist().count(TOKENIZER.pad_token_id) == 1 and padded.calls[0].code == call.code
 
 
 @pytest.mark.parametrize(

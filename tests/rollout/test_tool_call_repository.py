@@ -101,6 +101,18 @@ def test_a_conversation_with_calls_is_what_the_template_writes(tokenizer: Any) -
     assert engine.prompts[0] == written.partition(turns[0])[0] and engine.prompts[0].endswith(ASSISTANT)
     sampled = tokenizer.decode(graded.completion.tokens[graded.completion.sampled_mask].tolist())
     assert sampled == "".join(turn + END for turn in turns)
+    own = sampler.own_text(PROBLEM, graded.completion)
+    assert own.split() == ["I", "multiply.", "<answer>1</answer>", "<answer>391</answer>"]
+
+
+def test_a_response_that_an_answer_fills_is_cut(tokenizer: Any) -> None:
+    turn = call(python("17*23"))
+    room = len(tokenizer.encode(turn + END)) + 2
+    sampler = Sampler(Speaking(tokenizer, turn), tokenizer, PROMPT, tool=Calculator())
+    groups = sampler.sample([PROBLEM], Sampling(1, 1.0, room), build_reward(), 0)
+    assert groups[0] is not None
+    completion = groups[0][0].completion
+    assert (len(completion.tokens), len(completion.calls), completion.finish_reason) == (room, 1, "length")
 
 
 def tools_of(prompt: str) -> str:

@@ -18,7 +18,7 @@ from mathrl.models.shapes import rounded_up
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.torch_engine import TorchEngine, nucleus, sample_token
+from mathrl.rollout.torch_engine import StopStrings, TorchEngine, nucleus, sample_token
 
 PROMPTS = [[20, 21, 22], [30], [40, 41, 42, 43, 44, 45], [50, 51]]
 TOKENIZER = character_tokenizer(FreshModel(alphabet="arithmetic"))
@@ -162,6 +162,27 @@ def test_finished_sequences_leave_the_batch_and_a_prompt_with_many_samples_is_a_
     engine.rollout = Rollout(max_sequences=4)
     groups = engine.generate(PROMPTS, Sampling(8, 1.0, 6), seed=2)
     assert groups[1] == engine.generate([PROMPTS[1]], Sampling(8, 1.0, 6), seed=2)[0], "the shortest is the first"
+
+
+def test_a_model_that_is_not_finite_samples_tokens_that_there_are() -> None:
+    tokens, logprobs = sample_token(torch.full((2, 4), math.nan), torch.tensor([0.1, 0.9]), 1.0, 1.0)
+    assert set(tokens.tolist()) <= set(range(4)) and logprobs.isnan().all()
+
+
+def test_a_string_is_complete_with_its_last_token_and_no_special_token_spells_a_part_of_it() -> None:
+    def places(*strings: str) -> dict[str, list[int]]:
+        """The tokens of each text that complete a string, whatever follows them."""
+        stops, found = StopStrings(strings, TOKENIZER), {}
+        for text in ("1==5", "==1=", "1=5=", "12=1", "1<pad>2="):
+            tokens = torch.tensor([TOKENIZER.encode(text)] * 2)
+            rows = [stops.rows_at_stop(tokens, torch.tensor([1]), column).tolist() for column in range(4)]
+            assert set(map(tuple, rows)) <= {(), (1,)}, "of the rows that are asked for"
+            found[text] = [column for column in range(4) if rows[column]]
+        return found
+
+    assert places("==") == {"1==5": [2], "==1=": [1], "1=5=": [], "12=1": [], "1<pad>2=": []}
+    assert places("=", "12") == {"1==5": [1, 2], "==1=": [0, 1, 3], "1=5=": [1, 3], "12=1": [1, 2], "1<pad>2=": [3]}
+    assert not any(places("d>").values())
 
 
 def test_frequencies_follow_the_probabilities() -> None:

@@ -50,7 +50,18 @@ def turn_sampler(engine: TorchEngine, tool: Any, **params: Any) -> TurnSampler:
 
 def test_a_sequence_stops_at_a_string_and_is_else_as_without(engine: TorchEngine) -> None:
     plain = engine.generate(PROMPTS, SAMPLING, 3)
-    stopped = engine.generate(PROMPTS, replace(SAMPLING, stop=("=", "12")), 3)
+    told = {}
+
+    def ended(prompt: int, sample: int, tokens: Any, reason: str, keep: Any) -> None:
+        told[prompt, sample] = (tokens, reason)
+
+    stopped = engine.generate(PROMPTS, replace(SAMPLING, stop=("=", "12")), 3, on_end=ended)
+    assert told == {
+        (prompt, sample): (each.tokens.tolist(), each.finish_reason)
+        for prompt, group in enumerate(stopped)
+        for sample, each in enumerate(group)
+        if each.finish_reason != "length"
+    }
     pairs = [pair for groups in zip(plain, stopped, strict=True) for pair in zip(*groups, strict=True)]
     stops = [cut for _, cut in pairs if cut.finish_reason == "stop_string"]
     assert 5 < len(stops) < len(pairs) and {cut.text[-1] for cut in stops} == {"=", "2"}
@@ -187,6 +198,16 @@ def test_what_ends_with_its_last_token_calls_nothing(engine: TorchEngine, room: 
     assert tool.runs == sum(len(each.calls) for each in responses) and sampler.room_to_keep == 16
 
 
+def test_a_response_goes_on_after_an_answer_that_leaves_room_for_one_token(engine: TorchEngine) -> None:
+    def sampled(room: int) -> list[Completion]:
+        groups = turn_sampler(engine, Calculator()).generate(PROMPTS, Sampling(4, 1.0, room), 3)
+        return [each for group in groups for each in group]
+
+    number, end = next((n, each.calls[0].end) for n, each in enumerate(sampled(40)) if each.calls)
+    cut = sampled(end + 1)[number]
+    assert cut.calls[-1].end == end and len(cut.tokens) == end + 1 and cut.sampled_mask[-1]
+
+
 class Mistaken(Equations):
     """A call with a nine in it is none."""
 
@@ -316,7 +337,7 @@ class Failing(Calculator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.over = threading.Event()
+        self.over, self.failed = threading.Event(), list[CalculatorSession]()
 
     def session(self) -> Session:  # type: ignore[override]
         return FailingSession(self)
@@ -329,6 +350,7 @@ class FailingSession(CalculatorSession):
             self.tool.runs += 1
             first = self.tool.runs == 1
         if first:
+            self.tool.failed.append(self)
             raise RuntimeError("of the tool")
         self.tool.over.wait(9)
         return ToolOutput("1", "ok", 9.0)
@@ -340,7 +362,7 @@ def test_a_call_that_fails_ends_the_sampling_and_nobody_waits_for_the_others(
     tool, began = Failing(), time.monotonic()
     with pytest.raises(RuntimeError, match="of the tool"):
         turn_sampler(engine, tool, sessions=48).generate(PROMPTS, SAMPLING, 5)
-    assert time.monotonic() < began + 7 and tool.runs > 3
+    assert time.monotonic() < began + 7 and tool.runs > 3 and tool.failed[0].closed
     tool.over.set()
     monkeypatch.setattr("mathrl.rollout.turns.THREADS", 1)
     few = Failing()
@@ -351,10 +373,11 @@ def test_a_call_that_fails_ends_the_sampling_and_nobody_waits_for_the_others(
     assert few.runs <= 3, "calls that have not begun are not made"
 
 
-def test_no_more_sessions_than_the_tool_has(engine: TorchEngine) -> None:
-    tool = Calculator()
+@pytest.mark.parametrize("room", [80, 12], ids=["", "which answers fill"])
+def test_no_more_sessions_than_the_tool_has(engine: TorchEngine, room: int) -> None:
+    tool, sampling = Calculator(), replace(SAMPLING, max_tokens=room)
     counted: list[int] = []
-    groups = turn_sampler(engine, tool, sessions=3).generate(PROMPTS, SAMPLING, 5, counted.append)
+    groups = turn_sampler(engine, tool, sessions=3).generate(PROMPTS, sampling, 5, counted.append)
     assert sum(bool(c.calls) for group in groups for c in group) > 3
     assert tool.most_open == 3 and not tool.open and sum(counted) == len(PROMPTS) * 12
 

@@ -3,42 +3,69 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from mathrl.core.hashing import derive_seed
 from mathrl.learners.distributed import Ranks
 from mathrl.trainers.collect import Collector, dev_figures
 from mathrl.trainers.curriculum import make_order
+from tests.learners.test_shares import together
+
+
+def collector_of(small: Any, params: Any, reward: Any) -> Collector:
+    sampler, ranks = small.policy()[1], Ranks(torch.device("cpu"))
+    prompts = [sampler.prompt_tokens(problem) for problem in small.PROBLEMS]
+    order = make_order(params.curriculum, small.PROBLEMS, range(8), 4, 0)
+    return Collector(sampler, small.PROBLEMS, prompts, order, reward, None, params, ranks)
 
 
 def test_a_batch_is_filled_with_uniform_groups_each_once_and_each_round_has_a_seed(small: Any) -> None:
-    params = small.short_rl(dynamic_sampling={"rounds": 2})
-    sampler, seeds = small.policy()[1], []
-    generate = sampler.engine.generate
+    params, seeds = small.short_rl(dynamic_sampling={"rounds": 2}), list[int]()
+    collector = collector_of(small, params, small.CountsOnes(right_above=0.2))
+    generate = collector.sampler.engine.generate
 
     def watched(prompts: Any, sampling: Any, seed: int, *more: Any) -> Any:
         seeds.append(seed)
         return generate(prompts, sampling, seed, *more)
 
-    sampler.engine.generate = watched
-    prompts = [sampler.prompt_tokens(problem) for problem in small.PROBLEMS]
-    order = make_order(params.curriculum, small.PROBLEMS, range(8), 4, 0)
-    reward, ranks = small.CountsOnes(right_above=0.2), Ranks(torch.device("cpu"))
-    rollouts = Collector(sampler, small.PROBLEMS, prompts, order, reward, None, params, ranks).collect(3)
+    collector.sampler.engine.generate = watched  # type: ignore[method-assign, assignment]
+    rollouts = collector.collect(3)
     differ = [0 < sum(group.correct) < len(group.correct) for group in rollouts.groups]
     assert 0 < sum(differ) < 4 and differ == sorted(differ, reverse=True)
     assert len({group.problem for group in rollouts.groups}) == len(differ) == 4
     assert len(rollouts.sampled) == 8 and rollouts.rounds == 2 and seeds == [3, derive_seed(3, "round", 1)]
 
 
-def test_what_a_stream_replaced_is_sampled_and_not_trained_on(small: Any) -> None:
-    params, sampler = small.short_rl(), small.policy()[1]
-    prompts = [sampler.prompt_tokens(problem) for problem in small.PROBLEMS]
-    order = make_order(params.curriculum, small.PROBLEMS, range(8), 4, 0)
-    reward, ranks = small.CountsOnes(), Ranks(torch.device("cpu"))
-    collector = Collector(sampler, small.PROBLEMS, prompts, order, reward, None, params, ranks)
-    rollouts = collector.collect(3, replace(collector.sample(3), replaced=1))
-    assert len(rollouts.sampled) == 4 and rollouts.groups == rollouts.sampled[:3]
+def test_one_round_is_enough_where_all_its_groups_hold_right_and_wrong_answers(small: Any) -> None:
+    class EverySecond(small.CountsOnes):  # type: ignore[name-defined, misc]
+        def score(self, items: Any) -> Any:
+            return [replace(each, correct=place % 2 == 0) for place, each in enumerate(super().score(items))]
+
+    rollouts = collector_of(small, small.short_rl(dynamic_sampling={"rounds": 3}), EverySecond()).collect(3)
+    assert (rollouts.rounds, len(rollouts.sampled), len(rollouts.groups), len(rollouts.counters)) == (1, 4, 4, 1)
+    assert not any(group.graded for group in rollouts.groups), "what the verifier said is kept where rollouts are"
+
+
+def test_a_problem_whose_prompt_is_too_long_has_no_group(small: Any) -> None:
+    collector = collector_of(small, small.short_rl(prompts_per_step=8), small.CountsOnes())
+    without = replace(collector, prompts=[None, *collector.prompts[1:]])
+    assert sorted(group.problem for group in without.collect(3).groups) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_a_stream_replaced_is_sampled_and_not_trained_on(small: Any, world: int) -> None:
+    made = [collector_of(small, small.short_rl(), small.CountsOnes()) for _ in range(world)]
+
+    def work(ranks: Ranks) -> Any:
+        collector = replace(made[ranks.rank], ranks=ranks)
+        return collector.collect(3, replace(collector.sample(3), replaced=1))
+
+    for rollouts in together(world, work):
+        size = 4 // world
+        trained = [group for rank in range(world) for group in rollouts.sampled[rank * size : (rank + 1) * size - 1]]
+        assert len(rollouts.sampled) == 4 and rollouts.groups == trained
+        assert rollouts.counters == [], "the stream has read them"
 
 
 def test_held_out_problems_have_the_samples_of_dev_or_their_own_number(small: Any) -> None:

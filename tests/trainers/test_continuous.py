@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,11 @@ class Verdicts(CountsOnes):
 
     def __init__(self) -> None:
         super().__init__(right_above=0.0)
-        self.may_grade, self.graders = threading.Event(), set[str]()
+        self.may_grade, self.graders, self.limits = threading.Event(), set[str](), set[int]()
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         self.graders.add(threading.current_thread().name)
+        self.limits |= {item.max_length for item in items}
         assert self.may_grade.wait(60)
         return super().score(items)
 
@@ -110,6 +111,8 @@ def test_groups_begin_as_responses_end_and_no_pass_is_for_the_longest_response_a
     assert max(lengths_at_start) > 0, "a group began while others were under way"
     groups = finish(pool)
     responses = [response.completion for group in groups for response in group.responses]
+    assert any(each.tokens[-1] == TOKENIZER.eos_token_id for each in responses)
+    assert all(each.text == TOKENIZER.decode(each.tokens, skip_special_tokens=True) for each in responses)
     arrays = [(each.tokens, each.logprobs) for each in [*responses, *(g.completion for x in groups for g in x.graded)]]
     assert {tuple(array.dtype for array in pair) for pair in arrays} == {(np.dtype(np.int32), np.dtype(np.float32))}
     assert {len(group.graded) for group in groups} == {4} and pool.batch is not None and not pool.has_work
@@ -172,10 +175,11 @@ def test_sampling_goes_on_while_a_group_is_graded() -> None:
     while pool.startable or any(response.completion is None for group in pool.running for response in group.responses):
         assert pool.sample()[0] == [], "nothing is graded as yet"
     assert len(pool.grading) == len(pool.running) == 4
-    reward.may_grade.set()
+    threading.Timer(0.1, reward.may_grade.set).start()
     pool.settle()
+    assert all(verdicts.done() for verdicts in pool.grading.values())
     assert len(pool.sample()[0]) == 4 and not pool.has_work
-    assert all(name.startswith("grading_") for name in reward.graders)
+    assert all(name.startswith("grading_") for name in reward.graders) and reward.limits == {9}
     pool.close()
 
 
@@ -189,6 +193,12 @@ def test_a_group_that_is_too_old_is_sampled_again_though_it_is_being_graded() ->
     groups = finish(pool)
     assert sorted(group.number for group in groups) == [0, 1, 2, 3] and {group.oldest for group in groups} == {3}
     pool.close()
+
+
+def test_a_group_that_is_too_old_is_sampled_again_though_not_all_of_it_is_there() -> None:
+    pool = made_pool()
+    pool.sample()
+    assert not pool.grading and len(pool.update(3, staleness=2)) == 2 and len(pool.pending) == 4
 
 
 def test_a_run_that_ends_early_waits_for_no_grader() -> None:
@@ -240,14 +250,28 @@ def test_uniform_groups_are_replaced_as_long_as_there_are_spare_problems() -> No
     state = json.loads(json.dumps(pool.state()))
     taken = pool.take(1)
     assert [group.replaced for group in taken] == [True, True, False] and pool.trainable == 3
+    numbers = [group.number for group in taken]
     pool.add_spare([pool.used])
     assert (len(pool.pending), pool.startable, pool.used) == (2, 0, 0)
     again = made_pool(spare=2)
     again.load([state])
     assert (again.trainable, again.startable, again.used) == (4, 0, 2)
-    assert [group.replaced for group in again.ready].count(True) == 2
+    assert [group.number for group in again.take(1)] == numbers, "a resumed run trains and counts as before"
     none = made_pool(reward=CountsOnes(right_above=2.0))
     assert not any(group.replaced for group in finish(none)) and none.used == 0
+
+
+def test_other_ranks_have_equal_shares_of_the_groups_that_are_trained_on() -> None:
+    pool, counts = made_pool(), []
+    pool.ready = [PooledGroup(number, 7 - number, 4, replaced=number % 2 == 0) for number in range(8)]
+    pool.startable, pool.pending = 0, deque()
+    states = [json.loads(json.dumps(pool.state()))]
+    for rank in (0, 1):
+        dealt = made_pool()
+        dealt.collector.ranks.rank, dealt.collector.ranks.world = rank, 2
+        dealt.load(states)
+        counts.append((len(dealt.ready), dealt.trainable, dealt.startable))
+    assert counts == [(4, 2, 0)] * 2
 
 
 def test_a_group_is_uniform_whose_responses_are_all_right_or_all_wrong() -> None:
@@ -303,8 +327,9 @@ def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves(
             step += 1
         return found
 
-    together, apart = sampled([0, 0, 0]), sampled([0, 3, 5])
+    together, apart, later = sampled([0, 0, 0]), sampled([0, 3, 5]), sampled([0, 3, 10])
     for n in range(3):
+        assert later[n][0] == apart[n][0], "also where the first has ended before the last joins"
         assert together[n][0] == apart[n][0] and together[n][1] == pytest.approx(apart[n][1], abs=1e-5)
         group = Group(tuple(prompts[n]), (np.array(apart[n][0]),))
         expected = response_logprobs(model, [group], temperature)[0].tolist()
@@ -344,6 +369,19 @@ def test_an_ended_sequence_leaves_once_it_is_an_eighth_of_the_batch() -> None:
         before = len(batch.names)
         batch.step([])
         assert [before, len(batch.names)] == rows
+
+
+def test_what_is_whole_is_whole_after_a_checkpoint_and_what_grows_goes_on_growing() -> None:
+    pool = made_pool()
+    pool.engine.ends = [TOKENIZER.eos_token_id, 5, 6, 7]
+    for _ in range(2):
+        pool.sample()
+    pool.update(1, staleness=2)
+    for group in pool.running:
+        again = PooledGroup.from_row(json.loads(json.dumps(group.to_row())))
+        for ours, other in zip(group.responses, again.responses, strict=True):
+            assert vars(ours) == vars(other)
+    assert len({response.completion is None for group in pool.running for response in group.responses}) == 2
 
 
 def test_the_number_of_spare_prompts() -> None:

@@ -10,10 +10,20 @@ import pytest
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.params.curriculum import EasyToHard, PassRate, PoolWeights, Retire
+from mathrl.params.curriculum import (
+    AdaptiveSamples,
+    DottedOptions,
+    EasyToHard,
+    PassRate,
+    PoolCurriculum,
+    Pools,
+    PoolWeights,
+    Retire,
+    UserCurriculum,
+)
 from mathrl.params.train import Rl
-from mathrl.trainers.curriculum import ProblemOrder
-from mathrl.trainers.pools import features, predict
+from mathrl.trainers.curriculum import ProblemOrder, make_order
+from mathrl.trainers.pools import PoolOrder, features, predict, sample_counts
 from mathrl.trainers.supervised import Stream
 from tests.trainers.test_pools import mixture, pools
 
@@ -58,6 +68,13 @@ def test_without_measured_rates_the_level_decides() -> None:
     levels = [problem(number, level=level) for number, level in enumerate((3, 1, 2))]
     found = ProblemOrder(EasyToHard(), levels, range(3), 3, 0)
     assert found.take(3) == [1, 2, 0]
+    for from_nought in ((2, 0, 1), (2, 1, 0)):
+        easiest = [problem(number, level=level) for number, level in enumerate(from_nought)]
+        assert [from_nought[index] for index in ProblemOrder(EasyToHard(), easiest, range(3), 3, 0).take(3)] == [
+            0,
+            1,
+            2,
+        ]
     levels.append(problem(7))
     with pytest.raises(UserError, match="'p0' has no measured pass rate and problem 'p7' no level"):
         ProblemOrder(EasyToHard(), levels, range(4), 3, 0)
@@ -151,6 +168,8 @@ def test_further_sources_share_a_column_and_nothing_is_warned_of() -> None:
         warnings.simplefilter("error")
         assert features(few).shape == (20, 2 + 2), "of two sources, each with a column of its levels"
         matrix_NF = features([*few, *few, *few, *many, *many[:1] * 2, *mixture(1)])
+        rare_NF = features([*few, *few, *(problem.with_(source=f"rare {n}") for n, problem in enumerate(mixture(30)))])
+    assert rare_NF[-1].tolist() == rare_NF[-2].tolist() != rare_NF[-3].tolist(), "of equal levels, and another one"
     assert np.isfinite(matrix_NF).all()
     order = pools(5, predict=True)
     assert np.isfinite(order.features_NF).all() and order.features_NF.shape == (5, 0), "nothing varies"
@@ -196,3 +215,95 @@ def test_one_verdict_alone_predicts_nothing() -> None:
     for correct in (0.0, 4.0):
         assert predict(features_NF, start_N, np.full(50, correct), samples_N, np.zeros(50)) is start_N
     assert predict(features_NF, start_N, np.arange(50) % 5.0, samples_N, np.zeros(50)) is not start_N
+
+
+def test_a_fit_is_made_of_eight_problems_or_a_single_right_response_and_is_the_minimum_to_a_thousandth() -> None:
+    from sklearn.linear_model import LogisticRegression  # a second to import
+
+    rng = np.random.default_rng(5)
+    features_NF, samples_N, start_N = rng.normal(size=(12, 2)), np.full(12, 8.0), np.full(12, 0.4)
+    correct_N = rng.binomial(8, 1 / (1 + np.exp(-2 * features_NF[:, 0]))).astype(float)
+    weights = np.concatenate([correct_N, samples_N - correct_N])
+    exact = LogisticRegression(tol=1e-10, max_iter=1000)
+    exact.fit(np.concatenate([features_NF, features_NF]), np.repeat([1, 0], 12), sample_weight=weights)
+    expected_N = exact.predict_proba(features_NF)[:, 1].round(3)  # 4e-5 or more from where they are rounded otherwise
+    assert predict(features_NF, start_N, correct_N, samples_N, np.zeros(12)).tolist() == expected_N.tolist()
+    eight_N = samples_N * (np.arange(12) < 8)
+    for seen_N, right_N in ((eight_N, correct_N), (samples_N, np.eye(12)[3])):
+        assert predict(features_NF, start_N, right_N, seen_N, np.zeros(12)) is not start_N
+
+
+def test_of_equally_old_problems_the_first_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    features_NF, start_N, samples_N = rng.normal(size=(60, 2)), np.full(60, 0.5), np.full(60, 8.0)
+    correct_N, age_N = rng.binomial(8, 0.5, size=60).astype(float), np.where(np.arange(60) % 2, 1.0, 2.0)
+    looked_at_N = (age_N == 1) | (np.arange(60) < 20)  # thirty, and ten of the older ones
+    expected_N = predict(features_NF, start_N, correct_N, samples_N * looked_at_N, age_N)
+    monkeypatch.setattr("mathrl.trainers.pools.MOST_ROWS", 40)
+    assert predict(features_NF, start_N, correct_N, samples_N, age_N).tolist() == expected_N.tolist()
+
+
+def test_without_predictions_an_unseen_problem_has_its_measured_rate_and_a_rate_at_an_edge_is_medium() -> None:
+    params = PoolCurriculum(pools=Pools(predict=False, hard_below=0.25, easy_above=0.5, retire=None))
+    order = make_order(params, mixture(40), range(40), 0, seed=1)
+    assert isinstance(order, PoolOrder)
+    for number in range(20):
+        order.observe(number, number % 2, 8)
+    order.take(1)
+    assert set(order.rates()[20:]) == {0.5}
+    edges = make_order(params, [problem(n, rate) for n, rate in enumerate((0.125, 0.25, 0.5, 0.75))], ALL[:4], 0, 1)
+    edges.take(1)
+    assert [edges.metrics()[f"curriculum/{pool}"] for pool in ("hard", "medium", "easy")] == [1, 2, 1]
+
+
+def test_responses_are_at_most_the_budget_and_all_of_it_where_no_gain_is_too_small() -> None:
+    params = AdaptiveSamples(least=4, most=16, min_gain=0.0)
+    assert sample_counts([(1.0, 1.0), (1.0, 1.0)], 11, params) == [4, 4], "three are left, and a part is four"
+    assert sum(sample_counts([(400.0, 1e-9)] * 2, 16, params)) == 16, "though two more parts promise nothing"
+
+
+class Recording:
+    """A user's sampler that notes what it is told, and has no figures."""
+
+    def __init__(self, problems: Any, seed: int) -> None:
+        self.told: list[tuple[int, int, int]] = []
+
+    def take(self, count: int) -> list[int]:
+        return list(range(count))
+
+    def observe(self, problem: int, correct: int, samples: int) -> None:
+        self.told.append((problem, correct, samples))
+
+    def state(self) -> list[Any]:
+        return self.told
+
+    def load(self, state: list[Any]) -> None:
+        self.told = state
+
+
+RECORDING = Recording([], 0)
+
+
+def user(path: str) -> Any:
+    params = UserCurriculum(sampler=DottedOptions(path=path))  # type: ignore[call-arg]
+    return make_order(params, PROBLEMS, [1, 3, 4], 0, seed=0)
+
+
+def test_a_users_class_is_told_of_each_group_by_the_number_that_it_knows() -> None:
+    order = user(f"{__name__}.Recording")
+    assert order.take(2) == [1, 3]
+    order.observe(3, correct=2, samples=8)
+    assert order.sampler.told == [(1, 2, 8)] and order.metrics() == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no.such.Sampler", "rl.curriculum.sampler: "),
+        (f"{__name__}.RECORDING", r"RECORDING is no class"),
+        ("mathrl.trainers.supervised.Stream", "Stream lacks observe"),
+    ],
+)
+def test_what_is_no_class_of_an_order_is_refused(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        user(path)

@@ -311,6 +311,9 @@ def test_groups_that_grow_too_old_while_they_are_sampled_begin_again(small: Any)
     whole = [group for _ in range(6) for group in pool.sample()[0]]
     assert sorted(group.number for group in whole) == [0, 1, 2, 3] and not pool.has_work
     assert {version for group in whole for version in group.tokens} == {2}
+    assert pool.arrived == [group.event() for group in whole]
+    pool.ready = list(whole)
+    assert pool.update(4, staleness=1) == whole and pool.ready == [], "nor is one trained on that waited too long"
 
 
 def test_keys_are_kept_of_as_many_responses_as_a_batch_has_and_of_none_that_is_whole(

@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from mathrl.learners.distributed import Ranks
 from mathrl.params.responses import KeepRollouts
+from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
 from mathrl.params.train import Asynchronous, Rl
 from mathrl.rollout.rollout_files import read_responses, read_tokens, rollout_files
 from mathrl.rollout.sampler import Sampler
-from mathrl.rollout.torch_engine import CopyEngine
+from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
+from mathrl.trainers.collect import Collector
+from mathrl.trainers.curriculum import make_order
+from mathrl.trainers.pooled_group import GroupPool
 from mathrl.trainers.rl import train_rl
 from tests.rollout.calculator import Calculator, Equations
 
@@ -50,6 +55,36 @@ def test_a_killed_run_goes_on_with_the_same_bits(small: Any, tmp_path: Path, asy
     assert resumed == whole and any(row["tool/calls"] > 0.3 for row in whole)
     for ours, other in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, other)
+
+
+def pool_of_whole_responses(small: Any, engine: Any, tool: Any, most_running: int) -> GroupPool:
+    """Four groups of one problem, whose responses of up to 30 tokens are a segment."""
+    params, sampler = short(small), Sampler(engine, small.TOKENIZER, Prompt(), tool=tool)
+    order = make_order(params.curriculum, small.PROBLEMS, range(1), 4, 0)
+    prompts, ranks = [sampler.prompt_tokens(small.PROBLEMS[0])], Ranks(torch.device("cpu"))
+    collector = Collector(sampler, small.PROBLEMS, prompts, order, small.CountsOnes(), None, params, ranks)
+    pool = GroupPool(collector, 0, params.max_tokens, most_running, 0)
+    pool.add_round()
+    return pool
+
+
+def test_each_segment_of_a_pool_has_random_numbers_of_its_own(small: Any) -> None:
+    pool = pool_of_whole_responses(small, small.policy()[1].engine, Calculator(), 1)
+    groups = [group for _ in range(4) for group in pool.sample()[0]]
+    assert len({str([response.tokens for response in group.responses]) for group in groups}) == 4
+
+
+def test_no_response_goes_on_that_an_engine_cut_where_a_segment_is_a_response(small: Any) -> None:
+    class Short(TorchEngine):
+        """Has room for four tokens."""
+
+        def generate(self, prompts: Any, sampling: Any, *given: Any, **named: Any) -> Any:
+            return super().generate(prompts, replace(sampling, max_tokens=4, limits=()), *given, **named)
+
+    pool = pool_of_whole_responses(small, Short(small.policy()[0], small.TOKENIZER, Rollout()), None, 4)
+    whole, _ = pool.sample()
+    assert len(whole) == 4 and not pool.has_work
+    assert max(len(response.tokens) for group in whole for response in group.responses) == 4
 
 
 def test_figures_and_kept_rollouts_have_the_calls(small: Any, tmp_path: Path) -> None:
