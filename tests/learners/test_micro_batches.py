@@ -7,7 +7,14 @@ import torch
 
 from mathrl.core.errors import OutOfMemory
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import TokenBudget, attempts, own_micro_batches, reduce_figures, smallest
+from mathrl.learners.micro_batches import (
+    TokenBudget,
+    add_gradient,
+    attempts,
+    own_micro_batches,
+    reduce_figures,
+    smallest,
+)
 from mathrl.params.training import Training
 
 
@@ -78,6 +85,13 @@ def test_figures_are_summed_in_their_own_dtype_and_of_a_max_the_largest_is_taken
     ranks.gather = lambda value: [value]
     assert reduce_figures([{"loss": torch.ones((), dtype=torch.float64)}, tiny], ranks)["loss"] == 1 + 1e-12
     assert reduce_figures([], ranks) == {}
+
+
+def test_what_only_keeps_the_ranks_in_step_adds_no_gradient_and_no_figures() -> None:
+    weight, figures = torch.ones(2, requires_grad=True), {"loss": torch.tensor(2.0)}
+    for counts, gradient, told in ((0.0, [0.0, 0.0], []), (1.0, [1.0, 1.0], [figures]), (0.5, [1.5, 1.5], [figures])):
+        assert add_gradient(torch.Tensor.backward, (weight.sum(), figures), counts) == told
+        assert weight.grad is not None and weight.grad.tolist() == gradient
 
 
 def test_what_is_passed_beside_the_others_is_the_smallest_item() -> None:
