@@ -94,6 +94,12 @@ RL_PASSES = {
     "reference": ("scores.response_logprobs", "log-probs of the reference", {"kl": {"coef": 0.1}}),
     "probe": ("scores.response_logprobs", "log-probs of the reference", {"kl": {"type": "probe", "groups": 2}}),
     "teacher": ("scores.response_logprobs", "log-probs of the teacher", {"advantage": "distillation"}),
+    "teacher's tokens": (
+        "scores.top_tokens",
+        "log-probs of the teacher",
+        {"advantage": "distillation", "loss": "forward_kl"},
+    ),
+    "entropies": ("scores.response_logprobs", "entropies of the policy", {"loss": {"top_entropy": 0.2}}),
     "values": ("scores.token_scores", "critic's values", {"advantage": GAE}),
     "the critic's update": ("critic.micro_batch_loss", UPDATE, {"advantage": GAE}),
     "update": ("policy_update.micro_batch_loss", UPDATE, {}),
@@ -123,7 +129,7 @@ def fills_memory(monkeypatch: pytest.MonkeyPatch, function: str, passes: int = 0
 def test_every_pass_of_rl_is_named_with_its_parameter(name: str, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     function, part, settings = RL_PASSES[name]
     fills_memory(monkeypatch, function)
-    helpers = {"teacher": small.policy(seed=8)[0]} if name == "teacher" else {}
+    helpers = {"teacher": small.policy(seed=8)[0]} if name.startswith("teacher") else {}
     with pytest.raises(OutOfMemory, match=rf"memory for the {part} \(.*lower rl.tokens_per_microbatch \(now 321\)"):
         small.run(small.short_rl(steps=1, tokens_per_microbatch=321, **settings), **helpers)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.algorithms.own_functions import AdvantageInput
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
@@ -202,6 +203,26 @@ def test_a_part_that_a_response_lacks_counts_as_0() -> None:
     assert found == advantages(whole, advantage="gdpo") and len(set(found)) > 2
 
 
+def own_score(responses: AdvantageInput) -> torch.Tensor:
+    forms = torch.tensor([parts.get("form", 0.0) for parts in responses.parts])
+    return responses.correct_S + 10 * responses.truncated_S + forms
+
+
+def test_an_advantage_of_ones_own_sees_verdicts_truncation_and_parts() -> None:
+    parts = (({"form": 0.25}, {}), ({"form": 0.5}, {"form": 0.75}))
+    groups = [replace(group, parts=row) for group, row in zip(GROUPS, parts, strict=True)]
+    found = advantages(groups, advantage={"type": "function", "path": f"{__name__}:own_score"})
+    assert found == [1.25, 1.25, 10.0, 0.5, 1.75, 1.75, 1.75]
+
+
+def test_gdpo_takes_the_deviation_of_the_parameters() -> None:
+    """Two responses with a and b: over ddof 1 each is sqrt(1/2) from the mean in deviations, over ddof 0 it is 1."""
+    groups = [replace(group, parts=({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0})) for group in GROUPS]
+    for ddof, one in ((1, 0.5**0.5), (0, 1.0)):
+        found = advantages(groups, advantage={"type": "gdpo", "ddof": ddof, "eps": 0.0})
+        assert found == pytest.approx([one, one, -one, one, -one, -one, -one])
+
+
 def test_process_without_rewards_of_steps_is_refused() -> None:
     bare = [replace(group, step_ends=(), step_rewards=()) for group in GROUPS]
     with pytest.raises(UserError, match="process reward model"):
@@ -294,6 +315,13 @@ def test_rejection_veto_and_normalised_weights_reach_the_batch() -> None:
     assert rejected.kept_N.tolist() == [True] * 4 + [False, False, True]
     rejected, _ = batch(reject={"level": "token", "low": 0.5, "high": 5.0})  # the old policy over the sampler's
     assert rejected.kept_N.tolist() == [True] * 5 + [False, True]
+    # The ratio of the last response is exp(-9), its geometric mean exp(-3).
+    rejected, _ = batch(reject={"level": "geometric", "low": 0.06, "high": 2.0})
+    assert rejected.kept_N.tolist() == [True] * 4 + [False] * 3
+    rejected, _ = batch(reject={"level": "geometric", "low": 0.04, "high": 2.0})
+    assert rejected.kept_N.all()
+    both, _ = batch(reject={"level": "token", "low": 0.5, "high": 2.0}, veto=1e-9)
+    assert both.kept_N.tolist() == [True] * 4 + [False, False, True], "a veto takes back no rejection"
     normalised, told = batch(normalise=True)
     assert normalised.importance_N is not None and float(normalised.importance_N.mean()) == pytest.approx(1)
     assert told["importance/mean"] == figures["importance/mean"], "what is told is the mismatch"

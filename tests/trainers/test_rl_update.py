@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mathrl.algorithms.alignment import GAPS
+from mathrl.algorithms.policy_loss import Clip
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
@@ -18,7 +19,7 @@ from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.prepared import compute_as
-from mathrl.params.loss import Masked, Truncated
+from mathrl.params.loss import Cispo, ClipCov, DppoKl, DppoTv, Gmpo, Masked, Truncated
 from mathrl.params.optimizer import Muon
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
@@ -28,7 +29,7 @@ from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.stages.rl import summary_of
-from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
+from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, ratio_bounds, update_gradient
 from mathrl.trainers.rl import train_rl
 from tests.trainers.small import changed, policy, scored_batch, short_rl
 from tests.trainers.supervised_traces import CASES, sft
@@ -300,6 +301,14 @@ def test_a_sampler_whose_log_probs_are_off_is_warned_of_once(
     assert [row["rollout/logprob_alignment"] for row in rows] == pytest.approx([math.exp(0.2)] * 3, abs=0.05)
     said = [line for line in capsys.readouterr().err.splitlines() if "warning: step" in line]
     assert len(said) == 1 and "warning: step 1: rollout/logprob_alignment is 1.2" in said[0]
+
+
+def test_a_loss_has_the_bounds_of_its_parameters() -> None:
+    low_high: dict[str, Any] = {"low": 0.1, "high": 0.4}
+    for loss in (Cispo(**low_high), Gmpo(**low_high), ClipCov(**low_high)):
+        assert ratio_bounds(loss) == Clip(0.1, 0.4)
+    for loss in (DppoTv(**low_high, cap=20.0), DppoKl(**low_high, cap=20.0)):
+        assert ratio_bounds(loss) == Clip(0.1, 0.4, 20.0)
 
 
 def test_minibatches_are_a_partition_and_one_keeps_the_order() -> None:

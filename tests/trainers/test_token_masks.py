@@ -137,6 +137,9 @@ def test_kl_cov_holds_the_tokens_of_highest_covariance_off_policy() -> None:
     (-((logprobs_N - old_N).exp() * advantages_N).mean()).backward()
     assert not torch.allclose(found, learner.flat.gradients, atol=1e-4), "the KL matters"
     assert isinstance(params.loss, KlCov) and trained_groups(batch, params) == [1, 3]
+    left_N = torch.zeros_like(batch.kept_N)
+    left_N[batch.token_ends[1] : batch.token_ends[2]] = True
+    assert trained_groups(replace(batch, left_out_N=left_N), params) == [3], "all of a group is left out"
     held_N = torch.zeros_like(batch.kept_N).index_fill_(0, torch.tensor([0]), True)
     assert trained_groups(replace(batch, held_N=held_N), params) == [0, 1, 3], "a held token needs a forward pass"
 
