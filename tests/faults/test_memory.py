@@ -106,7 +106,7 @@ RL_PASSES = {
 }
 ON_PAIRS_PASSES = {
     "sft": ("sft.response_logprobs", UPDATE, 0),
-    "sft, dev": ("sft.response_logprobs", UPDATE, 2),
+    "sft, dev": ("sft.response_logprobs", "outputs of the dev items", 4),
     "dpo": ("preference.response_logprobs", "log-probs of the reference", 0),
     "dpo, update": ("preference.pair_loss", UPDATE, 0),
     "reward_model": ("reward_model.items_loss", UPDATE, 0),

@@ -143,14 +143,14 @@ def test_the_critic_has_a_lambda_of_its_own(lam: Any) -> None:
     values_N = torch.full((7,), 0.2)
     scores = Scores(torch.zeros(7), values_N=values_N)
     advantage = {"type": "gae", "lam": lam, "critic": {"lam": 1.0}}
-    batch, _ = make_batch(GROUPS, Rl(group_size=2, advantage=advantage), scores)  # type: ignore[arg-type]
+    batch, _ = make_batch(GROUPS, Rl(group_size=2, advantage=advantage), scores, 0.0)  # type: ignore[arg-type]
     assert batch.returns_N is not None
     assert batch.returns_N.tolist() == pytest.approx([1, 1, 0, 0.5, 0.5, 0.5, 0.5]), "the rewards to come"
     # Deltas: 0 and 0.8 | -0.2 | 0.3 | 0, 0 and 0.3. By length: 1 - 1 / (alpha l) is 0 for 2 tokens, 1/3 for 3.
     two, three = (0.5, 0.5) if lam == 0.5 else (0.0, 1 / 3)
     expected = [0.8 * two, 0.8, -0.2, 0.3, 0.3 * three**2, 0.3 * three, 0.3]
     assert batch.advantages_N.tolist() == pytest.approx(expected, abs=1e-6)
-    one, _ = make_batch(GROUPS, Rl(group_size=2, advantage={**advantage, "critic": {}}), scores)  # type: ignore[arg-type]
+    one, _ = make_batch(GROUPS, Rl(group_size=2, advantage={**advantage, "critic": {}}), scores, 0.0)  # type: ignore[arg-type]
     assert one.returns_N is not None
     assert torch.equal(one.advantages_N, batch.advantages_N)
     assert torch.allclose(one.returns_N, batch.advantages_N + values_N), "else the policy's"
@@ -161,11 +161,11 @@ def test_a_critic_of_lambda_1_has_targets_without_rounding() -> None:
     equal = [replace(group, rewards=(0.3,) * 2) for group in GROUPS]
     scores = Scores(torch.zeros(7), values_N=torch.linspace(0.1, 2.3, 7))
     advantage: Any = {"type": "gae", "lam": 0.9, "critic": {"lam": 1.0}}
-    batch, _ = make_batch(equal, Rl(group_size=2, advantage=advantage), scores)
+    batch, _ = make_batch(equal, Rl(group_size=2, advantage=advantage), scores, 0.0)
     assert batch.returns_N is not None and len(set(batch.returns_N.tolist())) == 1
     half: Any = {"type": "gae", "lam": 0.9, "gamma": 0.5, "critic": {"lam": 0.999999}}
-    near, _ = make_batch(equal, Rl(group_size=2, advantage=half), scores)
-    exact, _ = make_batch(equal, Rl(group_size=2, advantage=half | {"critic": {"lam": 1.0}}), scores)
+    near, _ = make_batch(equal, Rl(group_size=2, advantage=half), scores, 0.0)
+    exact, _ = make_batch(equal, Rl(group_size=2, advantage=half | {"critic": {"lam": 1.0}}), scores, 0.0)
     assert near.returns_N is not None and exact.returns_N is not None
     assert torch.allclose(near.returns_N, exact.returns_N, atol=1e-5)
 
@@ -304,7 +304,7 @@ def test_rejection_veto_and_normalised_weights_reach_the_batch() -> None:
     scores = Scores(sampler_N, policy_N, None, None, None, None)
 
     def batch(**importance: Any) -> tuple[Batch, dict[str, float]]:
-        return make_batch(GROUPS, Rl(importance={"when": "always", **importance}), scores)  # type: ignore[arg-type]
+        return make_batch(GROUPS, Rl(importance={"when": "always", **importance}), scores, 0.0)  # type: ignore[arg-type]
 
     plain, figures = batch()
     assert plain.kept_N.all() and plain.importance_N is not None

@@ -13,7 +13,7 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.params.loss import KlCov
 from mathrl.params.optimizer import Muon
 from mathrl.params.train import Rl
-from mathrl.trainers.policy_update import UpdateFigures, choose_tokens, trained_groups, update_gradient
+from mathrl.trainers.policy_update import UpdateFigures, choose_tokens, minibatches, trained_groups, update_gradient
 from tests.trainers.small import Killed, changed, policy, rollouts, run, scored_batch, short_rl
 
 CPU = Ranks(torch.device("cpu"))
@@ -99,6 +99,15 @@ def test_clip_cov_leaves_out_tokens_between_its_bounds() -> None:
     assert not torch.allclose(found, gradient(groups, Rl(), model)[0], atol=1e-4)
     few, told = gradient(groups, changed(params, loss={"share": 1e-6}), model)
     assert told.left_out == 1 and not torch.allclose(few, found, atol=1e-5)
+
+
+def test_every_update_draws_other_tokens_for_clip_cov_by_the_seed() -> None:
+    model, sampler = policy()
+    loss = {"type": "clip_cov", "share": 0.1, "covariance_low": -9.0, "covariance_high": 9.0}
+    params = Rl(loss=loss, minibatches=2, epochs=2)  # type: ignore[arg-type]
+    batch = scored_batch(rollouts(model, sampler), params, CPU, model)[0]
+    drawn = [part.left_out_N.nonzero()[:3, 0].tolist() for part in minibatches(batch, params, 0, 1)]  # type: ignore[union-attr]
+    assert drawn == [[4, 12, 23], [0, 13, 28], [2, 4, 15], [4, 20, 29]], "the same with every version"
 
 
 def test_tokens_of_low_entropy_are_left_out_beside_those_of_clip_cov() -> None:
