@@ -15,9 +15,13 @@ from mathrl.algorithms.policy_loss import Clip
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
+from mathrl.learners.micro_batches import TokenBudget
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
+from mathrl.learners.scoring import score_tokens
 from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models import packing
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
+from mathrl.models.packing import Group
 from mathrl.models.prepared import compute_as
 from mathrl.params.loss import Cispo, ClipCov, DppoKl, DppoTv, Gmpo, Masked, Truncated
 from mathrl.params.optimizer import Muon
@@ -83,6 +87,29 @@ def test_trained_tokens_are_those_that_the_kernel_computes(small: Any, kernel: s
     compute_as(model, replace(prepare_language_model(model), kernel=kernel))
     _, figures = gradient(learner(model), [group], Rl(group_size=2))
     assert figures.trained == prompts * 1200 + sum(group.lengths) - 2
+
+
+@pytest.mark.parametrize(("kernel", "passes"), [("varlen", 1), ("cpu", 2)])
+@pytest.mark.parametrize(("count", "tokens"), [(1, 45), (2, 90)])
+def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(
+    small: Any, kernel: str, passes: int, count: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the update and in a pass of scores: two responses to a long prompt, which one kernel alone shares."""
+    monkeypatch.setattr(packing, "LONG", 24)
+    model, sampler = small.policy()
+    groups = [replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 12)] * count
+    compute_as(model, replace(prepare_language_model(model), kernel=kernel))
+    policy: Any = learner(model)
+    backward, updated, scored = policy.backward, list[torch.Tensor](), list[int]()
+    policy.backward = lambda loss: updated.append(loss) or backward(loss)
+    gradient(policy, groups, Rl(group_size=2, tokens_per_microbatch=tokens))
+
+    def forward(micro: list[Group]) -> torch.Tensor:
+        scored.append(len(micro))
+        return response_logprobs(model, micro)[0]
+
+    score_tokens(TokenBudget(CPU, tokens, "rl"), "scores", forward, model, [group.group for group in groups])
+    assert len(updated) == len(scored) == passes
 
 
 def test_a_single_token_with_an_advantage_is_not_skipped(small: Any) -> None:
