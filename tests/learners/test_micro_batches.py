@@ -15,6 +15,8 @@ from mathrl.learners.micro_batches import (
     reduce_figures,
     smallest,
 )
+from mathrl.learners.scoring import score_tokens
+from mathrl.models.packing import Group
 from mathrl.params.training import Training
 
 
@@ -94,8 +96,19 @@ def test_what_only_keeps_the_ranks_in_step_adds_no_gradient_and_no_figures() -> 
         assert weight.grad is not None and weight.grad.tolist() == gradient
 
 
-def test_what_is_passed_beside_the_others_is_the_smallest_item() -> None:
+def test_what_is_passed_beside_the_others_is_the_smallest_item(small: Any) -> None:
     assert smallest([5, 3, 2, 4]) == [2]
+    ranks: Any = ranks_of()
+    ranks.gather = lambda value: [value, 2] if isinstance(value, int) else [value]  # another rank makes two passes
+    passed: list[list[Group]] = []
+
+    def forward(groups: list[Group]) -> torch.Tensor:
+        passed.append(groups)
+        return torch.arange(float(sum(sum(group.counts) for group in groups))) + 10 * len(passed)
+
+    groups = [Group((5, 6), ((7, 8, 9),)), Group((5,), ((7,), (8,)))]
+    scores = score_tokens(TokenBudget(ranks, 16, "rl"), "scores", forward, small.policy()[0], groups)
+    assert passed == [groups, groups[1:]] and scores.tolist() == [10, 11, 12, 13, 14], "the second pass counts nowhere"
 
 
 def test_ranks_share_the_chosen_items_and_no_other() -> None:
