@@ -1,6 +1,5 @@
 """The update of the RL loop: invariant to micro-batches and to what may be skipped, and it learns."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,19 +10,13 @@ import pytest
 import torch
 
 from mathrl.algorithms.alignment import GAPS
-from mathrl.algorithms.policy_loss import Clip
-from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import TokenBudget
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
-from mathrl.learners.scoring import score_tokens
 from mathrl.learners.torch_learner import TorchLearner
-from mathrl.models import packing
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
-from mathrl.models.packing import Group
 from mathrl.models.prepared import compute_as
-from mathrl.params.loss import Cispo, ClipCov, DppoKl, DppoTv, Gmpo, Masked, Truncated
+from mathrl.params.loss import Masked, Truncated
 from mathrl.params.optimizer import Muon
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Prompt
@@ -33,10 +26,10 @@ from mathrl.rewards.compose import RewardInput, RewardResult
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import TorchEngine
 from mathrl.stages.rl import summary_of
-from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, ratio_bounds, update_gradient
+from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
 from mathrl.trainers.rl import train_rl
 from tests.trainers.small import changed, policy, scored_batch, short_rl
-from tests.trainers.supervised_traces import CASES, sft
+from tests.trainers.supervised_traces import sft
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -87,29 +80,6 @@ def test_trained_tokens_are_those_that_the_kernel_computes(small: Any, kernel: s
     compute_as(model, replace(prepare_language_model(model), kernel=kernel))
     _, figures = gradient(learner(model), [group], Rl(group_size=2))
     assert figures.trained == prompts * 1200 + sum(group.lengths) - 2
-
-
-@pytest.mark.parametrize(("kernel", "passes"), [("varlen", 1), ("cpu", 2)])
-@pytest.mark.parametrize(("count", "tokens"), [(1, 45), (2, 90)])
-def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(
-    small: Any, kernel: str, passes: int, count: int, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the update and in a pass of scores: two responses to a long prompt, which one kernel alone shares."""
-    monkeypatch.setattr(packing, "LONG", 24)
-    model, sampler = small.policy()
-    groups = [replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 12)] * count
-    compute_as(model, replace(prepare_language_model(model), kernel=kernel))
-    policy: Any = learner(model)
-    backward, updated, scored = policy.backward, list[torch.Tensor](), list[int]()
-    policy.backward = lambda loss: updated.append(loss) or backward(loss)
-    gradient(policy, groups, Rl(group_size=2, tokens_per_microbatch=tokens))
-
-    def forward(micro: list[Group]) -> torch.Tensor:
-        scored.append(len(micro))
-        return response_logprobs(model, micro)[0]
-
-    score_tokens(TokenBudget(CPU, tokens, "rl"), "scores", forward, model, [group.group for group in groups])
-    assert len(updated) == len(scored) == passes
 
 
 def test_a_single_token_with_an_advantage_is_not_skipped(small: Any) -> None:
@@ -266,26 +236,6 @@ def test_dev_prompts_that_are_too_long_are_not_among_the_dropped_ones(small: Any
     assert sampler.dropped == 3 and small.without_timings(tmp_path / "metrics.jsonl")[0]["dev/problems"] == 1
 
 
-@pytest.mark.parametrize("name", ["rl", "sft", "dpo", "reward_model"])
-def test_progress_is_told_by_steps_under_the_sections_name(
-    name: str, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(Variable.PROGRESS, str(tmp_path / "progress"))
-    if name == "rl":
-        small.run(small.short_rl(steps=2), tmp_path, last=2)
-        small.run(small.short_rl(steps=3), tmp_path)
-    else:
-        case = CASES[{"sft": "SFT", "dpo": "DPO"}.get(name, "a reward model")]
-        case(tmp_path)
-        (tmp_path / "checkpoints" / "step-00000004.json").unlink()  # and on after the third
-        case(tmp_path)
-    (*_, row) = small.without_timings(tmp_path / "metrics.jsonl")
-    figures = {"loss": "loss"} if name != "rl" else {"accuracy": "reward/accuracy", "length": "response_length"}
-    told = json.loads((tmp_path / "progress").read_text())
-    assert (told["title"], told["done"], told["total"]) == (name, *(2 * [row["step"]]))
-    assert told["figures"] == pytest.approx({shown: row[figure] for shown, figure in figures.items()})
-
-
 def test_activations_are_recomputed_where_it_is_asked_for(small: Any, tmp_path: Path) -> None:
     models = [sft(tmp_path / str(asked), gradient_checkpointing=asked)[0] for asked in (False, True)]
     models += [small.run(small.short_rl(steps=1, gradient_checkpointing=asked))[2] for asked in (False, True)]
@@ -331,14 +281,6 @@ def test_a_sampler_whose_log_probs_are_off_is_warned_of_once(
     assert [row["rollout/logprob_alignment"] for row in rows] == pytest.approx([math.exp(0.2)] * 3, abs=0.05)
     said = [line for line in capsys.readouterr().err.splitlines() if "warning: step" in line]
     assert len(said) == 1 and "warning: step 1: rollout/logprob_alignment is 1.2" in said[0]
-
-
-def test_a_loss_has_the_bounds_of_its_parameters() -> None:
-    low_high: dict[str, Any] = {"low": 0.1, "high": 0.4}
-    for loss in (Cispo(**low_high), Gmpo(**low_high), ClipCov(**low_high)):
-        assert ratio_bounds(loss) == Clip(0.1, 0.4)
-    for loss in (DppoTv(**low_high, cap=20.0), DppoKl(**low_high, cap=20.0)):
-        assert ratio_bounds(loss) == Clip(0.1, 0.4, 20.0)
 
 
 def test_minibatches_are_a_partition_and_one_keeps_the_order() -> None:

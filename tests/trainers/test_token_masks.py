@@ -7,13 +7,21 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.algorithms.policy_loss import Clip
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
-from mathrl.params.loss import KlCov
+from mathrl.params.loss import Cispo, ClipCov, DppoKl, DppoTv, Gmpo, KlCov
 from mathrl.params.optimizer import Muon
 from mathrl.params.train import Rl
-from mathrl.trainers.policy_update import UpdateFigures, choose_tokens, minibatches, trained_groups, update_gradient
+from mathrl.trainers.policy_update import (
+    UpdateFigures,
+    choose_tokens,
+    minibatches,
+    ratio_bounds,
+    trained_groups,
+    update_gradient,
+)
 from tests.trainers.small import Killed, changed, policy, rollouts, run, scored_batch, short_rl
 
 CPU = Ranks(torch.device("cpu"))
@@ -58,6 +66,14 @@ def test_responses_far_from_the_policy_lose_their_negative_tokens(importance: An
     assert torch.allclose(near, whole, atol=1e-7) and none.left_out == 0
     parts, _ = gradient(far, changed(masked, tokens_per_microbatch=16), model)
     assert torch.allclose(parts, found, atol=1e-6)
+
+
+def test_a_loss_has_the_bounds_of_its_parameters() -> None:
+    low_high: dict[str, Any] = {"low": 0.1, "high": 0.4}
+    for loss in (Cispo(**low_high), Gmpo(**low_high), ClipCov(**low_high)):
+        assert ratio_bounds(loss) == Clip(0.1, 0.4)
+    for capped in (DppoTv(**low_high, cap=20.0), DppoKl(**low_high, cap=20.0)):
+        assert ratio_bounds(capped) == Clip(0.1, 0.4, 20.0)
 
 
 def test_only_the_tokens_of_highest_entropy_have_a_policy_loss() -> None:
