@@ -79,7 +79,7 @@ LONGER = {
     "mathrl/grading/evaluate.py": 504,
     "mathrl/grading/parser.py": 627,
     "tests/trainers/test_pools.py": 458,
-    "tests/trainers/test_rl_update.py": 424,
+    "tests/trainers/test_rl_update.py": 405,
 }
 
 

@@ -40,9 +40,7 @@ class EightBitAdamW:
 
     def make_state(self, weight: nn.Parameter, steps: int) -> dict[str, Any]:
         """Make a weight's moments as after `steps` steps; their values are still to come."""
-        group = self.param_groups[0]
-        index = next(place for place, other in enumerate(self.weights) if other is weight)
-        self.inner.init_state(group, weight, 0, index)
+        self.inner.init_state(self.param_groups[0], weight, 0, 0)  # the place is read for settings that no weight has
         self.inner.state[weight]["step"] = steps
         return self.state_of(weight)
 

@@ -137,7 +137,7 @@ def cut(groups: Sequence[RolloutGroup], budget: int, kernel: Kernel = "cpu") -> 
 
 
 def make_batch(
-    groups: Sequence[RolloutGroup], params: Rl, scores: Scores, kl_coef: float = 0.0
+    groups: Sequence[RolloutGroup], params: Rl, scores: Scores, kl_coef: float
 ) -> tuple[Batch, dict[str, float]]:
     """Everything the updates of a step need, and figures about it.
 
@@ -369,7 +369,7 @@ def _rewards(groups: Sequence[RolloutGroup]) -> Tensor:
 
 
 def _step_advantages(group: RolloutGroup, lengths_G: Tensor, params: Process) -> Tensor:
-    if len(group.step_rewards) != len(group.responses) or len(group.step_ends) != len(group.responses):
+    if len(group.step_rewards) != len(group.responses):
         raise UserError(
             "rl.advantage is process, but the rollouts have no step rewards: give the run a process "
             "reward model, or set rl.advantage to grpo"

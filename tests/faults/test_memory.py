@@ -94,13 +94,19 @@ RL_PASSES = {
     "reference": ("scores.response_logprobs", "log-probs of the reference", {"kl": {"coef": 0.1}}),
     "probe": ("scores.response_logprobs", "log-probs of the reference", {"kl": {"type": "probe", "groups": 2}}),
     "teacher": ("scores.response_logprobs", "log-probs of the teacher", {"advantage": "distillation"}),
+    "teacher's tokens": (
+        "scores.top_tokens",
+        "log-probs of the teacher",
+        {"advantage": "distillation", "loss": "forward_kl"},
+    ),
+    "entropies": ("scores.response_logprobs", "entropies of the policy", {"loss": {"top_entropy": 0.2}}),
     "values": ("scores.token_scores", "critic's values", {"advantage": GAE}),
     "the critic's update": ("critic.micro_batch_loss", UPDATE, {"advantage": GAE}),
     "update": ("policy_update.micro_batch_loss", UPDATE, {}),
 }
 ON_PAIRS_PASSES = {
     "sft": ("sft.response_logprobs", UPDATE, 0),
-    "sft, dev": ("sft.response_logprobs", UPDATE, 2),
+    "sft, dev": ("sft.response_logprobs", "outputs of the dev items", 4),
     "dpo": ("preference.response_logprobs", "log-probs of the reference", 0),
     "dpo, update": ("preference.pair_loss", UPDATE, 0),
     "reward_model": ("reward_model.items_loss", UPDATE, 0),
@@ -123,7 +129,7 @@ def fills_memory(monkeypatch: pytest.MonkeyPatch, function: str, passes: int = 0
 def test_every_pass_of_rl_is_named_with_its_parameter(name: str, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     function, part, settings = RL_PASSES[name]
     fills_memory(monkeypatch, function)
-    helpers = {"teacher": small.policy(seed=8)[0]} if name == "teacher" else {}
+    helpers = {"teacher": small.policy(seed=8)[0]} if name.startswith("teacher") else {}
     with pytest.raises(OutOfMemory, match=rf"memory for the {part} \(.*lower rl.tokens_per_microbatch \(now 321\)"):
         small.run(small.short_rl(steps=1, tokens_per_microbatch=321, **settings), **helpers)
 

@@ -23,6 +23,11 @@ def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
     found = folder.latest()
     assert found is not None and found.step == 15 and found.values == {"cursor": 150}
     assert torch.equal(found.tensors["weights"], torch.full((3,), 15.0)) and found.parts is None
+    (tmp_path / "step-00000010.safetensors").unlink()  # by a user who needs the space
+    folder.save(checkpoint(20))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"step-{step:08d}.{kind}" for step in (15, 20) for kind in ("json", "safetensors")
+    }
 
 
 @pytest.mark.parametrize("damage", ["flip a bit", "cut short", "remove tensors", "break the manifest", "lose a digest"])

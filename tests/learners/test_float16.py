@@ -72,7 +72,15 @@ def test_an_overflow_halves_the_scale_and_is_not_a_bad_update(small: Any) -> Non
     policy.flat.gradients[0] = math.inf
     policy.update(1.0)
     assert policy.counts == {"updates": 3, "bad": 2} and policy.loss_scale.value == 1.0
+    policy.loss_scale = LossScale(2.0)
+    policy.flat.gradients[0] = math.inf
+    policy.update(1.0)
+    assert policy.counts["bad"] == 2 and policy.loss_scale == LossScale(1.0), "a smaller scale is left to try"
+    gradient(policy, 1e-3)
+    policy.update(1.0)
+    assert policy.counts["updates"] == 5 and policy.loss_scale == LossScale(1.0, good=1)
+    policy.loss_scale.value = 2.0**130  # more than float32 holds
     tensors = {name: value.clone() for name, value in policy.tensors().items()}
     again = TorchLearner(model(small), PARAMS, 9)
-    again.load(Checkpoint(3, tensors, {}), policy.counts)
+    again.load(Checkpoint(5, tensors, {}), policy.counts)
     assert again.loss_scale == policy.loss_scale

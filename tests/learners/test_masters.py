@@ -11,6 +11,7 @@ import torch
 from mathrl.learners.checkpoint import Checkpoint
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.learner import make_learner
+from mathrl.learners.optimizer import FlatParameters
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.norm import FusedRMSNorm, use_fused_norms
 from mathrl.models.prepared import compute_as
@@ -68,6 +69,16 @@ def test_gradients_of_micro_batches_add_up_in_float32(network: Callable[..., Any
     assert torch.equal(policy.flat.gradients, sum(parts[1:], parts[0]))
     rounded = policy.flat.gradients.to(torch.bfloat16).float()
     assert not torch.equal(rounded, policy.flat.gradients), "sums keep what bfloat16 would lose"
+
+
+def test_gradients_of_a_weight_that_is_used_twice_add_up_in_float32() -> None:
+    """As those of embeddings that are the head too; bfloat16 rounds 1 + 2^-10 to 1."""
+    layer = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    flat = FlatParameters(layer)
+    (layer.weight + 2.0**-10 * layer.weight).sum().backward()
+    assert flat.gradients.tolist() == [1 + 2.0**-10]
+    wide = FlatParameters(torch.nn.Linear(1, 1, dtype=torch.float64))
+    assert wide.weights.dtype == wide.gradients.dtype == torch.float64, "nothing is rounded"
 
 
 def test_averages_checkpoints_and_best_weights_are_float32(network: Callable[..., Any]) -> None:

@@ -1,5 +1,6 @@
 """Micro-batches: shares of the ranks, figures over them, and half the tokens after out-of-memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,24 @@ import torch
 
 from mathrl.core.errors import OutOfMemory
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.micro_batches import TokenBudget, attempts, own_micro_batches, reduce_figures, smallest
+from mathrl.learners.micro_batches import (
+    TokenBudget,
+    add_gradient,
+    attempts,
+    own_micro_batches,
+    reduce_figures,
+    smallest,
+)
+from mathrl.learners.scoring import score_tokens
+from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models import packing
+from mathrl.models.logprobs import prepare_language_model, response_logprobs
+from mathrl.models.packing import Group
+from mathrl.models.prepared import compute_as
+from mathrl.params.optimizer import Muon
+from mathrl.params.train import Rl
 from mathrl.params.training import Training
+from mathrl.trainers.policy_update import update_gradient
 
 
 def ranks_of(action: str = "stop") -> Ranks:
@@ -80,8 +97,26 @@ def test_figures_are_summed_in_their_own_dtype_and_of_a_max_the_largest_is_taken
     assert reduce_figures([], ranks) == {}
 
 
-def test_what_is_passed_beside_the_others_is_the_smallest_item() -> None:
+def test_what_only_keeps_the_ranks_in_step_adds_no_gradient_and_no_figures() -> None:
+    weight, figures = torch.ones(2, requires_grad=True), {"loss": torch.tensor(2.0)}
+    for counts, gradient, told in ((0.0, [0.0, 0.0], []), (1.0, [1.0, 1.0], [figures]), (0.5, [1.5, 1.5], [figures])):
+        assert add_gradient(torch.Tensor.backward, (weight.sum(), figures), counts) == told
+        assert weight.grad is not None and weight.grad.tolist() == gradient
+
+
+def test_what_is_passed_beside_the_others_is_the_smallest_item(small: Any) -> None:
     assert smallest([5, 3, 2, 4]) == [2]
+    ranks: Any = ranks_of()
+    ranks.gather = lambda value: [value, 2] if isinstance(value, int) else [value]  # another rank makes two passes
+    passed: list[list[Group]] = []
+
+    def forward(groups: list[Group]) -> torch.Tensor:
+        passed.append(groups)
+        return torch.arange(float(sum(sum(group.counts) for group in groups))) + 10 * len(passed)
+
+    groups = [Group((5, 6), ((7, 8, 9),)), Group((5,), ((7,), (8,)))]
+    scores = score_tokens(TokenBudget(ranks, 16, "rl"), "scores", forward, small.policy()[0], groups)
+    assert passed == [groups, groups[1:]] and scores.tolist() == [10, 11, 12, 13, 14], "the second pass counts nowhere"
 
 
 def test_ranks_share_the_chosen_items_and_no_other() -> None:
@@ -91,3 +126,32 @@ def test_ranks_share_the_chosen_items_and_no_other() -> None:
         ranks.rank, ranks.world = rank, 2
         shares.append(own_micro_batches([5, 9, 4, 2], 6, ranks, [0, 2, 3]))
     assert shares == [[[0]], [[2, 3]]]
+
+
+@pytest.mark.parametrize(("kernel", "passes"), [("varlen", 1), ("cpu", 2)])
+@pytest.mark.parametrize(("count", "tokens"), [(1, 45), (2, 90)])
+def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(
+    small: Any, kernel: str, passes: int, count: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the update and in a pass of scores: two responses to a long prompt, which one kernel alone shares."""
+    monkeypatch.setattr(packing, "LONG", 24)
+    (model, sampler), ranks = small.policy(), ranks_of()
+    groups = [replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 12)] * count
+    compute_as(model, replace(prepare_language_model(model), kernel=kernel))
+    policy: Any = TorchLearner(model, Muon(lr=1e-3), 10)
+    backward, updated, scored = policy.backward, list[torch.Tensor](), list[int]()
+
+    def count(loss: torch.Tensor) -> None:
+        updated.append(loss)
+        backward(loss)
+
+    policy.backward = count
+    params = Rl(group_size=2, tokens_per_microbatch=tokens)
+    update_gradient(policy, params, small.scored_batch(groups, params, ranks, model)[0], 0.0)
+
+    def forward(micro: list[Group]) -> torch.Tensor:
+        scored.append(len(micro))
+        return response_logprobs(model, micro)[0]
+
+    score_tokens(TokenBudget(ranks, tokens, "rl"), "scores", forward, model, [group.group for group in groups])
+    assert len(updated) == len(scored) == passes

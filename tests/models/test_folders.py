@@ -8,10 +8,13 @@ import torch
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json
 from mathrl.core.hashing import digest_path
+from mathrl.learners.distributed import Ranks
 from mathrl.models.base import REFERENCE
 from mathrl.models.load import export_model, load_model, load_tokenizer, make_base
 from mathrl.models.scores import load_scorer
+from mathrl.params.advantage import Critic
 from mathrl.params.run import FreshModel, Model, PretrainedModel
+from mathrl.trainers.critic import make_critic
 
 FRESH = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=2)
 MODEL = Model(base=FRESH, precision="float32")
@@ -104,7 +107,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 Path(os.environ["MARKER"]).touch()
 class MarkedConfig(Qwen2Config):
     model_type = "marked"
-class MarkedModel(Qwen2ForCausalLM):
+class MarkedForCausalLM(Qwen2ForCausalLM):
     config_class = MarkedConfig
 """
 
@@ -114,8 +117,8 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(tmp_path: Path, m
     make_base(MODEL, folder, 0)
     told = read_json(folder / "config.json") | {
         "model_type": "marked",
-        "architectures": ["MarkedModel"],
-        "auto_map": {"AutoConfig": "marked.MarkedConfig", "AutoModelForCausalLM": "marked.MarkedModel"},
+        "architectures": ["MarkedForCausalLM"],
+        "auto_map": {"AutoConfig": "marked.MarkedConfig", "AutoModelForCausalLM": "marked.MarkedForCausalLM"},
     }
     write_json(folder / "config.json", told)
     (folder / "marked.py").write_text(CODE)
@@ -139,6 +142,9 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(tmp_path: Path, m
     make_base(asked, tmp_path / "base", 0)
     for name in ("base", "trained"):
         network, tokenizer = (load_model(tmp_path / name, asked, "cpu"), load_tokenizer(tmp_path / name, asked))
-        assert marker.exists() and type(network).__name__ == "MarkedModel" and len(tokenizer.encode("7")) == 1
+        assert marker.exists() and type(network).__name__ == "MarkedForCausalLM" and len(tokenizer.encode("7")) == 1
         if name == "base":
             export_model(network, tokenizer, tmp_path / "trained", "# Trained")
+            ranks = Ranks(torch.device("cpu"))
+            with pytest.raises(UserError, match=r"critic \(a critic .* 'marked' cannot be made"):  # it was read
+                make_critic(Critic(path=str(tmp_path / name)), network, None, 10, 0, ranks)

@@ -146,6 +146,9 @@ def test_a_seeded_share_of_the_demonstrations_is_the_answer_alone() -> None:
         assert sum(TOKENIZER.decode(list(group.responses[0])).startswith("<answer>") for group in made) == count
     with pytest.raises(UserError, match=r"sft: there is no demonstration; give the sft split problems"):
         tokenize_demonstrations([], Prompt(), TOKENIZER, 0.4, 3)
+    told = problems[0].with_(question=r"1+1= \boxed{2}")
+    with pytest.raises(UserError, match=r"problem p1: its prompt holds"):
+        tokenize_demonstrations([told], Prompt(), TOKENIZER, 0.4, 3)
 
 
 def test_no_token_that_begins_a_text_stands_within_a_response() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.algorithms.own_functions import AdvantageInput
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
@@ -142,14 +143,14 @@ def test_the_critic_has_a_lambda_of_its_own(lam: Any) -> None:
     values_N = torch.full((7,), 0.2)
     scores = Scores(torch.zeros(7), values_N=values_N)
     advantage = {"type": "gae", "lam": lam, "critic": {"lam": 1.0}}
-    batch, _ = make_batch(GROUPS, Rl(group_size=2, advantage=advantage), scores)  # type: ignore[arg-type]
+    batch, _ = make_batch(GROUPS, Rl(group_size=2, advantage=advantage), scores, 0.0)  # type: ignore[arg-type]
     assert batch.returns_N is not None
     assert batch.returns_N.tolist() == pytest.approx([1, 1, 0, 0.5, 0.5, 0.5, 0.5]), "the rewards to come"
     # Deltas: 0 and 0.8 | -0.2 | 0.3 | 0, 0 and 0.3. By length: 1 - 1 / (alpha l) is 0 for 2 tokens, 1/3 for 3.
     two, three = (0.5, 0.5) if lam == 0.5 else (0.0, 1 / 3)
     expected = [0.8 * two, 0.8, -0.2, 0.3, 0.3 * three**2, 0.3 * three, 0.3]
     assert batch.advantages_N.tolist() == pytest.approx(expected, abs=1e-6)
-    one, _ = make_batch(GROUPS, Rl(group_size=2, advantage={**advantage, "critic": {}}), scores)  # type: ignore[arg-type]
+    one, _ = make_batch(GROUPS, Rl(group_size=2, advantage={**advantage, "critic": {}}), scores, 0.0)  # type: ignore[arg-type]
     assert one.returns_N is not None
     assert torch.equal(one.advantages_N, batch.advantages_N)
     assert torch.allclose(one.returns_N, batch.advantages_N + values_N), "else the policy's"
@@ -160,11 +161,11 @@ def test_a_critic_of_lambda_1_has_targets_without_rounding() -> None:
     equal = [replace(group, rewards=(0.3,) * 2) for group in GROUPS]
     scores = Scores(torch.zeros(7), values_N=torch.linspace(0.1, 2.3, 7))
     advantage: Any = {"type": "gae", "lam": 0.9, "critic": {"lam": 1.0}}
-    batch, _ = make_batch(equal, Rl(group_size=2, advantage=advantage), scores)
+    batch, _ = make_batch(equal, Rl(group_size=2, advantage=advantage), scores, 0.0)
     assert batch.returns_N is not None and len(set(batch.returns_N.tolist())) == 1
     half: Any = {"type": "gae", "lam": 0.9, "gamma": 0.5, "critic": {"lam": 0.999999}}
-    near, _ = make_batch(equal, Rl(group_size=2, advantage=half), scores)
-    exact, _ = make_batch(equal, Rl(group_size=2, advantage=half | {"critic": {"lam": 1.0}}), scores)
+    near, _ = make_batch(equal, Rl(group_size=2, advantage=half), scores, 0.0)
+    exact, _ = make_batch(equal, Rl(group_size=2, advantage=half | {"critic": {"lam": 1.0}}), scores, 0.0)
     assert near.returns_N is not None and exact.returns_N is not None
     assert torch.allclose(near.returns_N, exact.returns_N, atol=1e-5)
 
@@ -200,6 +201,26 @@ def test_a_part_that_a_response_lacks_counts_as_0() -> None:
     )
     found = advantages(lacking, advantage="gdpo")
     assert found == advantages(whole, advantage="gdpo") and len(set(found)) > 2
+
+
+def own_score(responses: AdvantageInput) -> torch.Tensor:
+    forms = torch.tensor([parts.get("form", 0.0) for parts in responses.parts])
+    return responses.correct_S + 10 * responses.truncated_S + forms
+
+
+def test_an_advantage_of_ones_own_sees_verdicts_truncation_and_parts() -> None:
+    parts = (({"form": 0.25}, {}), ({"form": 0.5}, {"form": 0.75}))
+    groups = [replace(group, parts=row) for group, row in zip(GROUPS, parts, strict=True)]
+    found = advantages(groups, advantage={"type": "function", "path": f"{__name__}:own_score"})
+    assert found == [1.25, 1.25, 10.0, 0.5, 1.75, 1.75, 1.75]
+
+
+def test_gdpo_takes_the_deviation_of_the_parameters() -> None:
+    """Two responses with a and b: over ddof 1 each is sqrt(1/2) from the mean in deviations, over ddof 0 it is 1."""
+    groups = [replace(group, parts=({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0})) for group in GROUPS]
+    for ddof, one in ((1, 0.5**0.5), (0, 1.0)):
+        found = advantages(groups, advantage={"type": "gdpo", "ddof": ddof, "eps": 0.0})
+        assert found == pytest.approx([one, one, -one, one, -one, -one, -one])
 
 
 def test_process_without_rewards_of_steps_is_refused() -> None:
@@ -283,7 +304,7 @@ def test_rejection_veto_and_normalised_weights_reach_the_batch() -> None:
     scores = Scores(sampler_N, policy_N, None, None, None, None)
 
     def batch(**importance: Any) -> tuple[Batch, dict[str, float]]:
-        return make_batch(GROUPS, Rl(importance={"when": "always", **importance}), scores)  # type: ignore[arg-type]
+        return make_batch(GROUPS, Rl(importance={"when": "always", **importance}), scores, 0.0)  # type: ignore[arg-type]
 
     plain, figures = batch()
     assert plain.kept_N.all() and plain.importance_N is not None
@@ -294,6 +315,13 @@ def test_rejection_veto_and_normalised_weights_reach_the_batch() -> None:
     assert rejected.kept_N.tolist() == [True] * 4 + [False, False, True]
     rejected, _ = batch(reject={"level": "token", "low": 0.5, "high": 5.0})  # the old policy over the sampler's
     assert rejected.kept_N.tolist() == [True] * 5 + [False, True]
+    # The ratio of the last response is exp(-9), its geometric mean exp(-3).
+    rejected, _ = batch(reject={"level": "geometric", "low": 0.06, "high": 2.0})
+    assert rejected.kept_N.tolist() == [True] * 4 + [False] * 3
+    rejected, _ = batch(reject={"level": "geometric", "low": 0.04, "high": 2.0})
+    assert rejected.kept_N.all()
+    both, _ = batch(reject={"level": "token", "low": 0.5, "high": 2.0}, veto=1e-9)
+    assert both.kept_N.tolist() == [True] * 4 + [False, False, True], "a veto takes back no rejection"
     normalised, told = batch(normalise=True)
     assert normalised.importance_N is not None and float(normalised.importance_N.mean()) == pytest.approx(1)
     assert told["importance/mean"] == figures["importance/mean"], "what is told is the mismatch"

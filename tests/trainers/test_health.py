@@ -19,16 +19,18 @@ from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
 from mathrl.params.advantage import Critic
 from mathrl.params.run import Prompt, Reward
-from mathrl.params.train import Rl
+from mathrl.params.train import Rl, Sft
 from mathrl.params.training import Health
 from mathrl.rewards import compose
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers import batch
 from mathrl.trainers.rl import train_rl
+from mathrl.trainers.sft import train_sft
 from mathrl.trainers.training_run import TrainingLog
 from tests.conftest import scratch
 from tests.trainers.small import fast
+from tests.trainers.supervised_traces import demonstrations
 
 # This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
 HEALTH = Health(lr=0.02, kl=1.0, patience=20)
@@ -113,6 +115,16 @@ def train(small: Any, taught: dict[str, Any]) -> Callable[..., Any]:
         return watch
 
     return run
+
+
+def test_sft_stops_at_the_first_red_finding_where_that_is_the_setting(small: Any, tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    health = HealthMonitor(Health(loss=0.1, action="stop"), None, told.append)
+    run = small.training_run(tmp_path, health=health)
+    params = Sft(steps=3, tokens_per_step=60, optimizer=fast(1e-3))
+    with pytest.raises(UserError, match=r"stopped at step 1 since health.action is stop"):
+        train_sft(small.policy()[0], demonstrations(), [], params, run)
+    assert [report["colour"] for report in told] == ["red"]
 
 
 def test_a_healthy_run_raises_nothing(train: Callable[..., Any]) -> None:

@@ -158,6 +158,12 @@ def test_what_is_odd() -> None:
         "truncated",
         "repeats itself",
     ]
+    for status, expected in (("ok", []), ("error", ["call failed"])):
+        called = group((True, True), (1.0, 1.0))
+        call = ToolCall(0, 1, "print(1)", "1", status, 0.5)
+        completion = replace(called.graded[0].completion, calls=(call,))
+        graded = (replace(called.graded[0], completion=completion), called.graded[1])
+        assert odd_reasons(replace(called, graded=graded), 0) == expected
     silent = group((False, False), (0.0, 0.0))
     said = tuple(replace(each, extracted=None, disagrees=True) for each in silent.graded)
     assert odd_reasons(replace(silent, graded=said), 0) == ["no answer", "graders disagree"]

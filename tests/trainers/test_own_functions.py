@@ -1,20 +1,27 @@
 """A loss and an advantage of one's own: as the built-in one where it is the same, refused where it is none."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mathrl.algorithms.own_functions import OwnFunction
+from mathrl.algorithms.own_functions import LossInput, OwnFunction
 from mathrl.compose import load_params
 from mathrl.core.code_values import code_values
 from mathrl.core.errors import UserError
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.torch_learner import TorchLearner
+from mathrl.models.logprobs import response_logprobs
 from mathrl.params.optimizer import Lora
 from mathrl.params.train import Asynchronous
+from mathrl.trainers.policy_update import update_gradient
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests.trainers.own_losses"
+CPU = Ranks(torch.device("cpu"))
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "two updates, masked truncated responses": {"minibatches": 2, "truncated": "mask"},
@@ -40,6 +47,29 @@ def test_a_clipped_loss_and_an_advantage_of_ones_own_train_as_the_built_in_ones(
         before.pop("advantage/mean", None)
         assert row == pytest.approx(before, rel=1e-5, abs=1e-6)
     assert any(row["grad_norm"] > 0 for row in rows)
+
+
+SEEN: list[LossInput] = []
+
+
+def remember(tokens: LossInput) -> torch.Tensor:
+    SEEN.append(tokens)
+    return -tokens.logprobs_N * tokens.advantages_N
+
+
+def test_a_loss_sees_the_entropies_what_is_kept_and_the_lengths(small: Any) -> None:
+    model, sampler = small.policy()
+    groups = [replace(small.rollouts(model, sampler)[1], truncated=(True, False, False, False))]
+    params = small.short_rl(loss={"type": "function", "path": f"{__name__}:remember"}, truncated="mask")
+    batch, _ = small.scored_batch(groups, params, CPU, model)
+    SEEN.clear()
+    update_gradient(TorchLearner(model, params.optimizer, 10), params, batch, 0.0)
+    (seen,) = SEEN
+    logprobs_N, entropies_N = response_logprobs(model, [groups[0].group], params.temperature)
+    assert torch.allclose(seen.entropies_N, entropies_N, atol=1e-5)
+    assert torch.allclose(seen.logprobs_N, logprobs_N, atol=1e-5)
+    assert seen.lengths_S.tolist() == groups[0].lengths
+    assert seen.kept_N.tolist() == [number != 0 for number, each in enumerate(groups[0].lengths) for _ in range(each)]
 
 
 def test_it_trains_while_the_sampler_goes_on(small: Any, tmp_path: Path) -> None:

@@ -111,6 +111,12 @@ def test_it_starts_at_no_margin_and_learns_one(small: Any, tmp_path: Path) -> No
     assert figures["dev/judged_right"] == 1.0 and [row["step"] for row in rows if "dev/loss" in row] == [5, 10, 12]
 
 
+def test_it_starts_at_no_margin_where_the_model_has_dropout(small: Any, tmp_path: Path) -> None:
+    train(small, tmp_path, PARAMS.model_copy(update={"steps": 1}), model=small.gpt2())
+    (row,) = without_timings(tmp_path / "metrics.jsonl")
+    assert row["margin"] == pytest.approx(0, abs=1e-5)
+
+
 def test_the_gradient_is_that_of_the_global_batch_however_it_is_cut(small: Any, tmp_path: Path) -> None:
     norms = []
     for budget in (16, 4096):

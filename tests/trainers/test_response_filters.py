@@ -20,6 +20,7 @@ from mathrl.trainers.response_filters import (
     filter_groups,
     filter_label,
     filter_metrics,
+    has_gibberish,
     longest_sure_run,
 )
 from mathrl.trainers.rollouts import RolloutGroup
@@ -43,6 +44,8 @@ def test_what_each_filter_catches_by_hand() -> None:
     gibberish = catcher(Gibberish(token_above=800, offset=1.0), 1000)
     assert gibberish(response([5, 900], [0.9, 3e-4])) and not gibberish(response([5, 900], [0.9, 4e-4]))
     assert not gibberish(response([800, 900], [1e-6, 0.5])), "unlikely alone, or rare alone, is no gibberish"
+    below = np.array([-8.0]), 800, -8.0
+    assert not has_gibberish(np.array([900]), *below) and has_gibberish(np.array([900]), np.array([-8.5]), *below[1:])
     sure = catcher(SureRun(window=3, probability=0.9), 1000)
     assert sure(response([1] * 5, [0.5, 0.95, 0.95, 0.95, 0.5])) and sure(response([1] * 3, [0.95] * 3))
     assert not sure(response([1] * 5, [0.95, 0.95, 0.9, 0.95, 0.95])), "0.9 itself is not above 0.9"

@@ -1,6 +1,5 @@
 """The update of the RL loop: invariant to micro-batches and to what may be skipped, and it learns."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from mathrl.algorithms.alignment import GAPS
-from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
@@ -31,7 +29,7 @@ from mathrl.stages.rl import summary_of
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
 from mathrl.trainers.rl import train_rl
 from tests.trainers.small import changed, policy, scored_batch, short_rl
-from tests.trainers.supervised_traces import CASES, sft
+from tests.trainers.supervised_traces import sft
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -236,23 +234,6 @@ def test_dev_prompts_that_are_too_long_are_not_among_the_dropped_ones(small: Any
     run = small.training_run(tmp_path)
     train_rl(model, sampler, small.PROBLEMS, [long, small.PROBLEMS[1]], small.CountsOnes(), params, run)
     assert sampler.dropped == 3 and small.without_timings(tmp_path / "metrics.jsonl")[0]["dev/problems"] == 1
-
-
-@pytest.mark.parametrize("name", ["rl", "sft", "dpo", "reward_model"])
-def test_progress_is_told_by_steps_under_the_sections_name(
-    name: str, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(Variable.PROGRESS, str(tmp_path / "progress"))
-    if name == "rl":
-        small.run(small.short_rl(steps=2), tmp_path, last=2)
-        small.run(small.short_rl(steps=3), tmp_path)
-    else:
-        CASES[{"sft": "SFT", "dpo": "DPO"}.get(name, "a reward model")](tmp_path)
-    (*_, row) = small.without_timings(tmp_path / "metrics.jsonl")
-    figures = {"loss": "loss"} if name != "rl" else {"accuracy": "reward/accuracy", "length": "response_length"}
-    told = json.loads((tmp_path / "progress").read_text())
-    assert (told["title"], told["done"], told["total"]) == (name, *(2 * [row["step"]]))
-    assert told["figures"] == pytest.approx({shown: row[figure] for shown, figure in figures.items()})
 
 
 def test_activations_are_recomputed_where_it_is_asked_for(small: Any, tmp_path: Path) -> None:

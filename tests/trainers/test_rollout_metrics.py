@@ -66,6 +66,9 @@ def test_repetition_is_of_16_tokens_of_each_response() -> None:
     ]
     groups = rollout_groups([0, 1, 2], [(1,), None, (2,)], [graded[0], None, graded[1]])
     assert [group.problem for group in groups] == [0, 2]
+    assert all(group.graded == () for group in groups), "rollouts that are not kept need no memory"
+    kept = rollout_groups([0], [(1,)], graded[:1], kept=True)
+    assert kept[0].graded == tuple(graded[0])
     # Of 3 runs of 16 tokens two stand earlier, of 5 four.
     assert [list(group.repeated) for group in groups] == [[0, pytest.approx(2 / 3)], [pytest.approx(4 / 5), 0, 0]]
     assert rollout_metrics(groups, groups)["rollout/repetition"] == pytest.approx((2 / 3 + 4 / 5) / 5)
@@ -81,6 +84,12 @@ def test_lengths_by_hand() -> None:
     assert metrics["rollout/longest_to_median"] == 9 / 1.5
     parts = [replace(groups[1], parts=({"accuracy": 0.0}, {"accuracy": 1.0, "code": 0.5})), groups[0]]
     assert rollout_metrics(parts, parts)["reward/code"] == 0.5, "a mean over the responses that have the part"
+
+
+def test_two_short_responses_have_a_spread_and_are_not_empty() -> None:
+    two = [group([2, 1], [True, False], [0.0, 0.0])]
+    metrics = rollout_metrics(two, two)
+    assert metrics["reward/overall_std"] == pytest.approx(0.5**0.5) and metrics["rollout/empty_groups"] == 0
 
 
 def test_a_response_alone_has_finite_figures() -> None:
@@ -108,6 +117,8 @@ def test_shares_of_the_calls_and_figures_per_response_by_hand() -> None:
     }
     one = tool_metrics([replace(group([9], [False], [0.0]), calls=((fails,),))])
     assert (one["tool/error_rate"], one["tool/right_with_call"], one["tool/echo_rate"]) == (1, 0, 0)
+    right = tool_metrics([replace(group([9, 9], [True, False], [0.0] * 2), calls=((works,), ()))])
+    assert (right["tool/right_with_call"], right["tool/call_share"]) == (1, 0.5), "of the only right one"
     assert set(tool_metrics([plain]).values()) == {0.0}, "without a call"
 
 

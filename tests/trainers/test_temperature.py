@@ -28,6 +28,7 @@ from mathrl.rollout.torch_engine import CopyEngine, TorchEngine
 from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.rollouts import RolloutGroup
+from mathrl.trainers.scores import score
 from tests.trainers.small import scored_batch
 
 CPU = Ranks(torch.device("cpu"))
@@ -108,6 +109,11 @@ def test_every_other_models_log_probs(small: Any, groups: list[RolloutGroup]) ->
     weights = [(logprobs_N - old_N).exp().clamp(max=2.0) for logprobs_N in of_policy]
     assert near(batch.importance_N, *weights)
 
+    with torch.no_grad():
+        entropies = [plain(policy, groups, at)[1] for at in (T, 1.0)]
+    batch, _ = scored_batch(groups, Rl(temperature=T, loss={"top_entropy": 0.2}), CPU, policy)
+    assert near(batch.entropies_N, *entropies)
+
     batch, _ = scored_batch(groups, Rl(temperature=T, kl={"coef": 0.1}), CPU, policy, reference=other, kl_coef=0.1)
     assert near(batch.reference_N, *of_other)
     params = Rl(temperature=T, kl={"type": "reward", "coef": 0.1})
@@ -121,6 +127,8 @@ def test_every_other_models_log_probs(small: Any, groups: list[RolloutGroup]) ->
     probing = Rl(temperature=T, kl={"type": "probe", "groups": 4})
     _, figures = scored_batch(groups, probing, CPU, policy, reference=other)
     assert near(torch.tensor(figures["kl"]), *k3)
+    measured = score(groups, probing, CPU, policy, reference=other)
+    assert measured.reference_N is None, "a KL that is only measured is of the probe"
 
 
 def test_the_sampler_gives_the_log_probs_that_it_sampled_with(small: Any) -> None:

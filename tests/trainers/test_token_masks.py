@@ -7,13 +7,21 @@ from typing import Any
 import pytest
 import torch
 
+from mathrl.algorithms.policy_loss import Clip
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import response_logprobs
-from mathrl.params.loss import KlCov
+from mathrl.params.loss import Cispo, ClipCov, DppoKl, DppoTv, Gmpo, KlCov
 from mathrl.params.optimizer import Muon
 from mathrl.params.train import Rl
-from mathrl.trainers.policy_update import UpdateFigures, choose_tokens, trained_groups, update_gradient
+from mathrl.trainers.policy_update import (
+    UpdateFigures,
+    choose_tokens,
+    minibatches,
+    ratio_bounds,
+    trained_groups,
+    update_gradient,
+)
 from tests.trainers.small import Killed, changed, policy, rollouts, run, scored_batch, short_rl
 
 CPU = Ranks(torch.device("cpu"))
@@ -60,6 +68,14 @@ def test_responses_far_from_the_policy_lose_their_negative_tokens(importance: An
     assert torch.allclose(parts, found, atol=1e-6)
 
 
+def test_a_loss_has_the_bounds_of_its_parameters() -> None:
+    low_high: dict[str, Any] = {"low": 0.1, "high": 0.4}
+    for loss in (Cispo(**low_high), Gmpo(**low_high), ClipCov(**low_high)):
+        assert ratio_bounds(loss) == Clip(0.1, 0.4)
+    for capped in (DppoTv(**low_high, cap=20.0), DppoKl(**low_high, cap=20.0)):
+        assert ratio_bounds(capped) == Clip(0.1, 0.4, 20.0)
+
+
 def test_only_the_tokens_of_highest_entropy_have_a_policy_loss() -> None:
     """They are those of the policy that sampled, whatever the micro-batches; the denominators count the others."""
     model, sampler = policy()
@@ -101,6 +117,15 @@ def test_clip_cov_leaves_out_tokens_between_its_bounds() -> None:
     assert told.left_out == 1 and not torch.allclose(few, found, atol=1e-5)
 
 
+def test_every_update_draws_other_tokens_for_clip_cov_by_the_seed() -> None:
+    model, sampler = policy()
+    loss = {"type": "clip_cov", "share": 0.1, "covariance_low": -9.0, "covariance_high": 9.0}
+    params = Rl(loss=loss, minibatches=2, epochs=2)  # type: ignore[arg-type]
+    batch = scored_batch(rollouts(model, sampler), params, CPU, model)[0]
+    drawn = [part.left_out_N.nonzero()[:3, 0].tolist() for part in minibatches(batch, params, 0, 1)]  # type: ignore[union-attr]
+    assert drawn == [[4, 12, 23], [0, 13, 28], [2, 4, 15], [4, 20, 29]], "the same with every version"
+
+
 def test_tokens_of_low_entropy_are_left_out_beside_those_of_clip_cov() -> None:
     model, sampler = policy()
     bounds = {"type": "clip_cov", "share": 1.0, "covariance_low": 0.05, "covariance_high": 1.0}
@@ -137,6 +162,9 @@ def test_kl_cov_holds_the_tokens_of_highest_covariance_off_policy() -> None:
     (-((logprobs_N - old_N).exp() * advantages_N).mean()).backward()
     assert not torch.allclose(found, learner.flat.gradients, atol=1e-4), "the KL matters"
     assert isinstance(params.loss, KlCov) and trained_groups(batch, params) == [1, 3]
+    left_N = torch.zeros_like(batch.kept_N)
+    left_N[batch.token_ends[1] : batch.token_ends[2]] = True
+    assert trained_groups(replace(batch, left_out_N=left_N), params) == [3], "all of a group is left out"
     held_N = torch.zeros_like(batch.kept_N).index_fill_(0, torch.tensor([0]), True)
     assert trained_groups(replace(batch, held_N=held_N), params) == [0, 1, 3], "a held token needs a forward pass"
 
