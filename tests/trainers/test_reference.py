@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.params.train import Rl
 from tests.trainers.small import Killed, changed, policy, run, short_rl
 
@@ -31,6 +32,9 @@ def test_a_resumed_run_has_the_reference_it_had(tmp_path: Path, last: int) -> No
     _, rows, _ = run(PARAMS, tmp_path / "whole")
     with pytest.raises(Killed):
         run(PARAMS, tmp_path / "parts", last=last)
+    saved = CheckpointFolder(tmp_path / "parts" / "checkpoints").latest()
+    names = {each.partition("/")[0] for each in saved.tensors} if saved is not None else set()
+    assert names == ({"rl"} if last == 1 else {"rl", "reference"}), "the start's weights need no saving"
     assert run(PARAMS, tmp_path / "parts")[1] == rows
 
 
