@@ -224,6 +224,12 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
         small.run(method("GRPO, process supervision"))
 
 
+def test_a_problem_without_the_answer_that_the_reward_grades_against_is_named(small: Any) -> None:
+    problems = [small.PROBLEMS[0], small.PROBLEMS[1].with_(answers=())]
+    with pytest.raises(UserError, match="problem p2 has no answer, which part accuracy of the reward grades against"):
+        small.run(method("GRPO", steps=1), problems=problems)
+
+
 def test_divided_weights_would_be_there_wherever_a_model_runs(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
