@@ -115,7 +115,9 @@ def test_a_backend_that_divides_gives_one_rank_a_group_until_it_is_closed() -> N
     assert not dist.is_initialized()
 
 
-def test_each_process_of_several_computes_on_one_core_and_joins_the_others_with_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_of_several_computes_on_one_core_and_joins_the_others_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     groups: list[Any] = []

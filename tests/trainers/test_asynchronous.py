@@ -129,7 +129,7 @@ def test_the_lag_is_in_updates_of_which_a_step_may_have_several(small: Any, tmp_
 
 
 def test_an_update_at_the_ratio_bound_is_made_and_one_above_is_not(small: Any, tmp_path: Path) -> None:
-    params = changed(AHEAD, dev={"every": 0})
+    params = changed(AHEAD, steps=3, dev={"every": 0})
     rows, *_ = run(small, params, tmp_path / "free", kind=CopyEngine)
     place, ratio = next((n, row["ratio/mean"]) for n, row in enumerate(rows) if row["ratio/mean"] > 1 + 1e-6)
     for name, bound, dropped in (("at", ratio, 0), ("above", ratio - 1e-9, 1)):

@@ -185,6 +185,8 @@ def test_of_equal_accuracies_the_first_is_the_best(small: Any) -> None:
     constant: dict[str, Any] = {"steps": 4, "lr": 0.0, "dev": {"every": 1, "export": "best"}}
     result, rows, _ = small.run(method("GRPO", **constant), dev=small.PROBLEMS[:4])
     assert len({row["dev/accuracy"] for row in rows}) == 1 and result.exported_step == 1
+    unmeasured, _, _ = small.run(method("GRPO", **{**constant, "steps": 2}))
+    assert unmeasured.dev_accuracy is None and unmeasured.exported_step == 2
 
 
 def test_figures_are_logged_by_source_where_there_are_several(small: Any, tmp_path: Path) -> None:
