@@ -56,7 +56,6 @@ class StopRequest:
         self.release()
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._before = {}
 
     def boundary(self, due: bool) -> tuple[bool, bool]:
         """At the end of a step: whether to write a checkpoint, and whether to stop after it.

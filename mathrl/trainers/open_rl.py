@@ -378,7 +378,7 @@ def check_experts(config: Any, rl: Rl, rollout: Rollout) -> None:
     Raises:
         UserError: it has more than LARGEST_ROUTED parameters, another engine samples, and the loss is not GSPO's.
     """
-    if rollout.engine in ("auto", "torch") or isinstance(rl.loss, Gspo):
+    if rollout.engine == "torch" or isinstance(rl.loss, Gspo):
         return
     shape = shape_of(config)
     if shape.experts and shape.parameters > LARGEST_ROUTED:

@@ -113,11 +113,13 @@ class RolloutStream:
         """How many segments this version has to end with; None: as many as there is time for."""
         if self.asynchronous.pace == "fixed":
             return min(self.pool.version + self.asynchronous.staleness + 1, self.steps)
-        return self.log.segments(self.pool.version + 1) if self.pool.version < self.steps else None
+        return self.log.segments(self.pool.version + 1)
 
     def _has_work(self) -> bool:
+        if not self.pool.has_work:  # as after the last step, with which a log ends
+            return False
         quota = self._quota()
-        return self.pool.has_work and (quota is None or self.pool.segments < quota)
+        return quota is None or self.pool.segments < quota
 
     def _wait(self) -> None:
         if not (self.thread.busy or self._has_work()):  # only a log can ask for the impossible

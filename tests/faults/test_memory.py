@@ -91,6 +91,7 @@ UPDATE = "activations of a micro-batch"
 # The pass that memory does not hold: the module and function that computes it, and how the error names it.
 RL_PASSES = {
     "old log-probs": ("scores.response_logprobs", "log-probs of the policy", {"importance": {"when": "always"}}),
+    "experts": ("scores.response_logprobs", "log-probs of the policy", {"imitation": "luffy", "max_tokens": 24}),
     "reference": ("scores.response_logprobs", "log-probs of the reference", {"kl": {"coef": 0.1}}),
     "probe": ("scores.response_logprobs", "log-probs of the reference", {"kl": {"type": "probe", "groups": 2}}),
     "teacher": ("scores.response_logprobs", "log-probs of the teacher", {"advantage": "distillation"}),
@@ -130,8 +131,9 @@ def test_every_pass_of_rl_is_named_with_its_parameter(name: str, small: Any, mon
     function, part, settings = RL_PASSES[name]
     fills_memory(monkeypatch, function)
     helpers = {"teacher": small.policy(seed=8)[0]} if name.startswith("teacher") else {}
+    solved = [problem.with_(solution="1") for problem in small.PROBLEMS]
     with pytest.raises(OutOfMemory, match=rf"memory for the {part} \(.*lower rl.tokens_per_microbatch \(now 321\)"):
-        small.run(small.short_rl(steps=1, tokens_per_microbatch=321, **settings), **helpers)
+        small.run(small.short_rl(steps=1, tokens_per_microbatch=321, **settings), problems=solved, **helpers)
 
 
 @pytest.mark.parametrize("case", ["SFT", "DPO", "a reward model", "GRPO", "PPO"])

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,13 +106,27 @@ def test_groups_of_ranks_are_made_once_and_forgotten_when_they_are_left(monkeypa
     assert not dist.is_initialized()
 
 
-def test_each_process_of_several_computes_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_divides_gives_one_rank_a_group_until_it_is_closed() -> None:
+    alone = Ranks(torch.device("cpu"), Training(backend="deepspeed"))
+    try:
+        assert dist.is_initialized() and dist.get_world_size() == 1
+    finally:
+        alone.close()
+    assert not dist.is_initialized()
+
+
+def test_each_process_of_several_computes_on_one_core_and_joins_the_others_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    for name, value in (("world_size", lambda: 2), ("join_ranks", lambda *_: None), ("object_group", lambda *_: None)):
-        monkeypatch.setattr(distributed, name, value)
-    Ranks(torch.device("cpu"))
-    assert threads == [1]
+    groups: list[Any] = []
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "join_ranks", lambda *given: groups.append(given))
+    monkeypatch.setattr(distributed, "object_group", lambda *given: groups.append(given) or "objects")
+    ranks_of_two = Ranks(torch.device("cpu"), Training(collective_timeout_minutes=90))
+    assert threads == [1] and ranks_of_two.objects == "objects"
+    assert groups == [(False, timedelta(minutes=90)), (timedelta(minutes=90),)]
 
 
 def test_the_time_out_is_that_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """When a run writes a checkpoint, and when a signal ends it: at the step's end, or in seconds."""
 
+import copy
 import os
 import signal
 import subprocess
@@ -18,8 +19,12 @@ from mathrl.learners.preemption import GRACE_SECONDS, SAVE_SECONDS, Stopped, Sto
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.packing import Group
 from mathrl.params.optimizer import AdamW
+from mathrl.params.rollout import Rollout
+from mathrl.params.run import Prompt
 from mathrl.params.train import Dpo, Rl, Sft
 from mathrl.params.training import Training
+from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers import rl as rl_module
 from mathrl.trainers import supervised as supervised_module
 from mathrl.trainers.preference import train_dpo
@@ -44,6 +49,14 @@ def runs(small: Any) -> dict[str, Run]:
                  small.training_run(state, training=training))  # fmt: skip
         return model
 
+    def ahead(state: Path, training: Training) -> Any:
+        model, _ = small.policy()
+        engine = CopyEngine(copy.deepcopy(model), small.TOKENIZER, Rollout(), 1e-4)
+        params = small.changed(RL, asynchronous={"pace": "fixed"})
+        train_rl(model, Sampler(engine, small.TOKENIZER, Prompt()), small.PROBLEMS, (), small.CountsOnes(), params,
+                 small.training_run(state, training=training))  # fmt: skip
+        return model
+
     def sft(state: Path, training: Training) -> Any:
         model, rows = small.policy()[0], demonstrations()
         params = Sft(tokens_per_step=60, eval_every=1, **SEVEN)
@@ -63,7 +76,7 @@ def runs(small: Any) -> dict[str, Run]:
     def weights(run: Callable[[Path, Training], Any]) -> Run:
         return lambda state, training: list(run(state, training).parameters())
 
-    return {"rl": weights(rl), "sft": weights(sft), "dpo": weights(dpo)}
+    return {"rl": weights(rl), "ahead": weights(ahead), "sft": weights(sft), "dpo": weights(dpo)}
 
 
 @pytest.fixture
@@ -96,6 +109,7 @@ def signalled(function: Callable[..., Any], time: int) -> Callable[..., Any]:
         ("rl", "rollout"),
         ("rl", "update"),
         ("rl", "dev"),
+        ("ahead", "update"),
         ("sft", "update"),
         ("sft", "dev"),
         ("dpo", "update"),
@@ -117,8 +131,9 @@ def test_a_signal_at_any_moment_of_a_step_ends_the_run_after_it(
     third = 5 if moment == "rollout" else 3  # every second call is of the dev problems
     with monkeypatch.context() as patched:
         patched.setattr(owner, function, signalled(getattr(owner, function), third))
-        with pytest.raises(Stopped):
+        with pytest.raises(Stopped) as stopped:
             run(tmp_path / "cut", Training())
+    assert stopped.value.code == 75
     rows = small.without_timings(tmp_path / "cut" / "metrics.jsonl")
     assert len(rows) == 3, "the step of the signal is the last"
     resumed = run(tmp_path / "cut", Training())
@@ -131,7 +146,9 @@ def test_a_checkpoint_is_late_so_many_minutes_after_the_last(monkeypatch: pytest
     class Summing(Ranks):
         def sum_(self, tensor: torch.Tensor) -> None:
             assert tensor.dtype == torch.float32 and tensor.shape == (2,), "what ranks can add"
+            tensor += torch.tensor(others)
 
+    others = [0.0, 0.0]
     clock = 1000.0
     monkeypatch.setattr("mathrl.learners.preemption.time", SimpleNamespace(monotonic=lambda: clock))
     stop = StopRequest(Summing(torch.device("cpu"), Training(checkpoint_minutes=2)))
@@ -141,6 +158,10 @@ def test_a_checkpoint_is_late_so_many_minutes_after_the_last(monkeypatch: pytest
         saved.append(stop.boundary(due))
     late = [False, False, True, False, True, False, True]
     assert saved == [(save, False) for save in late]
+    others = [1.0, 0.0]
+    assert stop.boundary(False) == (True, True), "another rank has a signal"
+    others = [0.0, 1.0]
+    assert stop.boundary(False) == (True, False), "the first rank's last checkpoint is old"
     never = StopRequest(Ranks(torch.device("cpu"), Training(checkpoint_minutes=None)))
     clock += 1e6
     assert never.boundary(False) == (False, False)
@@ -167,6 +188,13 @@ def test_who_leaves_saves_what_is_held_and_nothing_else(
     assert left(False) == left(True) == ["saved", 75]
     stop.release()
     assert left(False) == [] and left(True) == [75] and capsys.readouterr().err == ""
+
+    stop.hold(lambda: happened.append("saved"))
+    with stop:
+        pass
+    assert left(True) == [], "the run is over"
+    stop.requested = True
+    assert left(False) == [], "and nothing of it is saved"
 
     for kind in (OSError, RuntimeError):  # a full disk; a rank that is gone
 

@@ -80,6 +80,10 @@ def test_a_stage_refuses_what_cuts_its_data_off(stage: str, place: Path, capsys:
     if lengths:
         assert f"{stage}.max_tokens is 160, and 100.0% of " in said
         assert f"(95th percentile: 200 tokens): set {stage}.max_tokens=224; to run" in said
+    if "--examples" in OPTIONS[stage]:
+        fitting = ["prompt.max_tokens=160", f"{stage}.max_tokens=224"]
+        status, said = run(stage, capsys, [*fitting, "prompt.few_shot=1"])
+        assert status == 2 and "prompt.max_tokens is 160, and 100.0% of " in said, "a prompt has its examples"
     assert not (place / "pipelines").exists()
     # What was typed is taken with a warning, and the other length is refused all the same.
     type_it(place, "prompt.max_tokens=128")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,14 @@ from mathrl.stages.launch import GLOO, NCCL
 from mathrl.trainers import rl as trainer
 from tests.stages.rl_runs import CASES, FILE, differences, prepare, record_of, run, written
 
+OWN = {"AutoConfig": "owned.OwnedConfig", "AutoModelForCausalLM": "owned.OwnedModel"}
+CODE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM
+class OwnedConfig(Qwen2Config):
+    model_type = "owned"
+class OwnedModel(Qwen2ForCausalLM):
+    config_class = OwnedConfig
+"""
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
 
 
@@ -95,15 +104,42 @@ def test_the_curve_says_what_was_trained(place: Path, monkeypatch: pytest.Monkey
 def test_a_run_whose_weights_an_engine_did_not_measure_has_no_accuracy(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = trainer.train
+    train, folders = trainer.train, []
 
     def unmeasured(inputs: Any) -> Any:
+        folders.append(inputs.folder)
         trained = train(inputs)
         return replace(trained, result=replace(trained.result, dev_accuracy=None))
 
     monkeypatch.setattr(trainer, "train", unmeasured)
     found = written(run("no evaluation", ["rl.steps=1"]))
+    assert [(folder / "run.json").is_file() for folder in folders] == [True], "an engine's own output is in the record"
     assert "accuracy on dev problems not measured." in found["card"] and "dev/accuracy" not in found["summary"]
+
+
+def test_health_judges_the_run_by_its_settings(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The KL to another model is high from the first step on, which is red where the learning rate is high."""
+    settings = ["rl.dev.every=0", "health.action=stop", "health.kl=1e-6"]
+    said = refused("a reference", capsys, *settings, "health.lr=0.004")
+    assert "stopped at step 1 since health.action is stop: KL to the reference is " in said
+    assert run("a reference", ["rl.steps=1", *settings, "health.lr=0.006"]).exists()
+
+
+def test_code_that_comes_with_models_runs_where_it_is_asked_for(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(place / "modules"))
+    for name in ("start", "teacher"):
+        original = (place / name).resolve()
+        (place / name).unlink()
+        shutil.copytree(original, place / name)
+        told = json.loads((place / name / "config.json").read_text())
+        write_json(place / name / "config.json", told | {"model_type": "owned", "auto_map": OWN})
+        (place / name / "owned.py").write_text(CODE)
+    base = "model.base={type: pretrained, path: start, trust_remote_code: %s}"
+    settings = ["rl.steps=1", "rl.dev.every=0", "rl.max_tokens=128", "rl.optimizer.lr=1e-5"]
+    assert run("tokens of a teacher", [*settings, base % "true"]).exists()
+    assert "set model.base.trust_remote_code" in refused("tokens of a teacher", capsys, *settings, base % "false")
 
 
 def test_no_two_settings_train_alike() -> None:
@@ -132,6 +168,7 @@ def test_the_engine_is_chosen_for_the_longest_sequence_and_told_of_adapters(
     watch(trainer, "resolve_rollout")
     watch(trainer, "training_engine")
     watch(trainer, "check_prompts")
+    watch(trainer, "check_experts")
     settings = ["rl.steps=1", "rl.dev.every=0", "prompt.max_tokens=50", "rl.lora={r: 2}"]
     run("continuations of steps", settings)
     (rollout, start, model, hardware), named = asked["resolve_rollout"]
@@ -144,6 +181,8 @@ def test_the_engine_is_chosen_for_the_longest_sequence_and_told_of_adapters(
     assert render is tokenizer and (len(problems), prompt.max_tokens) == (10, 50), (
         "prompts as the tokenizer renders them"
     )
+    (config, rl, checked), _ = asked["check_experts"]
+    assert config is network.config and checked is rollout and rl.lora == lora
 
 
 def test_a_reference_has_no_gradients(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

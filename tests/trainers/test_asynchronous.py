@@ -128,6 +128,15 @@ def test_the_lag_is_in_updates_of_which_a_step_may_have_several(small: Any, tmp_
     assert saved.values["stream"][0]["updates"] == {"1": 6, "2": 12, "3": 18}, "of older versions no group is trained"
 
 
+def test_an_update_at_the_ratio_bound_is_made_and_one_above_is_not(small: Any, tmp_path: Path) -> None:
+    params = changed(AHEAD, steps=3, dev={"every": 0})
+    rows, *_ = run(small, params, tmp_path / "free", kind=CopyEngine)
+    place, ratio = next((n, row["ratio/mean"]) for n, row in enumerate(rows) if row["ratio/mean"] > 1 + 1e-6)
+    for name, bound, dropped in (("at", ratio, 0), ("above", ratio - 1e-9, 1)):
+        bounded, *_ = run(small, changed(params, loss={"drop_ratio": bound}), tmp_path / name, kind=CopyEngine)
+        assert bounded[place]["ratio/mean"] == ratio and bounded[place]["dropped_minibatches"] == dropped
+
+
 def test_a_killed_run_goes_on_bit_for_bit(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, model, _ = run(small, AHEAD, tmp_path / "whole")
     with pytest.raises(small.Killed):

@@ -313,6 +313,16 @@ def test_a_resumed_run_knows_what_was_found_before(small: Any, tmp_path: Path) -
     assert [each["colour"] for each in told] == ["green", "red", "red", "yellow"]
 
 
+def test_other_ranks_than_the_first_log_and_judge_nothing(small: Any, tmp_path: Path) -> None:
+    told: list[Any] = []
+    run = small.training_run(tmp_path, health=HealthMonitor(Health(action="stop"), Rl(), told.append))
+    run.ranks.rank = 1
+    log, row = run.open_log(None), {"reward/accuracy": 0.5, "actor_loss": 99.0}
+    log.write(1, row)
+    log.check_health(1, row)
+    assert not told and not list(tmp_path.iterdir())
+
+
 def test_the_probe_measures_the_kl_without_changing_the_run(train: Callable[..., Any]) -> None:
     with_probe, without = train(steps=3), train(steps=3, kl=None)
     times = ("time/", "throughput/", "at")

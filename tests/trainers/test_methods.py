@@ -185,6 +185,8 @@ def test_of_equal_accuracies_the_first_is_the_best(small: Any) -> None:
     constant: dict[str, Any] = {"steps": 4, "lr": 0.0, "dev": {"every": 1, "export": "best"}}
     result, rows, _ = small.run(method("GRPO", **constant), dev=small.PROBLEMS[:4])
     assert len({row["dev/accuracy"] for row in rows}) == 1 and result.exported_step == 1
+    unmeasured, _, _ = small.run(method("GRPO", **{**constant, "steps": 2}))
+    assert unmeasured.dev_accuracy is None and unmeasured.exported_step == 2
 
 
 def test_figures_are_logged_by_source_where_there_are_several(small: Any, tmp_path: Path) -> None:
@@ -222,6 +224,12 @@ def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:
         small.run(method("GRPO"), teacher=small.policy()[0])
     with pytest.raises(UserError, match="process reward model"):
         small.run(method("GRPO, process supervision"))
+
+
+def test_a_problem_without_the_answer_that_the_reward_grades_against_is_named(small: Any) -> None:
+    problems = [small.PROBLEMS[0], small.PROBLEMS[1].with_(answers=())]
+    with pytest.raises(UserError, match="problem p2 has no answer, which part accuracy of the reward grades against"):
+        small.run(method("GRPO", steps=1), problems=problems)
 
 
 def test_divided_weights_would_be_there_wherever_a_model_runs(

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from mathrl.core.errors import UserError
+from mathrl.models.model_shape import shape_of
 from mathrl.models.small_copy import small_config
 from mathrl.params.loss import Gspo, PpoClip
 from mathrl.params.rollout import Rollout
@@ -37,3 +38,5 @@ def test_a_large_mixture_is_refused_beside_another_engine(
             check_experts(config, Rl(loss=loss), rollout)
     else:
         check_experts(config, Rl(loss=loss), rollout)
+    monkeypatch.setattr(open_rl, "LARGEST_ROUTED", shape_of(config).parameters)
+    check_experts(config, Rl(loss=loss), rollout)

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.params.train import Rl
-from tests.trainers.small import Killed, changed, policy, run, short_rl
+from mathrl.trainers.open_rl import Helpers, open_rl
+from tests.trainers.small import PROBLEMS, CountsOnes, Killed, changed, policy, run, short_rl, training_run
 
 PARAMS = changed(short_rl(), steps=5, checkpoint_every=1, kl={"coef": 0.2, "reset_every": 2})
 
@@ -31,7 +33,17 @@ def test_a_resumed_run_has_the_reference_it_had(tmp_path: Path, last: int) -> No
     _, rows, _ = run(PARAMS, tmp_path / "whole")
     with pytest.raises(Killed):
         run(PARAMS, tmp_path / "parts", last=last)
+    saved = CheckpointFolder(tmp_path / "parts" / "checkpoints").latest()
+    names = {each.partition("/")[0] for each in saved.tensors} if saved is not None else set()
+    assert names == ({"rl"} if last == 1 else {"rl", "reference"}), "the start's weights need no saving"
     assert run(PARAMS, tmp_path / "parts")[1] == rows
+
+
+def test_the_reference_is_a_copy_without_gradients(tmp_path: Path) -> None:
+    model, sampler = policy()
+    setup = open_rl(model, sampler, PROBLEMS, CountsOnes(), PARAMS, training_run(tmp_path), Helpers())
+    assert setup.reference is not model and not any(each.requires_grad for each in setup.reference.parameters())
+    assert all(each.requires_grad for each in model.parameters())
 
 
 def test_a_reference_that_was_given_is_replaced() -> None:

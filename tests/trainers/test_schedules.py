@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from mathrl.core.errors import UserError
 from mathrl.params.train import Rl
 from mathrl.rewards.compose import build_reward
-from tests.trainers.small import Killed, changed, run, short_rl
+from tests.trainers.small import PROBLEMS, Killed, changed, run, short_rl
 
 
 def jump(start: float, end: float, after: int = 1) -> dict[str, float]:
@@ -61,6 +61,14 @@ def test_a_run_goes_by_its_schedules(tmp_path: Path) -> None:
     )
     assert ours == others, "the first step is that of the settings at the start"
     assert first[1]["actor_loss"] != rows[1]["actor_loss"]
+
+
+def test_a_solution_is_imitated_from_the_step_on_that_has_room_for_it() -> None:
+    """Responses have first eight tokens, which no solution has with its answer, then more than any."""
+    solved = [problem.with_(solution=problem.question) for problem in PROBLEMS]
+    params = changed(short_rl(), steps=3, max_tokens=24, schedules={"max_tokens": jump(8, 24)})
+    plain, imitated = (run(each, problems=solved)[1] for each in (params, changed(params, imitation="luffy")))
+    assert imitated[:2] == plain[:2] and imitated[2]["grad_norm"] != plain[2]["grad_norm"]
 
 
 def test_the_rewards_weights_move() -> None:

@@ -60,7 +60,7 @@ def with_segments(monkeypatch: pytest.MonkeyPatch, *counts: int) -> None:
 
 @pytest.mark.parametrize("curriculum", [Shuffled(), PassRate()], ids=["", "pass_rate"])
 def test_staleness_0_equals_the_synchronous_run_to_the_bit(small: Any, tmp_path: Path, curriculum: Curriculum) -> None:
-    params = short_rl(steps=4, dev={"every": 2}, curriculum=curriculum, minibatches=2)
+    params = short_rl(steps=4, dev={"every": 2, "samples": 8}, curriculum=curriculum, minibatches=2)
     _, rows, model = small.run(params, tmp_path / "synchronous", dev=small.PROBLEMS[:2])
     apart = params.model_copy(update={"asynchronous": Asynchronous(staleness=0)})
     others, other, engine = run(small, apart, tmp_path / "asynchronous")

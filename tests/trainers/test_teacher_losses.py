@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers.normalizers import Replace
+from tokenizers.processors import TemplateProcessing
 
 from mathrl.algorithms.divergences import teacher_divergence
 from mathrl.core.errors import UserError
@@ -140,6 +141,12 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     cuts.backend_tokenizer.normalizer = Replace(" ", "")
     with pytest.raises(UserError, match="it cuts texts into other tokens"):
         check_teacher("models/teacher", cuts, "models/sft", TOKENIZER)
+    begins = character_tokenizer(BASE)  # a text with a token that prompts may leave out
+    end = (str(begins.eos_token), begins.eos_token_id)
+    begins.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end[0]} $A", special_tokens=[end])
+    assert begins.encode("1")[0] == end[1] != TOKENIZER.encode("1")[0]
+    check_teacher("models/teacher", begins, "models/sft", TOKENIZER)
+    check_teacher("models/teacher", TOKENIZER, "models/sft", begins)
 
 
 def test_worked_solutions_may_be_further_responses(tmp_path: Path) -> None:

@@ -183,6 +183,8 @@ def test_the_entropy_bonus_follows_the_entropy(tmp_path: Path) -> None:
     for name in ("actor_loss", "grad_norm"):
         assert rows[0][name] == plain[0][name] and rows[1][name] != plain[1][name]
     assert rows[1]["actor_loss"] == pytest.approx(plain[1]["actor_loss"] - 0.03 * rows[1]["entropy"], abs=2e-3)
+    at = changed(params, steps=2, loss={"entropy_controller": {"target": rows[0]["entropy"], "delta": 0.005}})
+    assert [row["entropy_coef"] for row in run(at)[1]] == pytest.approx([0.0, 0.015]), "at the target it is applied"
     with pytest.raises(Killed):
         run(changed(params, checkpoint_every=1), tmp_path / "parts", last=2)
     _, resumed, _ = run(changed(params, checkpoint_every=1), tmp_path / "parts")

@@ -2,10 +2,12 @@
 
 import copy
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl
-from mathrl.trainers.weight_sync import PROMPTS, TOKENS, WeightSync, _with_checksums, is_sensitive
+from mathrl.trainers.weight_sync import CERTAIN, PROMPTS, SEED, TOKENS, WeightSync, _with_checksums, is_sensitive
 from tests.learners.test_shares import together
 
 SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, ema=None, dev={"samples": 1},
@@ -134,7 +136,7 @@ def test_a_shared_engine_follows_each_sync_and_sleeps_until_the_next(small: Any,
 
 class Joined(Shared):
     def join(self, weights: Any) -> None:
-        self.happened.append("join")
+        self.happened.append(f"join {next(iter(weights))[0]}")
 
 
 @pytest.mark.parametrize("off", [None, 0, 1])  # the rank whose trainer has other weights
@@ -166,7 +168,7 @@ def test_of_ranks_that_share_an_engine_the_first_sends_and_asks_and_each_compare
         return told, engine.happened, gathered
 
     (first, happened, sent), (second, followed, joined) = together(2, work)
-    assert happened == ["sync", "version 1", "probe"][off == 0 :] and followed == ["join", "version 1"]
+    assert happened == ["sync", "version 1", "probe"][off == 0 :] and followed == [f"join {joined[0]}", "version 1"]
     assert first == second and isinstance(first, dict if off is None else str)
     assert joined and joined == (sent or joined)
 
@@ -195,9 +197,10 @@ def test_the_canary_is_of_a_runs_own_prompts_and_names_the_server_that_is_off(
     sampler = small.policy()[1]
     expected = [sampler.prompt_tokens(problem) for problem in reversed(longer[1:])]
     assert len(TwoServers.asked) == 1 + SMALL_STEPS.steps
-    for prompts, sampling, _ in TwoServers.asked:
+    for prompts, sampling, seed in TwoServers.asked:
         assert [list(prompt) for prompt in prompts] == expected, "the longest of those that fit"
         assert (sampling.temperature, sampling.max_tokens) == (SMALL_STEPS.temperature, SMALL_STEPS.max_tokens)
+        assert seed == SEED, "the same tokens, unless the weights changed"
     monkeypatch.setattr(TwoServers, "by", 9.0)
     with pytest.raises(UserError, match="the log-probs of server b differ from the trainer's by 9"):
         run(small, tmp_path / "off", TwoServers)
@@ -236,6 +239,7 @@ def test_a_certain_token_tells_nothing() -> None:
         return [[Completion((1,) * 4, (value,) * 4, "", "stop")] * 2]
 
     assert is_sensitive(all_at(-0.5)) and not is_sensitive(all_at(0.0)) and not is_sensitive(all_at(-1e-4))
+    assert not is_sensitive([[replace(each, logprobs=np.full(4, CERTAIN)) for each in all_at(0.0)[0]]])
     assert not is_sensitive([all_at(-0.5)[0][:1]])  # four tokens
 
 
@@ -250,3 +254,31 @@ def test_the_mean_over_the_canary_decides_and_the_largest_difference_is_named(
         run(small, tmp_path / "far", OneOff)
     mean, largest = re.findall(r"by (\S+) on average over the canary \(at most (\S+)\)", str(raised.value))[0]
     assert float(mean) < 10 < float(largest) == pytest.approx(50, abs=1)
+
+
+def test_the_canary_may_differ_by_the_tolerance_itself(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneOff, "by", 0.5)
+    model, ranks = small.policy()[0], Ranks(torch.device("cpu"))
+    engine = OneOff(copy.deepcopy(model), small.TOKENIZER, Rollout(), 1.0)
+    sync = WeightSync(engine, TorchLearner(model, AdamW(lr=1e-3), 1, ranks), ranks, [(4, 5)], 1.0, 8)
+    engine.tolerance = sync()["rollout/canary_gap"]
+    assert sync()["rollout/canary_gap"] == engine.tolerance > 0.01
+    engine.tolerance *= 0.999
+    with pytest.raises(UserError, match="differ from the trainer's by"):
+        sync()
+
+
+def test_old_weights_are_noticed_from_a_share_of_changed_matrices_on(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the fourteen matrices of two layers changes, and the sampler does not take it."""
+    model, ranks = small.policy()[0], Ranks(torch.device("cpu"))
+    engine = Deaf(copy.deepcopy(model), small.TOKENIZER, Rollout(), 1.0)
+    sync = WeightSync(engine, TorchLearner(model, AdamW(lr=1e-3), 1, ranks), ranks, [(4, 5)], 1.0, 8)
+    sync()
+    for share, stale in ((1 / 13, False), (1 / 14, True)):
+        monkeypatch.setattr("mathrl.trainers.weight_sync.CHANGED_SHARE", share)
+        with torch.no_grad():
+            model.model.layers[0].mlp.up_proj.weight[0, 0] += 1e-3
+        with pytest.raises(UserError, match="still serves the previous weights") if stale else nullcontext():
+            sync()
