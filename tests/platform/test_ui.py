@@ -347,7 +347,7 @@ def test_automations_evaluate_new_models_and_say_failures_while_two_run_at_a_tim
     evaluated = [(each / "models/rl/summary.json").read_bytes() for each in trees.glob("evaluate-*")]
     assert sorted(evaluated) == sorted(models), "each of them, from DVC's cache"
     while not sent:
-        assert time.monotonic() < deadline + 60, "the failure was not said"
+        assert time.monotonic() < deadline + 60, f"the failure was not said; Prefect's log: {servers.log('prefect')}"
         time.sleep(0.2)
     assert "nothing" in sent[0] and "failed" in sent[0]
 
