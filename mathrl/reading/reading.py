@@ -158,18 +158,18 @@ def input_row(resolved: ResolvedSource, read: Read) -> dict[str, Any]:
 
 @dataclass
 class Reader:
-    """Makes problems of a source's rows, whatever their order; `shape` is the one that the row before had."""
+    """Makes problems of a source's rows, whatever their order; `shape` is the first that fitted a row."""
 
     resolved: ResolvedSource
     seed: int
     shape: RowShape | None = None
 
     def fit(self, row: Row) -> RowShape:
-        """The shape of the row: that of the row before if it fits, else the first that does."""
-        if self.shape is None or not self.shape.fits(row.values):
-            shapes = self.resolved.shapes
-            self.shape = next((s for s in shapes if s.fits(row.values)), self.shape or shapes[0])
-        return self.shape
+        """The first shape that fits the row; where none does, the first that fitted an earlier row."""
+        shapes = self.resolved.shapes
+        fitting = next((shape for shape in shapes if shape.fits(row.values)), None)
+        self.shape = self.shape or fitting
+        return fitting or self.shape or shapes[0]
 
     def problem(self, row: Row) -> Problem | Rejected | None:
         """The row's problem, why it has none, or None for a row that `keep` leaves out."""

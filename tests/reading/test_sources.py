@@ -62,6 +62,13 @@ def test_without_a_local_file_the_hub_is_named(tmp_path: Path, monkeypatch: pyte
         resolve_named(REGISTRY["gsm8k"], "train", None)
 
 
+def test_a_row_without_an_id_changes_nothing_for_the_rows_after_it(tmp_path: Path) -> None:
+    rows = [{"id": f"r{n}", "question": f"Q{n}?", "answer": str(n), "solution": "s"} for n in range(3)]
+    write(tmp_path / "gsm8k_test.jsonl", [rows[0], rows[1] | {"id": None}, rows[2]])
+    read = list(read_source(resolve_benchmark("gsm8k", str(tmp_path)), seed=0))
+    assert [item.id for item in read if isinstance(item, Problem)] == ["r0", "r2"]
+
+
 def test_a_name_or_its_hub_id_finds_the_same_source() -> None:
     assert find("gsm8k") is find("openai/gsm8k") is REGISTRY["gsm8k"]
     assert find("nobody/nothing") is None
