@@ -249,6 +249,11 @@ def _elements(file: Path) -> Iterator[Any]:
         while True:
             at = _after_space(text, at)
             if text[at : at + 1] == "]":
+                if text[at + 1 :].strip() or any(more.strip() for more in iter(lambda: stream.read(CHUNK), "")):
+                    raise UserError(
+                        f"{file}: cannot be read as json (more text after the list); name it .jsonl if each "
+                        "line has a row"
+                    )
                 return
             try:
                 value, end = decoder.raw_decode(text, at)

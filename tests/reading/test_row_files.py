@@ -165,6 +165,18 @@ def test_elements_of_a_json_list_are_read_across_the_ends_of_pieces(
         assert [row.values for row in read_rows(file)] == rows
 
 
+@pytest.mark.parametrize("between", ["", "\n", " " * 50])
+def test_a_second_json_list_after_the_first_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(ROWS) + between + json.dumps(ROWS))
+    for size in (8, 1 << 20):
+        monkeypatch.setattr("mathrl.reading.row_files.CHUNK", size)
+        with pytest.raises(UserError, match="more text after the list"):
+            list(read_rows(file))
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
 def test_rows_that_nobody_wants_are_skipped_in_order(tmp_path: Path, name: str) -> None:
     asked = iter([False, True])
