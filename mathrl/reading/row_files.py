@@ -69,8 +69,8 @@ def list_files(path: Path) -> list[Path]:
     if path.is_dir():
         inside, top, what = path.rglob("*"), path, "in this folder"
     elif glob.has_magic(str(path)):
-        top = Path(path.anchor)
-        inside, what = top.glob(str(path.relative_to(path.anchor))), "matches this pattern"
+        top = next(folder for folder in path.parents if folder.is_dir())  # its own name may have dots and brackets
+        inside, what = top.glob(str(path.relative_to(top))), "matches this pattern"
     else:
         raise UserError(f"{path}: no such file or folder{near_path(path)}")
     files = sorted(file for file in inside if file.is_file() and kind_of(file) and not _beside(file, top))

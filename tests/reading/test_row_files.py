@@ -147,6 +147,15 @@ def test_a_pattern_and_a_folder_name_shards_and_leave_out_notes_about_them(tmp_p
         list_files(tmp_path / "t-*.jsonl")
 
 
+def test_a_pattern_finds_files_whatever_the_folder_before_it_is_called(tmp_path: Path) -> None:
+    file = tmp_path / ".checkouts" / "run [1] 50% #2*" / "data" / "a.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert list_files(file.parent / "*.jsonl") == list_files(file.parent.parent / "**" / "a.*") == [file]
+    with pytest.raises(UserError, match="file matches this pattern"):
+        list_files(tmp_path / "*" / "*" / "data" / "a.jsonl")
+
+
 def test_a_line_that_is_not_utf_8_is_a_bad_row_after_the_first_line(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"question": "Q", "answer": "1"}\n{"question": "\xe9"}\n')
