@@ -73,15 +73,19 @@ def list_files(path: Path) -> list[Path]:
         inside, what = top.glob(str(path.relative_to(top))), "matches this pattern"
     else:
         raise UserError(f"{path}: no such file or folder{near_path(path)}")
-    files = sorted(file for file in inside if file.is_file() and kind_of(file) and not _beside(file, top))
+    try:
+        files = sorted(file for file in inside if holds_rows(file, top))
+    except ValueError as error:  # "**" in a name
+        raise UserError(f"{path}: {error}") from None
     if not files:
         raise UserError(f"{path}: no {', '.join(SUFFIXES)} file {what}")
     return files
 
 
-def _beside(file: Path, top: Path) -> bool:
-    """Whether the file is a note about the data, or stands in a hidden folder such as .cache below `top`."""
-    return file.name in NOT_ROWS or any(part.startswith(".") for part in file.relative_to(top).parts)
+def holds_rows(file: Path, top: Path) -> bool:
+    """Whether the file has a known format, is no note about the data and is not hidden, as .cache is, below `top`."""
+    hidden = any(part.startswith(".") for part in file.relative_to(top).parts)
+    return file.is_file() and bool(kind_of(file)) and file.name not in NOT_ROWS and not hidden
 
 
 def labels(files: Iterable[Path]) -> dict[Path, str]:

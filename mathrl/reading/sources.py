@@ -20,7 +20,7 @@ from mathrl.core.results import short_name
 from mathrl.params.data import FileSource, HubSource, RowSource, Source
 from mathrl.params.generators import GeneratedSource
 from mathrl.reading.registry import REGISTRY, NamedSource, benchmark, find
-from mathrl.reading.row_files import PACKED, SUFFIXES, kind_of, labels, list_files
+from mathrl.reading.row_files import PACKED, SUFFIXES, holds_rows, kind_of, labels, list_files
 from mathrl.reading.row_formats import RowShape
 
 INPUTS = Path("data/inputs")
@@ -175,7 +175,7 @@ def _local_files(folder: Path, named: NamedSource, split: str) -> list[Path]:
                     return [file]
         for inside in (folder / stem / split, folder / stem):
             matches = sorted(inside.glob(f"{split}*")) if inside == folder / stem else sorted(inside.glob("*"))
-            files = [m for m in matches if m.is_file() and kind_of(m)]
+            files = [match for match in matches if holds_rows(match, folder)]
             if files:
                 return files
     return []

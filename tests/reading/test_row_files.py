@@ -154,6 +154,8 @@ def test_a_pattern_finds_files_whatever_the_folder_before_it_is_called(tmp_path:
     assert list_files(file.parent / "*.jsonl") == list_files(file.parent.parent / "**" / "a.*") == [file]
     with pytest.raises(UserError, match="file matches this pattern"):
         list_files(tmp_path / "*" / "*" / "data" / "a.jsonl")
+    with pytest.raises(UserError, match=r"\*\*\.jsonl: "):
+        list_files(tmp_path / "**.jsonl")
 
 
 def test_a_line_that_is_not_utf_8_is_a_bad_row_after_the_first_line(tmp_path: Path) -> None:

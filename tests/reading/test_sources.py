@@ -62,6 +62,14 @@ def test_without_a_local_file_the_hub_is_named(tmp_path: Path, monkeypatch: pyte
         resolve_named(REGISTRY["gsm8k"], "train", None)
 
 
+def test_a_set_that_datasets_saved_to_disk_is_read_without_the_notes_beside_it(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.DatasetDict(test=datasets.Dataset.from_list(GSM8K)).save_to_disk(tmp_path / "gsm8k")
+    write(tmp_path / "gsm8k" / "test" / "._copied.jsonl", GSM8K)
+    assert [p.answers for p in problems(resolve_benchmark("gsm8k", str(tmp_path)))] == [("72",), ("1018",)]
+
+
 def test_a_row_without_an_id_changes_nothing_for_the_rows_after_it(tmp_path: Path) -> None:
     rows = [{"id": f"r{n}", "question": f"Q{n}?", "answer": str(n), "solution": "s"} for n in range(3)]
     write(tmp_path / "gsm8k_test.jsonl", [rows[0], rows[1] | {"id": None}, rows[2]])
