@@ -145,6 +145,8 @@ class Shard:
 
     def rows(self, name: str, at: Numbers) -> Rows:
         """The lists of hashes in a column, of the rows `at`."""
+        if not len(at):  # a shard of bad rows alone has no chunk
+            return Rows(np.empty(0, np.uint64), np.zeros(1, np.int64))
         lists = self.table.column(name).chunk(0).take(pa.array(at))
         lengths = np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), np.int64)
         return Rows(np.asarray(lists.flatten().to_numpy(), np.uint64), np.concatenate([[0], np.cumsum(lengths)]))

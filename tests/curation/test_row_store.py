@@ -171,6 +171,13 @@ def test_the_first_bad_row_in_the_file_stops_the_run_whatever_the_shards(
         curation.run(Curate.model_validate({"sources": [source]}), 0)
 
 
+def test_a_shard_of_bad_rows_alone_holds_nothing_that_is_similar(params: Curate, tmp_path: Path) -> None:
+    bad = {"type": "file", "name": "bad", "path": write(tmp_path / "bad.jsonl", [{"question": "no answer"}])}
+    sources = [{**bad, "split": "rl"}, *params.model_dump()["sources"]]
+    first, *others = curation.run(Curate.model_validate(params.model_dump() | {"sources": sources}), 0).steps
+    assert first.reasons == {"bad row": 1} and others == curation.run(params, 0).steps
+
+
 def test_rows_are_found_by_what_they_share() -> None:
     store = RowStore.of([problem(i % 5) for i in range(8)], Digesting())
     numbers, groups = store.alike("id")
