@@ -155,7 +155,8 @@ def level_of(value: Any) -> int | None:
     if number is not None:
         return int(number)
     match = re.search(r"\d+", value) if isinstance(value, str) else None
-    return int(match.group()) if match else None
+    digits = _number(match.group()) if match else None
+    return int(digits) if digits is not None and digits <= HIGHEST else None
 
 
 def pass_rate_of(value: Any) -> float | None:
@@ -165,7 +166,7 @@ def pass_rate_of(value: Any) -> float | None:
         BadRow: a number outside 0 to 1.
     """
     text = value.strip() if isinstance(value, str) else ""
-    if match := re.fullmatch(r"(\d+)\s*/\s*([1-9]\d*)", text):
+    if match := re.fullmatch(r"(\d{1,18})\s*/\s*([1-9]\d{0,17})", text):
         rate: float | None = float(Fraction(int(match[1]), int(match[2])))
     elif text.endswith("%"):
         number = _number(text[:-1])

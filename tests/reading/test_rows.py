@@ -226,7 +226,16 @@ def test_a_chat_lists_reply_is_the_solution_and_stands_nowhere_else() -> None:
 
 @pytest.mark.parametrize(
     ("value", "rate"),
-    [(0.625, 0.625), ("0.625", 0.625), ("62.5%", 0.625), ("5/8", 0.625), (1, 1.0), ("n/a", None), (None, None)],
+    [
+        (0.625, 0.625),
+        ("0.625", 0.625),
+        ("62.5%", 0.625),
+        ("5/8", 0.625),
+        (1, 1.0),
+        ("n/a", None),
+        (None, None),
+        ("9" * 5000 + "/1", None),
+    ],
 )
 def test_a_pass_rate_of_the_source(value: Any, rate: float | None) -> None:
     assert read({"question": "Q", "answer": 1, "r": value}, pass_rate_key="r").pass_rate == rate
@@ -239,6 +248,8 @@ def test_a_pass_rate_of_the_source(value: Any, rate: float | None) -> None:
         ("5", 5),
         ("Level 3", 3),
         ("Level ?", None),
+        ("Problem 20231234567", None),
+        ("Problem " + "9" * 5000, None),
         (float("inf"), None),
         (float("nan"), None),
         (1e300, None),
