@@ -177,7 +177,7 @@ class Reader:
         if row.problem:
             return Rejected(row.where, row.shown, name, row.problem)
         shape = self.fit(row)
-        if any(look_up(row.values, key) not in _as_list(accepted) for key, accepted in shape.keep.items()):
+        if any(not _is_accepted(look_up(row.values, key), accepted) for key, accepted in shape.keep.items()):
             return None
         try:
             split = self.resolved.split
@@ -253,5 +253,7 @@ def _hub_rows(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] |
         yield Row(place, f"{stem}:{number}", dict(values), shown=place)
 
 
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+def _is_accepted(value: Any, accepted: Any) -> bool:
+    """Whether a value of a row is the accepted one or one of several; in a CSV file 2023 is a text."""
+    values = list(accepted) if isinstance(accepted, list | tuple) else [accepted]
+    return value in values or (isinstance(value, str) and value in map(str, values))

@@ -77,6 +77,11 @@ def test_a_row_without_an_id_changes_nothing_for_the_rows_after_it(tmp_path: Pat
     assert [item.id for item in read if isinstance(item, Problem)] == ["r0", "r2"]
 
 
+def test_rows_of_a_csv_file_are_kept_by_a_number_too(tmp_path: Path) -> None:
+    (tmp_path / "aime23_test.csv").write_text("ID,Year,Question,Answer\na,2023,Q?,5\nb,2022,R?,6\n")
+    assert [p.id for p in problems(resolve_benchmark("aime23", str(tmp_path)))] == ["a"]
+
+
 def test_a_name_or_its_hub_id_finds_the_same_source() -> None:
     assert find("gsm8k") is find("openai/gsm8k") is REGISTRY["gsm8k"]
     assert find("nobody/nothing") is None
