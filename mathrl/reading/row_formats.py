@@ -25,6 +25,7 @@ from mathrl.reading.row_values import (
     last_boxed,
     level_of,
     look_up,
+    optional,
     pass_rate_of,
     payload,
     question_and_reply,
@@ -100,13 +101,13 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     }
     parts = reader.get(shape.format, _fields)(row, shape, seed, name)
     answers = tuple(dict.fromkeys(parts["answers"]))
-    row_id = look_up(row, shape.id_key) if shape.id_key else None
+    row_id = optional(row, shape.id_key)
     row_id = parts.get("id") if row_id is None else row_id
     keys = (shape.answer_key, shape.solution_key, shape.id_key, shape.level_key, shape.subject_key, shape.pass_rate_key)
     used = {*_prompt_fields(row, shape), *keys, *parts.get("used", ()), "source", "split"}
     further = {key: _read(row, key, payload) for key, value in row.items() if key not in used and value is not None}
     extra = {str(key): value for key, value in further.items() if value not in (None, "", [], {})}
-    subject = parts.get("subject") or (look_up(row, shape.subject_key) if shape.subject_key else None)
+    subject = parts.get("subject") or optional(row, shape.subject_key)
     return Problem(
         id=f"{source}/{name}" if row_id is None else str(row_id),
         question=parts["question"],
@@ -136,11 +137,11 @@ def _fields(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
             raise BadRow(f"field {shape.prompt_key!r}: its user turn is empty")
     else:
         question, reply = _joined_text(row, _prompt_keys(row, shape)), None
-    solution = look_up(row, shape.solution_key) if shape.solution_key else reply
+    solution = optional(row, shape.solution_key) if shape.solution_key else reply
     if (reasoned := conversation(solution)) is not None:
-        solution = "\n\n".join(turn["content"] for turn in reasoned if turn["role"] != "user")
+        solution = "\n\n".join(turn["content"] for turn in reasoned if turn["role"] not in ("system", "user"))
     if isinstance(solution, list):
-        solution = "\n\n".join(str(part) for part in solution)
+        solution = "\n\n".join(str(part) for part in solution if part is not None)
     solution = None if solution is None else str(solution)
     parts = {"question": question, "answers": _answers(row, shape, reply), "solution": solution or None}
     return parts | _choose(row, shape, parts) if shape.choices_key else parts

@@ -61,6 +61,12 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def optional(row: Mapping[str, Any], key: str | None) -> Any:
+    """The value of a field that a row may lack; NaN, as pandas has it, is none."""
+    value = look_up(row, key) if key else None
+    return value if value == value else None
+
+
 def is_blank(text: str) -> bool:
     r"""Whether a text shows nothing.
 

@@ -225,6 +225,25 @@ def test_a_chat_lists_reply_is_the_solution_and_stands_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "solution"),
+    [
+        (float("nan"), None),
+        ([None], None),
+        (["A", None, "B"], "A\n\nB"),
+        (CHAT, "#### 4"),
+        (json.dumps(CHAT), "#### 4"),
+    ],
+)
+def test_a_solution_has_neither_a_system_prompt_nor_what_is_missing(value: Any, solution: str | None) -> None:
+    assert read({"question": "Q", "answer": 1, "s": value}, solution_key="s").solution == solution
+
+
+def test_an_id_or_a_subject_that_is_not_a_number_is_missing() -> None:
+    problem = read({"question": "Q", "answer": 1, "i": float("nan"), "t": float("nan")}, id_key="i", subject_key="t")
+    assert (problem.id, problem.subject, problem.extra) == ("s/f:1", None, {})
+
+
+@pytest.mark.parametrize(
     ("value", "rate"),
     [
         (0.625, 0.625),
