@@ -201,6 +201,8 @@ def _verl(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict
         except (KeyError, TypeError, ValueError):
             raise BadRow("field 'prompt': a chat list needs role and content, and a user turn") from None
         question = messages[asked]["content"]
+        if is_blank(question) or not all(isinstance(turn["content"], str) for turn in prompt):
+            raise BadRow("field 'prompt': a chat list needs a text in each turn, and a question in its last user turn")
         kept, reply = without_reply(messages)
         control = replace(control, messages=kept, cut_turns=len(messages) - len(kept))
     else:
