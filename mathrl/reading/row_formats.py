@@ -325,8 +325,8 @@ def _options(row: Mapping[str, Any], key: str) -> tuple[list[str], list[str]]:
         labels = [str(label) for label in value.get("label", ())] if "text" in value else list(map(str, value))
         value = value["text"] if "text" in value else list(value.values())
     texts = [text for item in value if (text := as_text(item))] if isinstance(value, list | tuple) else []
-    if len(texts) < 2 or len(texts) != len(value):
-        raise BadRow(f"field {key!r}: expected a list of two options or more, found {_show_field(row, key)}")
+    if not 2 <= len(texts) <= len(string.ascii_uppercase) or len(texts) != len(value):
+        raise BadRow(f"field {key!r}: expected a list of 2 to 26 options, found {_show_field(row, key)}")
     marks = [_LABEL.match(text) for text in texts]
     if all(mark and mark[1] == letter for mark, letter in zip(marks, string.ascii_uppercase, strict=False)):
         texts = [text[mark.end() :].strip() for text, mark in zip(texts, marks, strict=True) if mark]
@@ -352,9 +352,9 @@ def _right_option(value: Any, texts: Sequence[str], labels: Sequence[str]) -> in
 
 def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     numbers, target = row.get("nums"), row.get("target")
-    if not isinstance(numbers, list) or not numbers or not isinstance(target, int):
+    if not isinstance(numbers, list) or not numbers or not all(isinstance(value, int) for value in (*numbers, target)):
         raise BadRow("expected fields 'nums' (a list of integers) and 'target'")
-    parts = problem_parts([int(number) for number in numbers], target)
+    parts = problem_parts(numbers, target)
     if parts is None:
         raise BadRow(f"no way to make {target} from {numbers}")
     return {**parts, "used": ("nums", "target")}
