@@ -152,5 +152,6 @@ def reword(question: str, rng: random.Random) -> str:
     """
     text = PHRASE.sub(lambda match: rng.choice([other for other in GROUP_OF[match[0]] if other != match[0]]), question)
     people = list(dict.fromkeys(NAME.findall(text)))
-    others = dict(zip(people, rng.sample([name for name in NAMES if name not in text], len(people)), strict=False))
+    names = [name for name in NAMES if name not in text]
+    others = dict(zip(people, rng.sample(names, min(len(people), len(names))), strict=False))
     return NAME.sub(lambda match: others.get(match[0], match[0]), text)

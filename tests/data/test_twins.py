@@ -58,6 +58,8 @@ def test_reworded_twins_keep_numbers_and_the_answer() -> None:
     assert "Tom" not in twin.question and "What is" not in twin.question and "buys" not in twin.question
     (tom, anna) = (name for name in NAMES if name in twin.question)
     assert twin.question.count(tom) + twin.question.count(anna) == 3, "the same person under the same name"
+    crowd = "James John Mary Tom Janet Maria Jack Sarah Mark Josh"
+    assert len({*reword(crowd, random.Random(0)).split()} - {*crowd.split()}) == len(NAMES)
 
 
 @pytest.mark.parametrize("group", PHRASES)
