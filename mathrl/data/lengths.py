@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mathrl.core.files import encodable
 from mathrl.core.types import Problem
 from mathrl.data.difficulty import seeded_subset
 from mathrl.data.sft_sets import worked_solution
@@ -55,8 +56,9 @@ def length_doubts(
 
 def answer_lengths(problems: Sequence[Problem], tokenizer: Any) -> list[int]:
     """Tokens of each problem's worked solution, where it has one, else of its final answer."""
-    texts = [worked_solution(problem) if problem.solution else problem.answers[0] for problem in problems]
-    return [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+    texts = [worked_solution(p) if p.solution else next(iter(p.answers), "") for p in problems]
+    encoded = tokenizer([encodable(text) for text in texts], add_special_tokens=False) if texts else {"input_ids": []}
+    return [len(tokens) for tokens in encoded["input_ids"]]
 
 
 def nearly_all(lengths: Sequence[int]) -> int:

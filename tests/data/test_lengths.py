@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mathrl.compose import load_params
 from mathrl.core.types import Problem
 from mathrl.data import lengths
-from mathrl.data.lengths import length_doubts
+from mathrl.data.lengths import answer_lengths, length_doubts
 from mathrl.data.templates import prompt_lengths, render
 from mathrl.models.base import character_tokenizer
 from mathrl.params import Params
@@ -90,6 +90,12 @@ def test_random_weights_and_no_problems_are_not_judged() -> None:
     rows = problems([900] * 9, [900] * 9)
     assert length_doubts(load_params(), "rl", rows, TOKENIZER) == []
     assert length_doubts(PARAMS, "rl", [], TOKENIZER) == []
+
+
+def test_a_problem_without_an_answer_and_one_with_half_a_surrogate_pair_are_counted() -> None:
+    rows = [Problem("a", "q", (), "made", "rl"), Problem("b", "q", ("\ud83d",), "made", "rl")]
+    assert answer_lengths(rows, TOKENIZER)[0] == 0
+    assert answer_lengths(rows, TOKENIZER)[1] == len(TOKENIZER(r"\ud83d", add_special_tokens=False)["input_ids"])
 
 
 def test_a_length_that_takes_all_positions_of_the_model_is_not_refused(tmp_path: Path) -> None:
