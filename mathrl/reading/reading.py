@@ -18,7 +18,7 @@ from mathrl.core.types import Problem
 from mathrl.generators import VERSIONS, generate
 from mathrl.reading.row_files import Draw, Row, read_rows
 from mathrl.reading.row_formats import RowShape, to_problem
-from mathrl.reading.row_values import BadRow, look_up
+from mathrl.reading.row_values import BadRow, look_up, payload
 from mathrl.reading.sniff import SAMPLE, Sniffed, sniff
 from mathrl.reading.sources import ResolvedSource
 
@@ -246,7 +246,7 @@ def _hub_rows(resolved: ResolvedSource, read: Read, wanted: Callable[[], bool] |
     stem = f"{resolved.subset or 'default'}-{resolved.hub_split}"
     for number, values in enumerate(rows, start=1):
         read.rows["hub"] += 1
-        read.hub_rows.update(json.dumps(values, sort_keys=True, default=str).encode() + b"\n")
+        read.hub_rows.update(json.dumps(values, sort_keys=True, default=payload).encode() + b"\n")
         if wanted and not wanted():
             continue
         place = f"{resolved.hub}, {stem}, row {number}"

@@ -174,6 +174,18 @@ def test_the_account_of_the_hub_has_its_commit_its_rows_and_their_digest(
     assert account(3, GSM8K)["commit"] == 40 * "c"
 
 
+def test_rows_with_a_picture_have_the_same_digest_every_time(tmp_path: Path, own_cache: None) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list([{**row, "picture": {"bytes": b"P6 1 1 255 abc", "path": None}} for row in GSM8K])
+    folder = Path(local_repository(tmp_path / "pictures", GSM8K))
+    rows.cast_column("picture", datasets.Image()).to_parquet(folder / "main" / "train-00000-of-00001.parquet")
+    own = HubSource(name="own", id=str(folder), subset="main", split="rl", answer_rule="hash")
+    accounts = [Read(), Read()]
+    kept = [list(read_source(resolve_source(own, None), 0, read)) for read in accounts]
+    assert kept[0] == kept[1] and len({read.hub_rows.hexdigest() for read in accounts}) == 1
+
+
 def test_a_hub_that_does_not_answer_is_one_sentence_with_the_remedy(tmp_path: Path) -> None:
     source = HubSource(name="x", id=str(tmp_path / "nothing"), split="rl")
     with pytest.raises(UserError, match=r"cannot be read from the hub .*data_folder or \$MATHRL_DATA"):
