@@ -24,7 +24,7 @@ def demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
         boxed, chat: "7+5=12;12-3=9\n\nThe answer is \boxed{9}.", terse "\boxed{9}"
 
     Raises:
-        UserError: the demonstration is worked, and the problem has no solution.
+        UserError: the problem has no answer; or the demonstration is worked, and it has no solution.
     """
     return encodable(_demonstration(problem, route(prompt, problem), terse))
 
@@ -34,6 +34,11 @@ def _demonstration(problem: Problem, prompt: Prompt, terse: bool) -> str:
         return problem.control.response
     tags = prompt.template in ("plain", "r1_zero")
     shown = problem.control.demonstrated_answer
+    if shown is None and not problem.answers:
+        raise UserError(
+            f"problem {problem.id} has no answer to teach: rows without one (answer_rule none) are for RL alone; name "
+            "their answer_key in params/curate.yaml, or set sft.steps and prompt.few_shot to 0"
+        )
     answer = problem.answers[0] if shown is None else shown
     if prompt.template == "question_answer":
         return f"{'' if terse else worked_solution(problem) + chr(10)}The answer is {answer}."

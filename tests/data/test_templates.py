@@ -131,3 +131,5 @@ def test_demonstrations(problem: Problem, template: str, terse: bool, expected: 
 def test_a_worked_demonstration_needs_a_solution() -> None:
     with pytest.raises(UserError, match="problem a has no worked solution"):
         demonstration(CHAIN.with_(solution=None), Prompt(), terse=False)
+    with pytest.raises(UserError, match="problem a has no answer to teach"):
+        demonstration(CHAIN.with_(answers=()), Prompt(), terse=False)
