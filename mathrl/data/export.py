@@ -75,8 +75,9 @@ def write_parquet(output: Path, rows: Sequence[dict[str, Any]]) -> int:
 
     valid = [_valid(row) for row in rows]
     escaped = sum(row != valid_row for row, valid_row in zip(rows, valid, strict=True))
+    names = dict.fromkeys(name for row in valid for name in row)  # of all rows: `from_pylist` takes those of the first
     try:
-        table = pyarrow.Table.from_pylist(valid)
+        table = pyarrow.table({name: [row.get(name) for row in valid] for name in names})
     except pyarrow.ArrowException as error:
         raise UserError(f"{output}: the rows do not fit into columns ({error}); name the output .jsonl") from None
     with written_aside(output) as aside:
