@@ -182,7 +182,7 @@ def decode(file: Path, wanted: Wanted | None = None) -> Numbered:
     }[kind]  # fmt: skip
     try:
         yield from decoder(file, wanted)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, lzma.LZMAError, ArrowException) as error:
+    except (OSError, EOFError, UnicodeError, csv.Error, lzma.LZMAError, ArrowException) as error:
         raise UserError(f"{file}: cannot be read as {kind[1:]} ({error})") from None
 
 
@@ -190,7 +190,7 @@ def _binary(file: Path) -> IO[bytes]:
     if file.suffix == ".zst":
         from pyarrow import CompressedInputStream
 
-        return cast(IO[bytes], io.BufferedReader(CompressedInputStream(str(file), "zstd"), CHUNK))
+        return cast(IO[bytes], io.BufferedReader(CompressedInputStream(file.open("rb"), "zstd"), CHUNK))
     opener: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(file.suffix, open)
     return cast(IO[bytes], opener(file, "rb"))
 
@@ -319,7 +319,7 @@ def _csv(file: Path, wanted: Wanted | None) -> Numbered:
 def _parquet(file: Path, wanted: Wanted | None) -> Numbered:
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(file, pre_buffer=False) as opened:
+    with file.open("rb") as stream, ParquetFile(stream, pre_buffer=False) as opened:
         yield from _batches(opened.iter_batches(batch_size=BATCH), wanted)
 
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_every_file_format_holds_the_same_rows(tmp_path: Path, name: str) -> Non
     rows = list(read_rows(file))
     assert [row.values for row in rows] == ROWS and all(row.problem is None for row in rows)
     assert rows[0].where.startswith(str(file)) and len({row.where for row in rows}) == 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.parquet", "a.csv"])
+def test_a_file_is_read_whose_name_is_of_another_encoding(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path, name).rename(tmp_path / os.fsdecode(b"\xe9." + name.partition(".")[2].encode()))
+    assert [row.values for row in read_rows(file)] == ROWS
+
+
+def test_an_arrow_file_whose_name_arrow_does_not_take_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path, "a.arrow").rename(tmp_path / os.fsdecode(b"\xe9.arrow"))
+    with pytest.raises(UserError, match=r"\.arrow: cannot be read as arrow"):
+        list(read_rows(file))
 
 
 def test_a_broken_line_is_a_row_with_a_problem(tmp_path: Path) -> None:
