@@ -13,6 +13,7 @@ import numpy as np
 from py3langid import classify
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import encodable
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.curation.decontaminate import EvaluationIndex, find_hits
@@ -139,7 +140,7 @@ class Prompting:
         return "tokens" if self.tokens else "characters"
 
     def length(self, text: str) -> int:
-        return self.tokens(text) if self.tokens else len(text)
+        return self.tokens(encodable(text)) if self.tokens else len(text)
 
     def prompt_length(self, problem: Problem) -> int:
         return self.prompt_tokens(problem) if self.prompt_tokens else len(self.text(problem))

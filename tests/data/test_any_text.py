@@ -18,6 +18,7 @@ from mathrl.core.types import Control, Problem, read_problems, write_problems
 from mathrl.corpus.page_files import host_and_path
 from mathrl.curation.curation import plan, run
 from mathrl.curation.curation_account import write_report
+from mathrl.curation.inspection import Prompting
 from mathrl.data.difficulty import problem_key
 from mathrl.data.export import export
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample
@@ -101,6 +102,11 @@ def test_parquet_has_escapes_and_says_how_many_rows(tmp_path: Path, capsys: pyte
     assert next(read_rows(tmp_path / "a.jsonl")).values["prompt"][0]["content"] == HALF
     assert export(problems[1:2], "verl", tmp_path / "b.parquet") == 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_solution_with_a_lone_surrogate_has_a_length_in_tokens() -> None:
+    prompting = Prompting(lambda problem: problem.question, lambda text: len(TOKENIZER.encode(text)))
+    assert prompting.length(HALF) == len(TOKENIZER.encode(r"\ud83d"))
 
 
 def test_reports_rejected_rows_and_samples_with_lone_surrogates(tmp_path: Path) -> None:
