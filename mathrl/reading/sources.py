@@ -86,12 +86,16 @@ def resolve_source(source: Source, data_folder: str | None) -> ResolvedSource:
             f"curate.sources: no source named {source.id!r}; known: {', '.join(REGISTRY)}, or a hub id owner/name"
         )
     shapes = (_shape(source),) if named is None or _says_fields(source) else resolved.shapes
+    by_name = source.id in REGISTRY  # aime21 is one year of its hub data set, of which the hub id means all
     return replace(
         resolved,
         name=source.name,
         split=source.split,
         limit=source.limit,
-        shapes=tuple(replace(shape, keep=source.keep, **_further_keys(source)) for shape in shapes),
+        shapes=tuple(
+            replace(shape, keep={**(shape.keep if by_name else {}), **source.keep}, **_further_keys(source))
+            for shape in shapes
+        ),
         licence=source.licence or resolved.licence,
         subset=source.subset or resolved.subset,
     )

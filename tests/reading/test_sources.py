@@ -82,6 +82,21 @@ def test_rows_of_a_csv_file_are_kept_by_a_number_too(tmp_path: Path) -> None:
     assert [p.id for p in problems(resolve_benchmark("aime23", str(tmp_path)))] == ["a"]
 
 
+def test_a_source_of_one_year_reads_that_year_by_its_name_and_all_by_its_hub_id(tmp_path: Path) -> None:
+    rows = [{"ID": f"{year}-1", "Year": year, "Question": "Q?", "Answer": "7"} for year in (2021, 2022, 2023)]
+    for name in ("aime21", "aime23"):  # the first of its hub id, and another
+        write(tmp_path / f"{name}_test.jsonl", rows)
+
+    def years(id: str, **more: Any) -> list[str]:
+        source = HubSource(name="own", id=id, split="test", **more)
+        return [problem.id[:4] for problem in problems(resolve_source(source, str(tmp_path)))]
+
+    assert years("aime23") == ["2023"] and years("aime23", keep={"Answer": "7"}) == ["2023"]
+    assert (
+        years(REGISTRY["aime23"].hub) == years("aime23", keep={"Year": [2021, 2022, 2023]}) == ["2021", "2022", "2023"]
+    )
+
+
 def test_a_name_or_its_hub_id_finds_the_same_source() -> None:
     assert find("gsm8k") is find("openai/gsm8k") is REGISTRY["gsm8k"]
     assert find("nobody/nothing") is None
