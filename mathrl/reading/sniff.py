@@ -185,7 +185,7 @@ def _fields_named(fields: Mapping[str, Field], names: Sequence[str]) -> list[Fie
 
 def _tells_apart(rows: Sequence[Mapping[str, Any]], first: Field, second: Field) -> bool:
     """Whether rows with the same text in the first field differ in the second."""
-    pairs = {(look_up(row, first.path), look_up(row, second.path)) for row in rows}
+    pairs = {(repr(look_up(row, first.path)), repr(look_up(row, second.path))) for row in rows}
     return len({text for text, _ in pairs}) < len(pairs)
 
 
@@ -360,7 +360,7 @@ def _further(free: Mapping[str, Field], reasons: dict[str, str]) -> dict[str, st
     for column in _fields_named(free, SUBJECTS):
         if column.text and column.short and column.distinct < 0.5:
             keys["subject_key"] = column.path
-            reasons["subject_key"] = f"by its name; {len(set(column.values))} values"
+            reasons["subject_key"] = f"by its name; {len(set(map(str, column.values)))} values"
             break
     return keys
 

@@ -96,6 +96,17 @@ def keys(name: str) -> dict[str, Any]:
     return vars(sniff(rows).shape)
 
 
+@pytest.mark.parametrize(
+    ("field", "key"), [("instruction", "prompt_key"), ("input", "prompt_key"), ("subject", "subject_key")]
+)
+def test_a_field_of_texts_may_have_a_chat_list_in_some_rows(field: str, key: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"instruction": f"Do {n % 2}", "input": f"x{n}", "response": "5", "subject": "algebra"} for n in range(30)
+    ]
+    rows[7][field] = [{"role": "user", "content": "Do it"}]
+    assert field in getattr(sniff(rows).shape, key)
+
+
 def test_levels_pass_rates_ids_and_subjects_are_told_apart() -> None:
     assert keys("math") | {"level_key": "level", "subject_key": "type", "id_key": None} == keys("math")
     assert keys("polaris")["pass_rate_key"] == "difficulty" and keys("polaris")["level_key"] is None
