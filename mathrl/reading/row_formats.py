@@ -352,9 +352,10 @@ def _right_option(value: Any, texts: Sequence[str], labels: Sequence[str]) -> in
 
 def _countdown(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     numbers, target = row.get("nums"), row.get("target")
-    if not isinstance(numbers, list) or not numbers or not all(isinstance(value, int) for value in (*numbers, target)):
+    integers = [number for number in numbers if isinstance(number, int)] if isinstance(numbers, list) else []
+    if not integers or integers != numbers or not isinstance(target, int):
         raise BadRow("expected fields 'nums' (a list of integers) and 'target'")
-    parts = problem_parts(numbers, target)
+    parts = problem_parts(integers, target)
     if parts is None:
         raise BadRow(f"no way to make {target} from {numbers}")
     return {**parts, "used": ("nums", "target")}
