@@ -233,6 +233,17 @@ def test_after_a_failure_the_endpoint_is_asked_again(serve: Any, monkeypatch: An
     assert reward.score([SYNONYM])[0].correct
 
 
+def test_a_full_cache_is_emptied_after_a_batch_has_used_it(serve: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("mathrl.rewards.model_judge.CACHE_SIZE", 2)
+    judge = serve(good)
+    model = ModelJudge(judge.url, "m")
+    pairs = [("8/2", "4"), ("8/2", "5"), ("8/2", "6")]
+    assert model.compare(pairs[:2]) == ["equal", "different"]
+    assert model.compare([pairs[0], pairs[2]]) == ["equal", "different"]
+    asked = len(judge.requests)
+    assert model.compare([pairs[2]]) == ["different"] and len(judge.requests) == asked
+
+
 def test_as_a_second_grader(serve: Any, monkeypatch: Any) -> None:
     judge = serve(good)
     grader = LLMJudge(judge.url, "m")
