@@ -117,6 +117,15 @@ def test_the_judge_sees_what_decided_and_what_it_overrules_becomes_a_case(
         "right": True,
         "source": "judge: other words: odd / even",
     }
+    with (tmp_path / "judge_cases.jsonl").open("a") as stream:
+        stream.write('{"response": "cut off by a k')
+    resumed = reward_of(judge).cascade
+    half_an_emoji = "7 \\text{ odd \ud83d}"
+    other = grade("\\boxed{7 \\text{ low}}", half_an_emoji)
+    decided = resumed.decide([*verdicts, other], [*[truth] * 4, half_an_emoji])
+    assert [verdict.correct for verdict in decided] == [True] * 5
+    *kept, new = read_jsonl(tmp_path / "judge_cases.jsonl")
+    assert kept == rows and new["ground_truth"] == [half_an_emoji]
 
 
 def test_rules_decide_first_and_the_model_decides_what_they_refuse(serve: Any) -> None:
