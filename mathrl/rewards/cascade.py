@@ -28,7 +28,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import ESCAPE, write_text
 from mathrl.core.hashing import hash_text
 from mathrl.core.statistics import sum_in_order
-from mathrl.grading import ExtractionMode, SymbolicEngine, Verdict, equal_answers, equal_classes, extract
+from mathrl.grading import ExtractionMode, SymbolicEngine, Verdict, equal_answers, equal_classes, extract, read_truth
 from mathrl.params.reward_parts import NoisyAccuracyOptions
 from mathrl.params.run import ModelVerifier
 from mathrl.rewards.model_judge import Judgement, ModelJudge
@@ -370,11 +370,13 @@ class Disagreement:
         """Judge the response if it falls into the sample (chosen by its hash, so a rerun samples the same).
 
         `right` counts what the second grader takes for right, `passed` what the first does of the same responses.
+        It abstains where there is nothing to compare with: no truth, or a Countdown's numbers and target.
         Returns whether the graders differ; None where the second one was not asked or abstained.
         """
         if hash_text(prompt + "\x00" + response) / 2**64 >= self.share:
             return None
-        verdict = self._judge.judge(prompt, response, truths)
+        comparable = truths and not any(map(read_truth, truths))
+        verdict = self._judge.judge(prompt, response, truths) if comparable else None
         if verdict is None:
             self.abstained += 1
             return None

@@ -235,6 +235,10 @@ def test_disagreement_counts_on_a_sample() -> None:
     for response, correct in (("a", True), ("b", False), ("abstain", False)):
         beside.see("", response, ["1"], correct)
     assert (beside.judged, beside.differed, beside.abstained, beside.rate) == (2, 1, 1, 0.5)
+    without_truth = Disagreement(_Yes(), 1.0)
+    for truths in ([], ['{"numbers": [4, 6], "target": 24}']):
+        assert without_truth.see("", "a", truths, False) is None
+    assert (without_truth.judged, without_truth.abstained) == (0, 2)
     sampled = Disagreement(_Yes(), 0.1)
     for i in range(2000):
         sampled.see("", str(i), ["1"], True)
