@@ -71,13 +71,13 @@ def first_row(file: Path) -> Mapping[str, Any]:
     """
     if file.suffix == ".parquet":
         return dict.fromkeys(_open_parquet(file).schema_arrow.names)
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        line = stream.readline()
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        number, line = next(((number, line) for number, line in enumerate(stream, start=1) if line.strip()), (1, ""))
     try:
         row = json.loads(line or "{}")
     except (ValueError, RecursionError):
         if line.endswith("\n"):
-            raise UserError(f"{file}, line 1: not a JSON object: {line.strip()[:40]!r}") from None
+            raise UserError(f"{file}, line {number}: not a JSON object: {line.strip()[:40]!r}") from None
         return {}  # about to be written
     return row if isinstance(row, dict) else {}
 

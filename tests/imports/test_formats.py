@@ -122,6 +122,22 @@ def test_any_csv_with_a_column_of_steps(tmp_path: Path) -> None:
     assert read_run(tmp_path / "history.csv").steps[2] == {"kl": 0.2}
 
 
+def test_a_csv_that_is_still_written_has_no_number_that_is_cut_short(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    for end, last in (("2,0.75,1.5", {"reward": 0.75}), ("2,0.75,1.5e-05\r\n", {"reward": 0.75, "kl": 1.5e-05})):
+        file.write_bytes(b"step,reward,kl\r\n1,0.5,0.1\r\n" + end.encode())
+        assert read_metrics(file) == {1: {"reward": 0.5, "kl": 0.1}, 2: last}
+    file.write_bytes(b"step,reward,kl\n1,0.5,0.1\n2")
+    assert list(read_metrics(file)) == [1]
+
+
+def test_a_byte_order_mark_blank_lines_and_long_texts_are_no_obstacle(tmp_path: Path) -> None:
+    """As Excel and some editors leave them; a response of 32k tokens is longer than csv's default limit."""
+    (tmp_path / "log.csv").write_text(f"step,text,reward\n1,{'a' * 140_000},0.5\n", encoding="utf-8-sig")
+    (tmp_path / "log.jsonl").write_text('\n{"step": 1, "kl": 0.1}\n', encoding="utf-8-sig")
+    assert read_run(tmp_path).steps == {1: {"reward": 0.5, "kl": 0.1}}
+
+
 def test_prime_rl_s_file_monitor(tmp_path: Path) -> None:
     """Rows of a step by several parts, episodes with traces, toml (main of August 2026)."""
     parts = [{"optim/grad_norm": 0.5}, {"entropy/all/mean": 0.3, "mismatch_kl/all/mean": 0.001}]
