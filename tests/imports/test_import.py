@@ -320,6 +320,14 @@ def test_the_name_of_another_run_is_not_taken(verl_run: Path, home: Path, tmp_pa
     assert import_folder(read_run(other), "second").record.folder.name == "imported-second"
 
 
+def test_a_folder_gives_its_whole_name_and_a_file_its_name_without_suffix(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "Qwen2.5-1.5B" / "log.v2.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"step": 1, "kl": 0.1}\n')
+    assert import_folder(read_run(file.parent)).record.name == "imported-Qwen2.5-1.5B"
+    assert import_folder(read_run(file)).record.name == "imported-log.v2"
+
+
 def test_one_response_per_prompt_is_no_obstacle(home: Path, tmp_path: Path) -> None:
     row = {"step": 1, "input": "2+2?", "output": "\\boxed{4}", "gts": "4", "score": 1.0}
     (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
