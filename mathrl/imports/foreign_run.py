@@ -238,10 +238,9 @@ def _merge(files: list[Path], run: ForeignRun) -> Steps:
         if not steps:
             continue
         shared = [step for step in steps if step in merged]
-        other = [step for step in shared if _differs(steps[step], merged[step])]
+        other = [step for step in shared if _differing(steps[step], merged[step])]
         if shared and len(other) > max(1, SHOWN_CONFLICTS * len(shared)):
-            first, second = merged[other[0]], steps[other[0]]
-            name = next(name for name in second if name in first and first[name] != second[name])
+            name = _differing(steps[other[0]], merged[other[0]])[0]
             both = f"{owner[name].relative_to(run.top)} and {file.relative_to(run.top)}"
             raise UserError(
                 f"{run.folder}: {both} are of two runs: {name} differs at {len(other)} of {len(shared)} common steps; "
@@ -259,10 +258,10 @@ def _step_of_state(file: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def _differs(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
-    """Whether two rows of a step have other values; a log has fewer digits."""
+def _differing(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:
+    """The metrics of which two rows of a step have other values; a log has fewer digits."""
     common = [name for name in first if name in second and not name.startswith(("time", "perf", "timing"))]
-    return any(abs(first[name] - second[name]) > 1e-3 * max(1e-3, abs(first[name])) for name in common)
+    return [name for name in common if abs(first[name] - second[name]) > 1e-3 * max(1e-3, abs(first[name]))]
 
 
 def _split_validation(run: ForeignRun) -> None:

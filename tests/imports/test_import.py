@@ -276,7 +276,7 @@ def test_rollouts_without_answers_are_not_graded_until_a_file_has_them(
         (lambda top: (top / "rollouts" / "7.jsonl").write_text('{"input": "a", "output"\n{"a": 1}\n'), "7.jsonl"),
         (lambda top: (top / "run.jsonl").write_text('{"step": 1, "data": {"a": 1}}\nbroken\n{"step": 2}\n'), "line 2"),
         (lambda top: (top / ".hydra" / "config.yaml").write_text("a: [1,"), "config.yaml"),
-        (lambda top: write_other_run(top), "two runs"),
+        (lambda top: write_other_run(top), "two runs: actor/entropy differs"),
     ],
 )
 def test_a_damaged_or_mixed_folder_leaves_the_record_as_it_was(
@@ -293,7 +293,8 @@ def test_a_damaged_or_mixed_folder_leaves_the_record_as_it_was(
 
 
 def write_other_run(top: Path) -> None:
-    rows = [{"step": step, "data": {"actor/entropy": 0.1, "actor/kl_loss": 2.0}} for step in range(1, 20)]
+    figures = {"timing_s/step": 9.0, "actor/entropy": 0.1, "actor/kl_loss": 2.0}
+    rows = [{"step": step, "data": figures} for step in range(1, 20)]
     (top / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
