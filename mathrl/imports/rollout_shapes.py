@@ -10,6 +10,7 @@ any other      rows with a response and a reward
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,7 +145,9 @@ def _of_columns(row: Mapping[str, Any], default: int) -> TheirRollout:
     total = next((row[name] for name in REWARDS if _is_number(row.get(name))), None)
     # The first three columns of TRL are step, prompt and completion; the rewards are the numbers among the others.
     known = {*PROMPTS, *RESPONSES, *TRUTHS, *REWARDS, "step", "advantage", "length", "tokens"}
-    parts = {name: float(value) for name, value in row.items() if name not in known and _is_number(value)}
+    numbers = {name: float(value) for name, value in row.items() if name not in known and _is_number(value)}
+    # NaN: TRL's reward function gave None, since the response is none of its kind; TRL leaves it out of the sum.
+    parts = {name: value for name, value in numbers.items() if not math.isnan(value)}
     verdict = next((float(row[name]) for name in VERDICTS if name in row and _is_number(row[name])), None)
     step = step_of(row)
     return TheirRollout(

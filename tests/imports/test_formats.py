@@ -1,6 +1,7 @@
 """Forms in which trainers keep metrics and rollouts: files that their own library wrote, or as documented."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mathrl.core.errors import UserError
@@ -243,6 +246,14 @@ def test_conversations_of_trl_and_rewards_that_are_no_verdict(tmp_path: Path) ->
     # From half of the largest reward, 1.0, a response counts as right for them.
     assert (opinion.accepted_wrong, opinion.rejected_right) == (1, 0)
     assert opinion.cases[0].theirs.question == "2+2?" and opinion.cases[0].theirs.step == 3
+
+
+def test_a_reward_function_of_trl_that_gave_none_has_no_part_in_the_sum(tmp_path: Path) -> None:
+    row = {"step": 1, "prompt": "2+2?", "completion": "4", "advantage": 0.1}
+    rows = [row | {"math": 1.0, "code": math.nan}, row | {"math": math.nan, "code": 0.5}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00001.parquet")
+    (figures,) = gather(read_run(tmp_path)).rows
+    assert (figures["reward/overall"], figures["reward/math"], figures["reward/code"]) == (0.75, 1.0, 0.5)
 
 
 def test_arguments_are_read_without_running_what_a_pickle_names(tmp_path: Path) -> None:
