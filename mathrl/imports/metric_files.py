@@ -192,13 +192,14 @@ def _scalar(value: Any) -> float | None:
 
 
 def _wandb(file: Path) -> Steps:
-    steps: Steps = {}
+    return _by_step(_wandb_rows(file))
+
+
+def _wandb_rows(file: Path) -> Iterator[dict[str, Any]]:
     for record in wandb_records(file):
         if record.WhichOneof("record_type") != "history":
             continue
-        row: dict[str, Any] = {}
-        for item in record.history.item:
-            name = "/".join(item.nested_key) or item.key
-            row[name] = json.loads(item.value_json)
-        steps.update(_by_step([{"step": record.history.step.num, **row}]))
-    return steps
+        row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        # W&B counts the calls of its log; Hugging Face's Trainer, which logs every few steps, has a step of its own.
+        own = step_of({name: value for name, value in row.items() if name != "_step"})
+        yield {**row, "step": record.history.step.num if own is None else own}

@@ -59,14 +59,17 @@ def test_an_offline_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = wandb.init(project="p", dir=str(tmp_path), config={"learning_rate": 1e-6, "num_generations": 4})
     for step in range(1, 6):
-        run.log({"train/reward": 0.1 * step, "train/kl": 0.5, "train/global_step": step})
+        run.log({"train/reward": 0.1 * step, "train/kl": 0.5, "train/global_step": 10 * step})
+        run.log({"eval/loss": 0.25, "train/global_step": 10 * step})
     run.finish()
     for _ in range(100):  # its own process writes the file, and may end after this one goes on
         if any(len(read_metrics(file)) == 5 for file in tmp_path.rglob("*.wandb")):
             break
         time.sleep(0.1)
     found = read_run(tmp_path, "trl")
-    assert len(found.steps) == 5 and found.config["num_generations"] == 4
+    assert found.config["num_generations"] == 4
+    assert list(found.steps) == [10, 20, 30, 40, 50], "the trainer's steps, and not W&B's count of calls"
+    assert found.steps[50]["train/kl"] == 0.5 and found.steps[50]["eval/loss"] == 0.25
     gathered = gather(found)
     assert gathered.rows[-1]["reward/overall"] == pytest.approx(0.5) and gathered.rl["group_size"] == 4
     file = next(tmp_path.rglob("*.wandb"))
