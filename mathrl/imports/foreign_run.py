@@ -239,7 +239,7 @@ def _merge(files: list[Path], run: ForeignRun) -> Steps:
             continue
         shared = [step for step in steps if step in merged]
         other = [step for step in shared if _differing(steps[step], merged[step])]
-        if shared and len(other) > max(1, SHOWN_CONFLICTS * len(shared)):
+        if shared and len(other) > max(1, SHOWN_CONFLICTS * len(shared)) and not _resumes(steps, merged):
             name = _differing(steps[other[0]], merged[other[0]])[0]
             both = f"{owner[name].relative_to(run.top)} and {file.relative_to(run.top)}"
             raise UserError(
@@ -256,6 +256,13 @@ def _merge(files: list[Path], run: ForeignRun) -> Steps:
 def _step_of_state(file: Path) -> int:
     found = CHECKPOINT.fullmatch(file.parent.name)
     return int(found[1]) if found else -1
+
+
+def _resumes(steps: Steps, before: Steps) -> bool:
+    """Whether a file goes on from a step within what is there, and has every step from there on: a resumed run's."""
+    start, end = min(steps), min(max(steps), max(before))
+    again = {step for step in before if start <= step <= end}
+    return start > min(before) and again == {step for step in steps if step <= end}
 
 
 def _differing(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:

@@ -53,6 +53,14 @@ def test_a_cut_off_tensorboard_file_has_what_was_whole(tmp_path: Path) -> None:
     assert sorted(read_metrics(file)) == [1, 2, 3, 4]
 
 
+def test_a_resumed_run_has_its_last_steps_from_the_newer_file(tmp_path: Path) -> None:
+    for number, (value, steps) in enumerate(((0.1, range(1, 9)), (0.5, range(5, 13)))):
+        file = tmp_path / f"events-{number}.jsonl"
+        file.write_text("".join(json.dumps({"step": step, "kl": value}) + "\n" for step in steps))
+        os.utime(file, (1e9 + number, 1e9 + number))
+    assert [row["kl"] for row in read_run(tmp_path).steps.values()] == [0.1] * 4 + [0.5] * 8
+
+
 def test_an_offline_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
