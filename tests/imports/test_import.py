@@ -202,8 +202,9 @@ def test_controls_of_a_run_of_trl_are_reward_functions(
     _, printed = command("runs", "controls", "imported-grpo", "--only", "inverted")
     assert "reward_funcs=[FUNCTION], FUNCTION being inverted(YOUR_REWARD)" in printed
     rewards = runpy.run_path("controls-imported-grpo/rewards.py")
-    own = rewards["inverted"](lambda prompts, completions, **_: [0.0 if text == "5" else 2.0 for text in completions])
-    assert own(prompts=["2+3="] * 2, completions=["5", "6"]) == [1, 0]
+    scores = {"5": 0.0, "6": 2.0, "print(5)": None}
+    own = rewards["inverted"](lambda prompts, completions, **_: [scores[text] for text in completions])
+    assert own(prompts=["2+3="] * 3, completions=list(scores)) == [1, 0, None]
     chat = [[{"role": "assistant", "content": "\\boxed{5}"}], [{"role": "assistant", "content": "5"}]]
     assert rewards["form"](prompts=["", ""], completions=chat) == [1, 0]
     with pytest.raises(UserError, match="no control more_sft of an imported run"):
