@@ -238,9 +238,9 @@ def _merge(files: list[Path], run: ForeignRun) -> Steps:
         if not steps:
             continue
         shared = [step for step in steps if step in merged]
-        other = [step for step in shared if _differing(steps[step], merged[step])]
+        other = [step for step in shared if _conflicting_metrics(steps[step], merged[step])]
         if shared and len(other) > max(1, SHOWN_CONFLICTS * len(shared)) and not _resumes(steps, merged):
-            name = _differing(steps[other[0]], merged[other[0]])[0]
+            name = _conflicting_metrics(steps[other[0]], merged[other[0]])[0]
             both = f"{owner[name].relative_to(run.top)} and {file.relative_to(run.top)}"
             raise UserError(
                 f"{run.folder}: {both} are of two runs: {name} differs at {len(other)} of {len(shared)} common steps; "
@@ -265,7 +265,7 @@ def _resumes(steps: Steps, before: Steps) -> bool:
     return start > min(before) and again == {step for step in steps if step <= end}
 
 
-def _differing(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:
+def _conflicting_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:
     """The metrics of which two rows of a step have other values; a log has fewer digits."""
     common = [name for name in first if name in second and not name.startswith(("time", "perf", "timing"))]
     return [name for name in common if abs(first[name] - second[name]) > 1e-3 * max(1e-3, abs(first[name]))]
