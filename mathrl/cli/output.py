@@ -13,6 +13,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from mathrl.core.files import encodable
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to stderr.")]
 
 
@@ -32,7 +34,7 @@ def print_document(document: Mapping[str, Any]) -> None:
     """Print the command's document; numbers that are not finite are null."""
     _Documents.printed = True
     text = json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)
-    print(text, file=_Documents.stream or sys.stdout, flush=True)
+    print(encodable(text), file=_Documents.stream or sys.stdout, flush=True)
 
 
 def print_result(as_json: bool, document: Mapping[str, Any], *lines: str) -> None:

@@ -51,7 +51,7 @@ def compute_score(
             "seconds": time.perf_counter() - start,
         }
         _write(file_settings, str(extra_info["split"]), row)
-    return {"score": result.overall, "acc": float(result.correct), **result.parts}
+    return {**result.parts, "score": result.overall, "acc": float(result.correct)}  # whatever a part is called
 
 
 def reward_input(text: str) -> RewardInput:

@@ -238,10 +238,9 @@ def _merge(files: list[Path], run: ForeignRun) -> Steps:
         if not steps:
             continue
         shared = [step for step in steps if step in merged]
-        other = [step for step in shared if _differs(steps[step], merged[step])]
-        if shared and len(other) > max(1, SHOWN_CONFLICTS * len(shared)):
-            first, second = merged[other[0]], steps[other[0]]
-            name = next(name for name in second if name in first and first[name] != second[name])
+        other = [step for step in shared if _conflicting_metrics(steps[step], merged[step])]
+        if shared and len(other) > max(1, SHOWN_CONFLICTS * len(shared)) and not _resumes(steps, merged):
+            name = _conflicting_metrics(steps[other[0]], merged[other[0]])[0]
             both = f"{owner[name].relative_to(run.top)} and {file.relative_to(run.top)}"
             raise UserError(
                 f"{run.folder}: {both} are of two runs: {name} differs at {len(other)} of {len(shared)} common steps; "
@@ -259,10 +258,17 @@ def _step_of_state(file: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def _differs(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
-    """Whether two rows of a step have other values; a log has fewer digits."""
+def _resumes(steps: Steps, before: Steps) -> bool:
+    """Whether a file goes on from a step within what is there, and has every step from there on: a resumed run's."""
+    start, end = min(steps), min(max(steps), max(before))
+    again = {step for step in before if start <= step <= end}
+    return start > min(before) and again == {step for step in steps if step <= end}
+
+
+def _conflicting_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> list[str]:
+    """The metrics of which two rows of a step have other values; a log has fewer digits."""
     common = [name for name in first if name in second and not name.startswith(("time", "perf", "timing"))]
-    return any(abs(first[name] - second[name]) > 1e-3 * max(1e-3, abs(first[name])) for name in common)
+    return [name for name in common if abs(first[name] - second[name]) > 1e-3 * max(1e-3, abs(first[name]))]
 
 
 def _split_validation(run: ForeignRun) -> None:

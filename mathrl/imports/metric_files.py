@@ -6,7 +6,7 @@
     events.out.tfevents.*                  TensorBoard, read by tensorboard
     run-*.wandb                            Weights & Biases, its records as wandb declares them
 
-A last line that is cut short is not read: the trainer is about to finish it.
+What is cut short at the end is not read: the trainer is about to finish it.
 """
 
 import csv
@@ -63,7 +63,7 @@ def complete_lines(file: Path) -> Iterator[dict[str, Any]]:
         UserError: a line before the last is not a JSON object.
     """
     waiting = ""
-    with file.open(encoding="utf-8", errors="replace") as stream:
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
             if waiting:
                 raise UserError(f"{file}, line {number - 1}: not a JSON object: {waiting.strip()[:40]!r}")
@@ -136,9 +136,12 @@ def _rows_of_state(file: Path) -> list[dict[str, Any]]:
 
 
 def _csv(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8", errors="replace", newline="") as stream:
+    csv.field_size_limit(1 << 30)  # of the process; by default a response of 128 KiB is too long
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        # The last value of a line that is still written may be cut short: 1.5 of 1.5e-05.
+        lines = (line if line.endswith(("\n", "\r")) else line.rpartition(",")[0] for line in stream)
         try:
-            for row in csv.DictReader(stream):
+            for row in csv.DictReader(lines):
                 yield {name: _number(text) for name, text in row.items() if name and isinstance(text, str)}
         except csv.Error as error:
             raise UserError(f"{file}: cannot be read as csv ({error})") from None
@@ -152,7 +155,7 @@ def _number(text: str) -> float | str:
 
 
 def _console(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8", errors="replace") as stream:
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
         for line in stream:
             if not line.endswith("\n") or "step:" not in line or (match := CONSOLE.search(line.rstrip())) is None:
                 continue
@@ -189,13 +192,14 @@ def _scalar(value: Any) -> float | None:
 
 
 def _wandb(file: Path) -> Steps:
-    steps: Steps = {}
+    return _by_step(_wandb_rows(file))
+
+
+def _wandb_rows(file: Path) -> Iterator[dict[str, Any]]:
     for record in wandb_records(file):
         if record.WhichOneof("record_type") != "history":
             continue
-        row: dict[str, Any] = {}
-        for item in record.history.item:
-            name = "/".join(item.nested_key) or item.key
-            row[name] = json.loads(item.value_json)
-        steps.update(_by_step([{"step": record.history.step.num, **row}]))
-    return steps
+        row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        # W&B counts the calls of its log; Hugging Face's Trainer, which logs every few steps, has a step of its own.
+        own = step_of({name: value for name, value in row.items() if name != "_step"})
+        yield {**row, "step": record.history.step.num if own is None else own}

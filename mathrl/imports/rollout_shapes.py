@@ -10,6 +10,7 @@ any other      rows with a response and a reward
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,13 +72,13 @@ def first_row(file: Path) -> Mapping[str, Any]:
     """
     if file.suffix == ".parquet":
         return dict.fromkeys(_open_parquet(file).schema_arrow.names)
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        line = stream.readline()
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        number, line = next(((number, line) for number, line in enumerate(stream, start=1) if line.strip()), (1, ""))
     try:
         row = json.loads(line or "{}")
     except (ValueError, RecursionError):
         if line.endswith("\n"):
-            raise UserError(f"{file}, line 1: not a JSON object: {line.strip()[:40]!r}") from None
+            raise UserError(f"{file}, line {number}: not a JSON object: {line.strip()[:40]!r}") from None
         return {}  # about to be written
     return row if isinstance(row, dict) else {}
 
@@ -144,7 +145,9 @@ def _of_columns(row: Mapping[str, Any], default: int) -> TheirRollout:
     total = next((row[name] for name in REWARDS if _is_number(row.get(name))), None)
     # The first three columns of TRL are step, prompt and completion; the rewards are the numbers among the others.
     known = {*PROMPTS, *RESPONSES, *TRUTHS, *REWARDS, "step", "advantage", "length", "tokens"}
-    parts = {name: float(value) for name, value in row.items() if name not in known and _is_number(value)}
+    numbers = {name: float(value) for name, value in row.items() if name not in known and _is_number(value)}
+    # NaN: TRL's reward function gave None, since the response is none of its kind; TRL leaves it out of the sum.
+    parts = {name: value for name, value in numbers.items() if not math.isnan(value)}
     verdict = next((float(row[name]) for name in VERDICTS if name in row and _is_number(row[name])), None)
     step = step_of(row)
     return TheirRollout(

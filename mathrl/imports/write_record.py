@@ -70,7 +70,7 @@ def import_folder(
     Raises:
         UserError: the name is that of another run, or a file is damaged.
     """
-    name = name or run.folder.stem
+    name = name or (run.folder.stem if run.folder.is_file() else run.folder.name)  # a folder's name has no suffix
     target = records_folder() / f"{IMPORTED}{name}"
     earlier = read_record(target)
     if earlier is not None and earlier.imported_from != str(run.folder):

@@ -25,9 +25,10 @@ from typing import Any, Protocol
 
 from mathrl.core.environment import Variable, rank
 from mathrl.core.errors import UserError
+from mathrl.core.files import ESCAPE, write_text
 from mathrl.core.hashing import hash_text
 from mathrl.core.statistics import sum_in_order
-from mathrl.grading import ExtractionMode, SymbolicEngine, Verdict, equal_answers, equal_classes, extract
+from mathrl.grading import ExtractionMode, SymbolicEngine, Verdict, equal_answers, equal_classes, extract, read_truth
 from mathrl.params.reward_parts import NoisyAccuracyOptions
 from mathrl.params.run import ModelVerifier
 from mathrl.rewards.model_judge import Judgement, ModelJudge
@@ -43,13 +44,19 @@ MOST_CASES = 1000  # per process
 class OverruledCases:
     """What a judge overrules, once each, as rows of a file of labelled cases (`mathrl runs audit --cases`).
 
-    In a stage they are in judge_cases.jsonl of its record, of another rank than the first in judge_cases-RANK.jsonl.
+    In a stage they are in judge_cases.jsonl of its record, of another rank than the first in judge_cases-RANK.jsonl; a
+    resumed run goes on with those that are there.
     """
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         name = f"judge_cases-{rank()}.jsonl" if rank() else "judge_cases.jsonl"
         self.file = Path(record) / name if (record := Variable.RECORD.get()) else None
+        if self.file is not None and self.file.exists():
+            *lines, cut_off = self.file.read_text(encoding="utf-8", errors="replace").split("\n")
+            self.rows = [json.loads(line) for line in lines]
+            if cut_off:  # by a kill
+                write_text(self.file, "".join(f"{line}\n" for line in lines))
 
     def add(self, verdict: Verdict, truths: tuple[str, ...], right: bool) -> None:
         """Keep the verdict that was overruled, with its reason, and what the judge says; a thousand at most."""
@@ -59,7 +66,7 @@ class OverruledCases:
             return
         self.rows.append(row)
         if self.file is not None:
-            with self.file.open("a", encoding="utf-8") as stream:
+            with self.file.open("a", encoding="utf-8", errors=ESCAPE) as stream:
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
@@ -363,11 +370,13 @@ class Disagreement:
         """Judge the response if it falls into the sample (chosen by its hash, so a rerun samples the same).
 
         `right` counts what the second grader takes for right, `passed` what the first does of the same responses.
+        It abstains where there is nothing to compare with: no truth, or a Countdown's numbers and target.
         Returns whether the graders differ; None where the second one was not asked or abstained.
         """
         if hash_text(prompt + "\x00" + response) / 2**64 >= self.share:
             return None
-        verdict = self._judge.judge(prompt, response, truths)
+        comparable = truths and not any(map(read_truth, truths))
+        verdict = self._judge.judge(prompt, response, truths) if comparable else None
         if verdict is None:
             self.abstained += 1
             return None

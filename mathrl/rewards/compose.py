@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 from pydantic import ValidationError
@@ -362,7 +363,7 @@ def _call_user_function(function: Callable[..., Any], item: RewardInput, options
         result = function(item.response, truth, **row, **options)
     if not isinstance(result, Mapping):
         return float(result), {}
-    numbers = {str(k): float(v) for k, v in result.items() if isinstance(v, int | float)}
+    numbers = {str(k): float(v) for k, v in result.items() if isinstance(v, Real)}  # numpy's too
     for name in ("overall", "score", "reward"):
         if name in numbers:
             return numbers[name], numbers

@@ -78,10 +78,10 @@ class ModelJudge:
             )
         for judgement, requests in judged.values():
             self.counts.update({judgement: 1, "requests": requests})
-        if len(self._cache) + len(new) > CACHE_SIZE:
-            self._cache.clear()
         settled = {pair: judgement for pair, (judgement, _) in judged.items()}
         result = [settled.get(pair) or self._cache[pair] for pair in pairs]
+        if len(self._cache) + len(new) > CACHE_SIZE:
+            self._cache.clear()
         self._cache |= {pair: judgement for pair, judgement in settled.items() if judgement != "failed"}
         return result
 

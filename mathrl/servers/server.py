@@ -179,10 +179,14 @@ class Server:
                 if answer.status_code >= 400:
                     answer.read()
                     self._check(path, answer, weights)
-                for line in answer.iter_lines():
-                    if line.startswith("data: {"):
-                        self.pieces += 1
-                        yield json.loads(line.removeprefix("data: "))
+                rest = b""
+                for received in answer.iter_bytes():
+                    # Not iter_lines, which also ends a line at U+2028 and the like: vLLM writes them as they are.
+                    *lines, rest = (rest + received).split(b"\n")
+                    for line in lines:
+                        if line.startswith(b"data: {"):
+                            self.pieces += 1
+                            yield json.loads(line.removeprefix(b"data: "))
         except httpx.HTTPError as error:
             raise ServerDied(f"{self.url} broke off {path} ({type(error).__name__})") from None
 

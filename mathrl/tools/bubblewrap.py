@@ -63,7 +63,7 @@ INSIDE = Path(__file__).parent / "inside"
 OWN_CODE = f"/packages/{PROGRAM.rpartition('.')[0].replace('.', '/')}"  # where the sandbox has its copy
 # The user that sessions run as where the trainer runs as root: a number that no account has.
 UNPRIVILEGED = 65533
-LIBRARY = re.compile(r"(?:=>)?\s+(/\S+) \(0x")
+LIBRARY = re.compile(r"(?:=>)?\s+(/.+?) \(0x")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ENVIRONMENT = {
     "LANG": "C.UTF-8",

@@ -181,7 +181,8 @@ class HttpSession:
         """Run the code after the session's earlier calls and wait for its end, which the limits bound."""
         with self._lock:
             start = time.monotonic()
-            status, text = self._call(code.encode("utf-8", "replace").decode())
+            code = code.encode("utf-8", "replace").decode()  # a lone surrogate would fail when it is repeated
+            status, text = self._call(code)
             seconds = time.monotonic() - start
             if status in ("ok", "error"):
                 self._calls.append(code)

@@ -1,6 +1,7 @@
 """Forms in which trainers keep metrics and rollouts: files that their own library wrote, or as documented."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mathrl.core.errors import UserError
@@ -50,20 +53,31 @@ def test_a_cut_off_tensorboard_file_has_what_was_whole(tmp_path: Path) -> None:
     assert sorted(read_metrics(file)) == [1, 2, 3, 4]
 
 
+def test_a_resumed_run_has_its_last_steps_from_the_newer_file(tmp_path: Path) -> None:
+    for number, (value, steps) in enumerate(((0.1, range(1, 9)), (0.5, range(5, 13)))):
+        file = tmp_path / f"events-{number}.jsonl"
+        file.write_text("".join(json.dumps({"step": step, "kl": value}) + "\n" for step in steps))
+        os.utime(file, (1e9 + number, 1e9 + number))
+    assert [row["kl"] for row in read_run(tmp_path).steps.values()] == [0.1] * 4 + [0.5] * 8
+
+
 def test_an_offline_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = wandb.init(project="p", dir=str(tmp_path), config={"learning_rate": 1e-6, "num_generations": 4})
     for step in range(1, 6):
-        run.log({"train/reward": 0.1 * step, "train/kl": 0.5, "train/global_step": step})
+        run.log({"train/reward": 0.1 * step, "train/kl": 0.5, "train/global_step": 10 * step})
+        run.log({"eval/loss": 0.25, "train/global_step": 10 * step})
     run.finish()
     for _ in range(100):  # its own process writes the file, and may end after this one goes on
         if any(len(read_metrics(file)) == 5 for file in tmp_path.rglob("*.wandb")):
             break
         time.sleep(0.1)
     found = read_run(tmp_path, "trl")
-    assert len(found.steps) == 5 and found.config["num_generations"] == 4
+    assert found.config["num_generations"] == 4
+    assert list(found.steps) == [10, 20, 30, 40, 50], "the trainer's steps, and not W&B's count of calls"
+    assert found.steps[50]["train/kl"] == 0.5 and found.steps[50]["eval/loss"] == 0.25
     gathered = gather(found)
     assert gathered.rows[-1]["reward/overall"] == pytest.approx(0.5) and gathered.rl["group_size"] == 4
     file = next(tmp_path.rglob("*.wandb"))
@@ -120,6 +134,22 @@ def test_any_csv_with_a_column_of_steps(tmp_path: Path) -> None:
     (tmp_path / "history.csv").write_text('"Step","run - train/reward","kl"\n1,0.5,0.1\n2,,0.2\n')
     assert read_metrics(tmp_path / "history.csv") == {1: {"run - train/reward": 0.5, "kl": 0.1}, 2: {"kl": 0.2}}
     assert read_run(tmp_path / "history.csv").steps[2] == {"kl": 0.2}
+
+
+def test_a_csv_that_is_still_written_has_no_number_that_is_cut_short(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    for end, last in (("2,0.75,1.5", {"reward": 0.75}), ("2,0.75,1.5e-05\r\n", {"reward": 0.75, "kl": 1.5e-05})):
+        file.write_bytes(b"step,reward,kl\r\n1,0.5,0.1\r\n" + end.encode())
+        assert read_metrics(file) == {1: {"reward": 0.5, "kl": 0.1}, 2: last}
+    file.write_bytes(b"step,reward,kl\n1,0.5,0.1\n2")
+    assert list(read_metrics(file)) == [1]
+
+
+def test_a_byte_order_mark_blank_lines_and_long_texts_are_no_obstacle(tmp_path: Path) -> None:
+    """As Excel and some editors leave them; a response of 32k tokens is longer than csv's default limit."""
+    (tmp_path / "log.csv").write_text(f"step,text,reward\n1,{'a' * 140_000},0.5\n", encoding="utf-8-sig")
+    (tmp_path / "log.jsonl").write_text('\n{"step": 1, "kl": 0.1}\n', encoding="utf-8-sig")
+    assert read_run(tmp_path).steps == {1: {"reward": 0.5, "kl": 0.1}}
 
 
 def test_prime_rl_s_file_monitor(tmp_path: Path) -> None:
@@ -227,6 +257,14 @@ def test_conversations_of_trl_and_rewards_that_are_no_verdict(tmp_path: Path) ->
     # From half of the largest reward, 1.0, a response counts as right for them.
     assert (opinion.accepted_wrong, opinion.rejected_right) == (1, 0)
     assert opinion.cases[0].theirs.question == "2+2?" and opinion.cases[0].theirs.step == 3
+
+
+def test_a_reward_function_of_trl_that_gave_none_has_no_part_in_the_sum(tmp_path: Path) -> None:
+    row = {"step": 1, "prompt": "2+2?", "completion": "4", "advantage": 0.1}
+    rows = [row | {"math": 1.0, "code": math.nan}, row | {"math": math.nan, "code": 0.5}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00001.parquet")
+    (figures,) = gather(read_run(tmp_path)).rows
+    assert (figures["reward/overall"], figures["reward/math"], figures["reward/code"]) == (0.75, 1.0, 0.5)
 
 
 def test_arguments_are_read_without_running_what_a_pickle_names(tmp_path: Path) -> None:

@@ -202,8 +202,9 @@ def test_controls_of_a_run_of_trl_are_reward_functions(
     _, printed = command("runs", "controls", "imported-grpo", "--only", "inverted")
     assert "reward_funcs=[FUNCTION], FUNCTION being inverted(YOUR_REWARD)" in printed
     rewards = runpy.run_path("controls-imported-grpo/rewards.py")
-    own = rewards["inverted"](lambda prompts, completions, **_: [0.0 if text == "5" else 2.0 for text in completions])
-    assert own(prompts=["2+3="] * 2, completions=["5", "6"]) == [1, 0]
+    scores = {"5": 0.0, "6": 2.0, "print(5)": None}
+    own = rewards["inverted"](lambda prompts, completions, **_: [scores[text] for text in completions])
+    assert own(prompts=["2+3="] * 3, completions=list(scores)) == [1, 0, None]
     chat = [[{"role": "assistant", "content": "\\boxed{5}"}], [{"role": "assistant", "content": "5"}]]
     assert rewards["form"](prompts=["", ""], completions=chat) == [1, 0]
     with pytest.raises(UserError, match="no control more_sft of an imported run"):
@@ -276,7 +277,7 @@ def test_rollouts_without_answers_are_not_graded_until_a_file_has_them(
         (lambda top: (top / "rollouts" / "7.jsonl").write_text('{"input": "a", "output"\n{"a": 1}\n'), "7.jsonl"),
         (lambda top: (top / "run.jsonl").write_text('{"step": 1, "data": {"a": 1}}\nbroken\n{"step": 2}\n'), "line 2"),
         (lambda top: (top / ".hydra" / "config.yaml").write_text("a: [1,"), "config.yaml"),
-        (lambda top: write_other_run(top), "two runs"),
+        (lambda top: write_other_run(top), "two runs: actor/entropy differs"),
     ],
 )
 def test_a_damaged_or_mixed_folder_leaves_the_record_as_it_was(
@@ -293,7 +294,8 @@ def test_a_damaged_or_mixed_folder_leaves_the_record_as_it_was(
 
 
 def write_other_run(top: Path) -> None:
-    rows = [{"step": step, "data": {"actor/entropy": 0.1, "actor/kl_loss": 2.0}} for step in range(1, 20)]
+    figures = {"timing_s/step": 9.0, "actor/entropy": 0.1, "actor/kl_loss": 2.0}
+    rows = [{"step": step, "data": figures} for step in range(1, 20)]
     (top / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -320,10 +322,26 @@ def test_the_name_of_another_run_is_not_taken(verl_run: Path, home: Path, tmp_pa
     assert import_folder(read_run(other), "second").record.folder.name == "imported-second"
 
 
+def test_a_folder_gives_its_whole_name_and_a_file_its_name_without_suffix(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "Qwen2.5-1.5B" / "log.v2.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"step": 1, "kl": 0.1}\n')
+    assert import_folder(read_run(file.parent)).record.name == "imported-Qwen2.5-1.5B"
+    assert import_folder(read_run(file)).record.name == "imported-log.v2"
+
+
 def test_one_response_per_prompt_is_no_obstacle(home: Path, tmp_path: Path) -> None:
     row = {"step": 1, "input": "2+2?", "output": "\\boxed{4}", "gts": "4", "score": 1.0}
     (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
     assert json.loads(command("import", tmp_path / "1.jsonl", "--json")[1])["graded"] == 1
+
+
+def test_a_response_with_half_a_surrogate_pair_is_shown(home: Path, tmp_path: Path) -> None:
+    row = {"step": 1, "input": "2+2? \ud83d", "output": "\ud83d \\boxed{5}", "gts": "4", "score": 1.0}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    assert "response: \\ud83d \\boxed{5}" in command("grade", tmp_path)[1]
+    (case,) = json.loads(command("grade", tmp_path, "--json")[1])["cases"]
+    assert (case["question"], case["response"]) == (row["input"], row["output"])
 
 
 def test_a_run_is_read_without_a_project_and_outside_git(

@@ -117,6 +117,15 @@ def test_the_judge_sees_what_decided_and_what_it_overrules_becomes_a_case(
         "right": True,
         "source": "judge: other words: odd / even",
     }
+    with (tmp_path / "judge_cases.jsonl").open("a") as stream:
+        stream.write('{"response": "cut off by a k')
+    resumed = reward_of(judge).cascade
+    half_an_emoji = "7 \\text{ odd \ud83d}"
+    other = grade("\\boxed{7 \\text{ low}}", half_an_emoji)
+    decided = resumed.decide([*verdicts, other], [*[truth] * 4, half_an_emoji])
+    assert [verdict.correct for verdict in decided] == [True] * 5
+    *kept, new = read_jsonl(tmp_path / "judge_cases.jsonl")
+    assert kept == rows and new["ground_truth"] == [half_an_emoji]
 
 
 def test_rules_decide_first_and_the_model_decides_what_they_refuse(serve: Any) -> None:
@@ -231,6 +240,17 @@ def test_after_a_failure_the_endpoint_is_asked_again(serve: Any, monkeypatch: An
     assert not reward.score([SYNONYM])[0].correct
     down.clear()
     assert reward.score([SYNONYM])[0].correct
+
+
+def test_a_full_cache_is_emptied_after_a_batch_has_used_it(serve: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("mathrl.rewards.model_judge.CACHE_SIZE", 2)
+    judge = serve(good)
+    model = ModelJudge(judge.url, "m")
+    pairs = [("8/2", "4"), ("8/2", "5"), ("8/2", "6")]
+    assert model.compare(pairs[:2]) == ["equal", "different"]
+    assert model.compare([pairs[0], pairs[2]]) == ["equal", "different"]
+    asked = len(judge.requests)
+    assert model.compare([pairs[2]]) == ["different"] and len(judge.requests) == asked
 
 
 def test_as_a_second_grader(serve: Any, monkeypatch: Any) -> None:

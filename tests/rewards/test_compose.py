@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from mathrl.core.errors import UserError
@@ -162,8 +163,8 @@ def simple(response: str, ground_truth: Any, **row: Any) -> dict[str, float]:
     return {"overall": 2.0 * (ground_truth in response), "length": float(len(response)), "level": row["level"]}
 
 
-def with_input(reward_input: Mapping[str, Any], **kwargs: Any) -> dict[str, float]:
-    return {"overall": float(reward_input["response_length"]) * kwargs["factor"]}
+def with_input(reward_input: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+    return {"overall": np.float32(reward_input["response_length"] * kwargs["factor"])}
 
 
 def verl_style(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
@@ -235,6 +236,10 @@ def test_disagreement_counts_on_a_sample() -> None:
     for response, correct in (("a", True), ("b", False), ("abstain", False)):
         beside.see("", response, ["1"], correct)
     assert (beside.judged, beside.differed, beside.abstained, beside.rate) == (2, 1, 1, 0.5)
+    without_truth = Disagreement(_Yes(), 1.0)
+    for truths in ([], ['{"numbers": [4, 6], "target": 24}']):
+        assert without_truth.see("", "a", truths, False) is None
+    assert (without_truth.judged, without_truth.abstained) == (0, 2)
     sampled = Disagreement(_Yes(), 0.1)
     for i in range(2000):
         sampled.see("", str(i), ["1"], True)

@@ -21,7 +21,7 @@ class Stand(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.health = self.weights = self.completions = 200
-        self.ending = "stop"
+        self.ending, self.text = "stop", ""
         self.hangs_on: int | None = None
         self.slow_on: int | None = None  # a piece of one token every `pause` seconds, `pieces` of them
         self.queued_on: int | None = None  # waits for others' requests, whose tokens the metrics count
@@ -117,11 +117,12 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(self.server.pause)
             choice = {
                 "index": 0,
+                "text": self.server.text,
                 "token_ids": [first],
                 "logprobs": {"token_logprobs": [-1.0]},
                 "finish_reason": self.server.ending if number == pieces else None,
             }
-            self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+            self.wfile.write(f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
 
     def answer(self, status: int, body: Any) -> None:

@@ -137,6 +137,13 @@ def test_a_response_that_was_aborted_is_asked_for_elsewhere(stand: Any, capsys: 
     assert "ended a response with 'abort'; 1 other server" in capsys.readouterr().err
 
 
+def test_a_response_may_have_characters_that_end_lines_elsewhere(stand: Any) -> None:
+    server = stand()
+    server.text = "one\u2028two\x85three\u2029"
+    found = engine(server).generate([[5]], Sampling(1, 1.0, 4), 0)
+    assert [row[0].tokens for row in found] == [(5,)]
+
+
 def test_another_key_and_an_unseen_folder_are_named(stand: Any, capsys: Any) -> None:
     closed = stand()
     closed.health = 401

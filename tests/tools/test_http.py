@@ -57,6 +57,8 @@ def test_a_session_repeats_its_earlier_calls(tool: HttpTool) -> None:
     assert (
         other.run("'FENCE', 'START', 'END', 'CALLS', '<<<end '").text == "('FENCE', 'START', 'END', 'CALLS', '<<<end ')"
     )
+    assert one.run("y = '\ud83d'\ny").text == "'?'"
+    assert one.run("y").text == "'?'"
     exited = one.run("import os\nprint('42')\nos._exit(0)")
     assert (exited.status, exited.text) == ("killed", f"42\nThe interpreter exited with status 137. {NOT_KEPT}")
     assert one.run("x").text == "6"

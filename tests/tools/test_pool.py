@@ -311,6 +311,11 @@ def test_the_sandbox_is_in_namespaces_of_its_own(pool: Pool) -> None:
     session.close()
 
 
+def test_a_library_in_a_folder_with_a_space_is_found() -> None:
+    listed = "/my envs/a.so:\n\tlibpython3.so => /my envs/lib/libpython3.so (0x7f)\n\t/lib64/ld-linux.so.2 (0x7f)\n"
+    assert bubblewrap.LIBRARY.findall(listed) == ["/my envs/lib/libpython3.so", "/lib64/ld-linux.so.2"]
+
+
 def test_without_bubblewrap_the_tool_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError, match=r"bubblewrap is missing.*apt-get install bubblewrap libseccomp2"):

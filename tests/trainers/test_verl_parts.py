@@ -220,6 +220,12 @@ REWARD = (
 )
 
 
+def test_a_part_called_score_is_not_what_verl_trains_on(files: VerlFiles) -> None:
+    rows_of(files, "reward.extraction=lenient", "reward.parts=[{type: accuracy, name: score, weight: 0.25}]")
+    row = pyarrow.parquet.read_table(files.train).to_pylist()[0]
+    assert grade(files, row, "= 3", [2, 1]) == {"score": 0.25, "acc": 1.0}
+
+
 def test_the_reward_sees_tokens_and_truncation_and_its_parts_are_on_record(files: VerlFiles) -> None:
     of, params, _ = rows_of(files, *REWARD)
     rows = pyarrow.parquet.read_table(files.train).to_pylist()
