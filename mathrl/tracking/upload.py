@@ -345,13 +345,21 @@ def _origin(record: RunRecord) -> dict[str, str]:
         "mlflow.source.git.commit": record.commit,
         "git.dirty": str(record.dirty).lower(),
         "mathrl.workspace": record.workspace,
-        "mlflow.user": getpass.getuser(),
+        "mlflow.user": _user(),
         "mlflow.source.name": f"mathrl.stages.{record.stage}",
     }
     tags |= {f"{CODE}{name}": text for name, text in record.code.items() if text}
     optional = {"prefect.flow_run_id": record.prefect_flow_run, "mathrl.study": record.sweep}
     optional |= {"mathrl.imported_from": record.imported_from}
     return tags | {name: text for name, text in optional.items() if text}
+
+
+def _user() -> str:
+    """The account's name; its number where it has none, as in a container that runs as any user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _points(row: Mapping[str, Any]) -> list[Point]:

@@ -289,6 +289,17 @@ def test_a_step_that_is_done_again_is_sent_where_it_differs(record: Path, again:
     assert history("time/step") == [(1, 2.0), (2, 3.0), (3, 4.0), *((3, 11.0) for _ in changed), (4, 12.0)]
 
 
+def test_an_account_without_a_name_is_its_number(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as any user."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_242_424)
+    say(record, "finished", 1.0)
+    assert Mirror().sweep() == 1
+    (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
+    assert run.data.tags["mlflow.user"] == "4242424"
+
+
 def test_a_resumed_run_is_opened_again_once(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = Mirror()
     say(record, "stopped", 1.0)
