@@ -57,15 +57,20 @@ KINDS: dict[str, Callable[[TrackerState], Tracker]] = {"wandb": WandbTracker, "t
 
 @dataclass
 class MetricsTail:
-    """Reads a record's metrics as they grow: `started` is the run's whose file was read, up to `bytes_read`."""
+    """Reads a record's metrics as they grow: `started` is the run's whose file was read, up to `bytes_read`.
+
+    A resumed run writes its file again, a while after it started: `inode` tells the old file from the new one.
+    """
 
     started: float = 0.0
+    inode: int = 0
     bytes_read: int = 0
 
     def rows(self, record: RunRecord) -> tuple[list[dict[str, Any]], int]:
-        """The rows after those that were read, and the byte after them; a resumed run writes its file again."""
-        if self.started != record.started:
-            self.started, self.bytes_read = record.started, 0
+        """The rows after those that were read, and the byte after them."""
+        inode = record.metrics_file.stat().st_ino if record.metrics_file.exists() else 0
+        if (self.started, self.inode) != (record.started, inode):
+            self.started, self.inode, self.bytes_read = record.started, inode, 0
         return new_rows(record.metrics_file, self.bytes_read)
 
 
