@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError
+from mathrl.core.errors import UserError, without_logins
 
 HOME = ".mathrl"
 RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and the outputs of its steps
@@ -205,8 +205,7 @@ def with_driver(uri: str) -> str:
 
 def without_password(uri: str) -> str:
     """The URI without user name and password."""
-    parts = urllib.parse.urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
+    return without_logins(uri)
 
 
 def is_loopback(host: str) -> bool:
