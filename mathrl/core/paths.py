@@ -183,14 +183,16 @@ def state_root() -> Path:
 
 
 def tracking_uri() -> str:
-    """$MLFLOW_TRACKING_URI, or a sqlite file under home(); always absolute."""
+    """$MLFLOW_TRACKING_URI, a server's without slashes at its end, or a sqlite file under home(); always absolute."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
+    uri = uri.rstrip("/") if uri and uri.startswith("http") else uri
     return with_driver(uri) if uri else f"sqlite:///{home() / 'mlflow.db'}"
 
 
 def rollouts_page(record: str) -> str:
     """The address of the page over the rollouts that the run of this record kept, once `mathrl ui` serves it."""
-    return f"{Variable.ROLLOUTS.get() or 'http://127.0.0.1:5001'}/{urllib.parse.quote(record)}/"
+    server = Variable.ROLLOUTS.get().rstrip("/") or "http://127.0.0.1:5001"
+    return f"{server}/{urllib.parse.quote(record)}/"
 
 
 def with_driver(uri: str) -> str:

@@ -287,7 +287,7 @@ def run_note(record: RunRecord, experiment_id: str, parent: str, status: str = "
     sentence = training_sentence(record.name, table, colour) if status == "finished" else f"{record.name}: {status}"
     links = {"The whole run": f"#/experiments/{experiment_id}/runs/{parent}{TRAINING}"}
     links |= {"All runs, best first": results_address("", experiment_id).lstrip("/")}
-    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    server = os.environ.get("PREFECT_API_URL", "").rstrip("/").removesuffix("/api")
     if server and record.prefect_flow_run and not Variable.OWN_SERVER.get():
         links |= {"Run in Prefect": f"{server}/runs/flow-run/{record.prefect_flow_run}"}
     addresses = tracker_addresses(record).items()
