@@ -56,8 +56,14 @@ def _checkout_of(folder: Path) -> Path:
             text=True,
             check=True,
             cwd=folder,
+            env={**os.environ, "LC_ALL": "C"},
         )
-    except (subprocess.CalledProcessError, FileNotFoundError):
+    except FileNotFoundError:
+        raise UserError("git is not installed, which mathrl needs to version data and models: install it") from None
+    except subprocess.CalledProcessError as error:
+        if "dubious ownership" in error.stderr:  # such as a volume of a container
+            advice = error.stderr.strip().splitlines()[-1].strip()
+            raise UserError(f"{folder} belongs to another user, so git does not read it: {advice}") from None
         raise UserError(
             f"{folder} is not in a git repository, which mathrl needs to version data and models: "
             "make a project with `mathrl init FOLDER`, or start from `git clone` and not from an unpacked archive"
