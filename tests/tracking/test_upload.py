@@ -33,6 +33,8 @@ def test_a_password_is_never_shown() -> None:
         check_answers("http://me:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)
     assert "mathrl ui" in str(caught.value)
+    with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI is 'http://localhost:50O0': Port could not be cast"):
+        check_answers("http://me:secret@localhost:50O0")
 
 
 def test_a_password_is_taken_out_of_what_libraries_say() -> None:
