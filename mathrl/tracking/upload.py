@@ -121,6 +121,9 @@ class Upload:
         for finding in report["findings"]:
             steps = f"step {finding['first']} to {finding['last']}"
             tags[f"health.{finding['rule']}"] = f"{steps}: {finding['evidence']}; cause: {finding['cause']}"
+        before = self.client.get_run(run_id).data.tags
+        for name in (name for name in before if name.startswith("health.") and name not in mlflow_tags(tags)):
+            self.client.delete_tag(run_id, name)  # a resumed run does not find it again
         self.batches.tags(run_id, tags)
 
     def forecast(self, run_id: str, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -81,7 +81,11 @@ def test_a_resumed_run_that_says_nothing_of_its_health_yet_keeps_what_it_said(
     say(record, "stopped", 2.0)
     assert mirror.sweep() == 1 and status() == "KILLED"
     (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
-    assert run.data.tags["health"] == "yellow"
+    assert run.data.tags["health"] == "yellow" and "health.truncated" in run.data.tags
+    say(record, "running", 3.0, health={"colour": "green", "findings": []})
+    mirror.sweep()
+    tags = connect().get_run(run.info.run_id).data.tags
+    assert tags["health"] == "green" and "health.truncated" not in tags
     assert capfd.readouterr().err == ""
 
 
