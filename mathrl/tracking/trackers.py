@@ -191,7 +191,7 @@ class Trackers:
     def __init__(self, *, earlier: bool = False) -> None:
         self.earlier = earlier
         self.feeds: dict[tuple[str, Path], Feed] = {}
-        self.retry_at: dict[str, float] = {}
+        self.retry_at: dict[str | tuple[str, Path], float] = {}
         self.failing: set[tuple[str, Path]] = set()
         self.reported: set[tuple[str, ...]] = set()
         self.names: tuple[str, ...] = ()
@@ -221,7 +221,7 @@ class Trackers:
         """Bring every tracker up to date, whatever another raises."""
         for feed in feeds:
             name, key = feed.state.tracker, (feed.state.tracker, record.folder)
-            if time.monotonic() < self.retry_at.get(name, -math.inf):
+            if time.monotonic() < max(self.retry_at.get(held, -math.inf) for held in (name, key)):
                 self.failing.add(key)
                 continue
             try:
@@ -231,7 +231,8 @@ class Trackers:
                 self.failing.add(key)
                 if feed.ending is None:
                     del self.feeds[key]  # it is opened again from what it has
-                self.retry_at[name] = time.monotonic() + RETRY_SECONDS
+                # A file of this run that cannot be read, or a tracker that does not answer any run.
+                self.retry_at[key if isinstance(error, UserError) else name] = time.monotonic() + RETRY_SECONDS
                 reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 self._report(name, "", f"{reason}; the run goes on, `mathrl runs sync` sends the rest later")
 

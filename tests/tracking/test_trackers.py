@@ -190,6 +190,28 @@ def test_sessions_that_start_within_the_same_second_are_one_run(record: Path, tm
     assert sorted(wandb_steps(tmp_path)) == [1, 2, 3, 4, 5]
 
 
+def test_a_damaged_file_of_one_run_holds_up_no_other(
+    record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MATHRL_TRACKING", "wandb")
+    say(record, "stopped", 1.0)
+    log(record, curve(range(1, 4)))
+    assert Mirror().sweep() == 1
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    content = bytearray(file.read_bytes())
+    content[40] ^= 255
+    file.write_bytes(content)
+    say(record, "finished", 2.0)
+    other = record.with_name("rl-k-2")
+    (other / "artifacts").mkdir(parents=True)
+    say(other, "finished", 3.0)
+    log(other, curve(range(1, 4)))
+    Mirror().sweep()
+    assert "damaged at byte" in capfd.readouterr().err
+    states = [TrackerState.read(folder, "wandb").complete for folder in (record, other)]
+    assert states == [1.0, 3.0]
+
+
 def test_a_step_that_is_done_again_after_a_resume(record: Path, tmp_path: Path) -> None:
     """TensorBoard has the new value, W&B, whose steps only grow, the first."""
     log(record, curve(range(1, 4)))
