@@ -13,10 +13,7 @@ def test_why_git_gives_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """No repository, one of another user (a volume of a container), no git: each has its own remedy."""
     for name, message in (
         ("none", "none is not in a git repository"),
-        (
-            "theirs",
-            "belongs to another user, .*: git config --global --add safe.directory .*theirs",
-        ),
+        ("theirs", "belongs to another user, .*: git config --global --add safe.directory .*theirs"),
         ("without", "git is not installed"),
     ):
         (tmp_path / name).mkdir()
