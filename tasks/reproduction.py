@@ -33,12 +33,16 @@ write_params(old, Params.model_validate(old.model_dump(mode="json", by_alias=Tru
 """
 # Fails where a package that the stages need is missing.
 DESCRIBE = """
-import getpass, json, platform, importlib.metadata as packages
+import getpass, json, os, platform, importlib.metadata as packages
 import mathrl, pyarrow, pydantic, ruamel.yaml, torch
 lines = open("/proc/cpuinfo").read().splitlines() if platform.system() == "Linux" else []
 models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+try:
+    user = getpass.getuser()
+except (KeyError, OSError):  # an account without a name
+    user = str(os.getuid())
 print(json.dumps({"python": platform.python_version(), "torch": torch.__version__,
-    "transformers": packages.version("transformers"), "system": platform.platform(), "user": getpass.getuser(),
+    "transformers": packages.version("transformers"), "system": platform.platform(), "user": user,
     "host": platform.node(), "processor": models[0] if models else platform.processor(),
     "threads": str(torch.get_num_threads()), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}))
 """

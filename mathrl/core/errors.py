@@ -16,7 +16,8 @@ from mathrl.core.environment import rank
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OTHER_RANKS_WAIT_SECONDS = 5.0
-LOGIN = re.compile(r"(?<=://)[^\s/?#]*@")  # user and password of an address, up to the last @
+# User and password of an address, up to the last @. A database's may have /, ? and # in them, as SQLAlchemy reads it.
+LOGIN = re.compile(r"(?<=://)(?:[^\s/?#]*|(?<!http://)(?<!https://)[^\s/:@]*:[^\s@]*)@")
 
 
 class UserError(ValueError):

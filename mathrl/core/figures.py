@@ -46,6 +46,15 @@ def marker(model: str, place: int = 0) -> str:
     return FURTHER_MARKERS[place // len(FURTHER) % len(FURTHER_MARKERS)]
 
 
+def plain(text: str) -> str:
+    r"""The text so that matplotlib draws it as it stands: a name of data may have LaTeX in it that it cannot read.
+
+    >>> print(plain(r"congruences $\pmod{n}$"))
+    congruences \$\pmod{n}\$
+    """
+    return text.replace("$", r"\$")
+
+
 @contextmanager
 def panels(
     file: Path | io.StringIO,

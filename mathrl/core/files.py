@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,7 +160,7 @@ def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not isinstance(row, dict):
                     raise UserError(f"{path}, line {number}: expected a JSON object, not {line.strip()[:40]!r}")
                 yield number, row
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 JSON lines ({error})") from None
 
 

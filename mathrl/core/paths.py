@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError
+from mathrl.core.errors import UserError, without_logins
 
 HOME = ".mathrl"
 RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and the outputs of its steps
@@ -56,8 +56,14 @@ def _checkout_of(folder: Path) -> Path:
             text=True,
             check=True,
             cwd=folder,
+            env={**os.environ, "LC_ALL": "C"},
         )
-    except (subprocess.CalledProcessError, FileNotFoundError):
+    except FileNotFoundError:
+        raise UserError("git is not installed, which mathrl needs to version data and models: install it") from None
+    except subprocess.CalledProcessError as error:
+        if "dubious ownership" in error.stderr:  # such as a volume of a container
+            advice = error.stderr.strip().splitlines()[-1].strip()
+            raise UserError(f"{folder} belongs to another user, so git does not read it: {advice}") from None
         raise UserError(
             f"{folder} is not in a git repository, which mathrl needs to version data and models: "
             "make a project with `mathrl init FOLDER`, or start from `git clone` and not from an unpacked archive"
@@ -183,14 +189,16 @@ def state_root() -> Path:
 
 
 def tracking_uri() -> str:
-    """$MLFLOW_TRACKING_URI, or a sqlite file under home(); always absolute."""
+    """$MLFLOW_TRACKING_URI, a server's without slashes at its end, or a sqlite file under home(); always absolute."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
+    uri = uri.rstrip("/") if uri and uri.startswith("http") else uri
     return with_driver(uri) if uri else f"sqlite:///{home() / 'mlflow.db'}"
 
 
 def rollouts_page(record: str) -> str:
     """The address of the page over the rollouts that the run of this record kept, once `mathrl ui` serves it."""
-    return f"{Variable.ROLLOUTS.get() or 'http://127.0.0.1:5001'}/{urllib.parse.quote(record)}/"
+    server = Variable.ROLLOUTS.get().rstrip("/") or "http://127.0.0.1:5001"
+    return f"{server}/{urllib.parse.quote(record)}/"
 
 
 def with_driver(uri: str) -> str:
@@ -205,8 +213,7 @@ def with_driver(uri: str) -> str:
 
 def without_password(uri: str) -> str:
     """The URI without user name and password."""
-    parts = urllib.parse.urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else uri
+    return without_logins(uri)
 
 
 def is_loopback(host: str) -> bool:

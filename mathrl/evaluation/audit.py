@@ -168,7 +168,7 @@ def _share_wrong(counts: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]
     drawn_H, wrong_H = np.array(list(counts.values()), float).T
     weights_H, shares_H = sizes_H / sizes_H.sum(), wrong_H / drawn_H
     left_H = weights_H**2 * (1 - drawn_H / sizes_H) / drawn_H  # with the correction for finite populations
-    share = float(weights_H @ shares_H)
+    share = min(1.0, float(weights_H @ shares_H))  # the weights may add up to 1 + 2e-16
     effective = 1 / max(left_H.sum(), 1e-12)
     if variance := float(left_H @ (shares_H * (1 - shares_H))):
         effective = min(effective, share * (1 - share) / variance)

@@ -278,12 +278,14 @@ def _write_evidence(client: Any, back: Back, folder: Path) -> None:
 
 def _hub_card(back: Back, description: str) -> str:
     """The version's description with the block that the hub reads."""
-    base = next((step.params.get("model.base.path") for step in back.steps if step.params.get("model.base.path")), None)
+    bases = ((step.params.get("model.base.path", ""), Path(step.workspace)) for step in back.steps)
+    base, workspace = next(((base, workspace) for base, workspace in bases if base), ("", Path()))
+    is_folder = base.count("/") > 1 or base.startswith(("/", "./", "../", "~")) or (workspace / base).is_dir()
     tags = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["mathrl", "reinforcement-learning"],
     }
-    block = {**tags, **({"base_model": base} if base and not Path(base).is_absolute() else {})}
+    block = {**tags, **({"base_model": base} if base and not is_folder else {})}
     lines = [f"{key}: {json.dumps(value)}" for key, value in block.items()]
     return "\n".join(["---", *lines, "---", "", description.strip(), ""])

@@ -8,14 +8,16 @@ from typing import Any
 
 from mathrl.core.errors import UserError
 from mathrl.core.hashing import digest, digest_path
-from mathrl.core.paths import RECIPES
+from mathrl.core.paths import CURATED_SFT, CURATED_TEST, RECIPES
 from mathrl.core.records import records_folder
 from mathrl.core.results import short_name
 from mathrl.evaluation.compare import compare_sides, holm
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run, read_runs
 from mathrl.params import Params
+from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
 from mathrl.reading.registry import GENERAL
+from mathrl.reading.sources import resolve_benchmark
 from mathrl.reports.evaluation import evaluate_once
 from mathrl.reports.find_run import near_run
 
@@ -150,7 +152,7 @@ def _place(text: str, start: Path) -> Path | None:
 
 
 def _evaluate_folder(folder: Path, label: str, benchmark: str | None, params: Params) -> ModelRun:
-    """A model folder, evaluated now unless the same bytes were evaluated with the same parameters."""
+    """A model folder, evaluated now unless the same bytes were evaluated on the same files with the same parameters."""
     benchmark = benchmark or params.evaluate.benchmarks[0]
     output = output_of(folder, label, benchmark, params)
     if not (output / RESPONSES).is_file():
@@ -163,7 +165,13 @@ def output_of(folder: Path, label: str, benchmark: str, params: Params) -> Path:
     sections = [
         getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
     ]
-    key = digest([digest_path(folder), benchmark, sections])
+    settings, files = params.evaluate, [CURATED_TEST]
+    if benchmark != TEST:
+        resolved = resolve_benchmark(benchmark, settings.data_folder, settings.fields.get(benchmark))
+        files = list(resolved.files)
+    files += [CURATED_SFT] if params.prompt.few_shot else []
+    content = [digest_path(file) for file in files if file.is_file()]
+    key = digest([digest_path(folder), benchmark, content, sections])
     return Path("reports/evaluations") / f"{label}-{short_name(benchmark)}-{key[:10]}"
 
 

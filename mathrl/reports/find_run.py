@@ -14,6 +14,7 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, read_jsonl
 from mathrl.core.hashing import digest_path
+from mathrl.core.metrics import complete_rows
 from mathrl.core.paths import PRESET, RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS, ROLLOUTS, RunRecord, maker_of, read_record, records_folder
 from mathrl.health.watch import blind_rules
@@ -118,10 +119,10 @@ def read_training_run(folder: Path) -> TrainingMetrics:
     Raises:
         UserError: it has no metrics.
     """
-    rows = list(read_jsonl(folder / METRICS))
     record = read_record((folder / METRICS).resolve().parent)  # a run of a sweep has a link to its record's file
-    if record is not None:
-        return TrainingMetrics(record.name, folder, rows, record)
+    if record is not None and record.metrics_file.is_file():  # a full disk or a kill may have cut its last row
+        return TrainingMetrics(record.name, folder, complete_rows(record.metrics_file), record)
+    rows = list(read_jsonl(folder / METRICS))
     # DVC's output: reports/rl, or a recipe's step, of which report/ is a part.
     output = (folder.parent if folder.name == "report" else folder).absolute()
     root = next((parent for parent in output.parents if (parent / "params").is_dir()), Path.cwd())

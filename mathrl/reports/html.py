@@ -287,7 +287,8 @@ def commands(material: Material, steps: Sequence[Step]) -> str:
     presets = [text.removeprefix("preset ") for text in material.overrides if text.startswith("preset ")]
     words = [material.command, *(f"--preset {preset}" for preset in presets)]
     words += [text for text in material.overrides if is_group(text)]
-    words += [f"--set '{text}'" for text in material.overrides if not (text.startswith("preset ") or is_group(text))]
+    typed = [text for text in material.overrides if not (text.startswith("preset ") or is_group(text))]
+    words += ["--set '{}'".format(text.replace("'", r"'\''")) for text in typed]
     lines = [f"git checkout {commit}" if commit else "# the commit is not known on this machine"]
     if any(step.dirty for step in steps):
         lines.append("# there were uncommitted changes, which are not in that commit")

@@ -11,7 +11,7 @@ from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.figures import LINES, colour, panels
+from mathrl.core.figures import LINES, colour, panels, plain
 from mathrl.core.files import write_jsonl
 from mathrl.core.metrics import without_timings
 from mathrl.core.results import Interval, ModelFigures
@@ -109,7 +109,7 @@ def length_and_accuracy(responses: Rows, names: Sequence[str]) -> list[Chart]:
     with _chart("pass@1 of a problem by length") as (axes, charts):
         for place, (name, points) in enumerate(dots.items()):
             lengths, shares = [length for length, _ in points], [share for _, share in points]
-            axes.scatter(lengths, shares, s=12, alpha=0.45, linewidth=0, color=colour(name, place), label=name)
+            axes.scatter(lengths, shares, s=12, alpha=0.45, linewidth=0, color=colour(name, place), label=plain(name))
         axes.set(ylim=(-0.04, 1.04), xlabel="mean length of a problem's responses, tokens")
         axes.legend(fontsize=7)
     return charts
@@ -222,7 +222,9 @@ def draw_metrics(axes: Any, rows: Sequence[Mapping[str, Any]], labels: Mapping[s
     for line, (name, label) in zip(cycle(LINES), labels.items(), strict=False):
         points = [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
         style = {"marker": "o", "markersize": 4} if len(points) <= FEW else {}
-        axes.plot(*zip(*points, strict=True) if points else ([], []), color=line, label=label, linewidth=1.6, **style)
+        axes.plot(
+            *zip(*points, strict=True) if points else ([], []), color=line, label=plain(label), linewidth=1.6, **style
+        )
     axes.set_xlabel("step")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mathrl.core.figures import BLUE, DARK, GREY, SOFT, colour, marker, picture
+from mathrl.core.figures import BLUE, DARK, GREY, SOFT, colour, marker, picture, plain
 from mathrl.core.markdown import cell, code, code_block
 from mathrl.core.results import GroupFigures, ModelFigures
 from mathrl.tracking.lineage import Step
@@ -35,8 +35,8 @@ def draw_accuracy(models: Models, file: Path, title: str) -> None:
             if most is not None and most.mean > first.high + 0.1:  # else it would overlap the figure of pass@1
                 text = f"{most.mean:.3f}"
                 axes.text(x, most.mean + 0.015, text, ha="center", va="bottom", fontsize=8, color=SOFT)
-        axes.set_xticks(range(len(models)), list(models))
-        axes.set(ylim=(0, 1.1), ylabel="share of correct responses", title=title)
+        axes.set_xticks(range(len(models)), map(plain, models))
+        axes.set(ylim=(0, 1.1), ylabel="share of correct responses", title=plain(title))
         if largest > 1:
             note = f"solid: pass@1 with its interval; light: pass@{largest}"
             axes.text(0.0, -0.16, note, color=SOFT, transform=axes.transAxes, fontsize=8)
@@ -47,7 +47,7 @@ def draw_pass_at_k(models: Models, file: Path, title: str) -> None:
     beside = len(models) > BESIDE
     with picture(file, width=9.0 if beside else 6.4, height=max(3.8, 0.36 * len(models) + 0.5)) as axes:
         draw_rates(axes, models)
-        axes.set(ylabel="share of problems", title=title)
+        axes.set(ylabel="share of problems", title=plain(title))
         _legend(axes, len(models), below=-0.18, fontsize=8)
 
 
@@ -56,12 +56,12 @@ def draw_rates(axes: Any, models: Models) -> None:
     for place, (model, figures) in enumerate(models.items()):
         passed, ks = figures.pass_at_k.values(), list(figures.pass_at_k)
         style: dict[str, Any] = {"color": colour(model, place), "marker": marker(model, place), "markersize": 5}
-        axes.plot(ks, [rate.mean for rate in passed], label=f"{model}, pass@k", **style)
+        axes.plot(ks, [rate.mean for rate in passed], label=f"{plain(model)}, pass@k", **style)
         low, high = [rate.low for rate in passed], [rate.high for rate in passed]
         axes.fill_between(ks, low, high, color=colour(model, place), alpha=0.15, linewidth=0)
         voted = {1: figures.pass_at_1, **figures.maj_at_k}
         style |= {"linestyle": "--", "markerfacecolor": "white"}
-        axes.plot(list(voted), [rate.mean for rate in voted.values()], label=f"{model}, maj@k", **style)
+        axes.plot(list(voted), [rate.mean for rate in voted.values()], label=f"{plain(model)}, maj@k", **style)
     every = sorted({k for figures in models.values() for k in figures.pass_at_k})
     axes.set_xscale("log", base=2)
     axes.set_xticks(every, [str(k) for k in every])
@@ -80,10 +80,10 @@ def draw_groups(models: Mapping[str, Mapping[str, GroupFigures]], file: Path, ti
             means = [rate.mean for rate in rates.values()]
             below = [rate.mean - rate.low for rate in rates.values()]
             above = [rate.high - rate.mean for rate in rates.values()]
-            axes.bar(xs, means, width, color=colour(model, place), label=model, linewidth=0)
+            axes.bar(xs, means, width, color=colour(model, place), label=plain(model), linewidth=0)
             axes.errorbar(xs, means, [below, above], fmt="none", color=DARK, capsize=2, linewidth=1)
-        axes.set_xticks(range(len(names)), names, rotation=0 if by == "level" else 20)
-        axes.set(ylim=(0, 1.05), xlabel=by, ylabel="pass@1", title=title)
+        axes.set_xticks(range(len(names)), map(plain, names), rotation=0 if by == "level" else 20)
+        axes.set(ylim=(0, 1.05), xlabel=by, ylabel="pass@1", title=plain(title))
         _legend(axes, len(models), below=-0.15)
 
 

@@ -114,7 +114,10 @@ def check_answers(uri: str) -> None:
         return
     if parts.scheme not in ("http", "https"):
         return
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise UserError(f"MLFLOW_TRACKING_URI is {without_password(uri)!r}: {error}; write http://HOST:PORT") from None
     try:
         socket.create_connection((parts.hostname or "", port), timeout=5).close()
     except OSError as error:

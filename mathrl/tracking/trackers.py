@@ -57,15 +57,20 @@ KINDS: dict[str, Callable[[TrackerState], Tracker]] = {"wandb": WandbTracker, "t
 
 @dataclass
 class MetricsTail:
-    """Reads a record's metrics as they grow: `started` is the run's whose file was read, up to `bytes_read`."""
+    """Reads a record's metrics as they grow: `started` is the run's whose file was read, up to `bytes_read`.
+
+    A resumed run writes its file again, a while after it started: `inode` tells the old file from the new one.
+    """
 
     started: float = 0.0
+    inode: int = 0
     bytes_read: int = 0
 
     def rows(self, record: RunRecord) -> tuple[list[dict[str, Any]], int]:
-        """The rows after those that were read, and the byte after them; a resumed run writes its file again."""
-        if self.started != record.started:
-            self.started, self.bytes_read = record.started, 0
+        """The rows after those that were read, and the byte after them."""
+        inode = record.metrics_file.stat().st_ino if record.metrics_file.exists() else 0
+        if (self.started, self.inode) != (record.started, inode):
+            self.started, self.inode, self.bytes_read = record.started, inode, 0
         return new_rows(record.metrics_file, self.bytes_read)
 
 
@@ -186,7 +191,7 @@ class Trackers:
     def __init__(self, *, earlier: bool = False) -> None:
         self.earlier = earlier
         self.feeds: dict[tuple[str, Path], Feed] = {}
-        self.retry_at: dict[str, float] = {}
+        self.retry_at: dict[str | tuple[str, Path], float] = {}
         self.failing: set[tuple[str, Path]] = set()
         self.reported: set[tuple[str, ...]] = set()
         self.names: tuple[str, ...] = ()
@@ -216,7 +221,7 @@ class Trackers:
         """Bring every tracker up to date, whatever another raises."""
         for feed in feeds:
             name, key = feed.state.tracker, (feed.state.tracker, record.folder)
-            if time.monotonic() < self.retry_at.get(name, -math.inf):
+            if time.monotonic() < max(self.retry_at.get(held, -math.inf) for held in (name, key)):
                 self.failing.add(key)
                 continue
             try:
@@ -226,7 +231,8 @@ class Trackers:
                 self.failing.add(key)
                 if feed.ending is None:
                     del self.feeds[key]  # it is opened again from what it has
-                self.retry_at[name] = time.monotonic() + RETRY_SECONDS
+                # A file of this run that cannot be read, or a tracker that does not answer any run.
+                self.retry_at[key if isinstance(error, UserError) else name] = time.monotonic() + RETRY_SECONDS
                 reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 self._report(name, "", f"{reason}; the run goes on, `mathrl runs sync` sends the rest later")
 

@@ -121,6 +121,9 @@ class Upload:
         for finding in report["findings"]:
             steps = f"step {finding['first']} to {finding['last']}"
             tags[f"health.{finding['rule']}"] = f"{steps}: {finding['evidence']}; cause: {finding['cause']}"
+        before = self.client.get_run(run_id).data.tags
+        for name in (name for name in before if name.startswith("health.") and name not in mlflow_tags(tags)):
+            self.client.delete_tag(run_id, name)  # a resumed run does not find it again
         self.batches.tags(run_id, tags)
 
     def forecast(self, run_id: str, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -287,7 +290,7 @@ def run_note(record: RunRecord, experiment_id: str, parent: str, status: str = "
     sentence = training_sentence(record.name, table, colour) if status == "finished" else f"{record.name}: {status}"
     links = {"The whole run": f"#/experiments/{experiment_id}/runs/{parent}{TRAINING}"}
     links |= {"All runs, best first": results_address("", experiment_id).lstrip("/")}
-    server = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    server = os.environ.get("PREFECT_API_URL", "").rstrip("/").removesuffix("/api")
     if server and record.prefect_flow_run and not Variable.OWN_SERVER.get():
         links |= {"Run in Prefect": f"{server}/runs/flow-run/{record.prefect_flow_run}"}
     addresses = tracker_addresses(record).items()
@@ -345,13 +348,21 @@ def _origin(record: RunRecord) -> dict[str, str]:
         "mlflow.source.git.commit": record.commit,
         "git.dirty": str(record.dirty).lower(),
         "mathrl.workspace": record.workspace,
-        "mlflow.user": getpass.getuser(),
+        "mlflow.user": _user(),
         "mlflow.source.name": f"mathrl.stages.{record.stage}",
     }
     tags |= {f"{CODE}{name}": text for name, text in record.code.items() if text}
     optional = {"prefect.flow_run_id": record.prefect_flow_run, "mathrl.study": record.sweep}
     optional |= {"mathrl.imported_from": record.imported_from}
     return tags | {name: text for name, text in optional.items() if text}
+
+
+def _user() -> str:
+    """The account's name; its number where it has none, as in a container that runs as any user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _points(row: Mapping[str, Any]) -> list[Point]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mathrl.compose import load_params
 from mathrl.core.files import read_jsonl, write_jsonl
 from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation import paired
@@ -17,6 +18,7 @@ from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.summary import accuracies
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
+from mathrl.reports.find_responses import output_of
 
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
@@ -159,6 +161,20 @@ def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> Non
     assert len(kept) == 2
     assert compare(checkout, *words).stdout == done.stdout
     assert [file.stat().st_mtime_ns for file in kept] == stamps
+
+
+@pytest.mark.parametrize("benchmark", ["test", "own.jsonl"])
+def test_an_evaluation_is_kept_for_the_problems_that_it_was_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark: str
+) -> None:
+    params, file = load_params(), Path("data/curated/test.jsonl" if benchmark == "test" else benchmark)
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    outputs = []
+    for answer in ("2", "2", "3"):
+        write_jsonl(file, [{"question": "1+1=", "answer": answer}])
+        outputs.append(output_of(Path("model"), "model", benchmark, params))
+    assert outputs[0] == outputs[1] != outputs[2]
 
 
 def test_models_are_compared_part_by_part(checkout: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from mathrl.cli.runs import health
 from mathrl.core.errors import UserError
+from mathrl.core.files import write_json
 
 
 def folder_with(tmp_path: Path, rows: list[dict[str, float]]) -> str:
@@ -55,3 +56,15 @@ def test_the_line_counts_the_rules_that_had_something_to_judge(
 def test_metrics_of_other_names_are_not_green(tmp_path: Path, rows: list[dict[str, float]]) -> None:
     with pytest.raises(UserError, match="nothing could be judged"):
         health(folder_with(tmp_path, rows))
+
+
+def test_a_record_whose_last_row_was_cut_is_judged_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a full disk or a kill leaves it."""
+    folder = Path(folder_with(tmp_path, flat_run("reward/accuracy")))
+    write_json(folder / "run.json", {"stage": "rl", "key": "k", "status": "failed"})
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 99, "rew')
+    health(str(folder), as_json=True)
+    assert json.loads(capsys.readouterr().out)["steps"] == len(flat_run("reward/accuracy"))

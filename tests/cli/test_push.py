@@ -18,7 +18,8 @@ from mathrl.core.paths import home
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
 from mathrl.registry import versions as push_module
-from mathrl.registry.versions import describe
+from mathrl.registry.versions import _hub_card, describe
+from mathrl.tracking.lineage import Back, Step
 from tests.cli.test_promote import Registry, made  # noqa: F401  # a fixture
 
 
@@ -122,6 +123,18 @@ def test_a_version_goes_with_its_card_evaluation_lineage_and_certificate(
     assert json.loads(hub.files["mathrl/certificate.json"]) == {"verdict": "same"}
     push("m:1", "org/tiny", as_json=True)  # again, into the repository that is there
     assert json.loads(capsys.readouterr().out)["repository"] == "org/tiny"
+
+
+@pytest.mark.parametrize(
+    ("base", "named"),
+    [("Qwen/Qwen3-0.6B", True), ("gpt2", True), ("models/tiny", False), ("a/b/c", False), ("/m", False)],
+)
+def test_a_card_names_a_base_of_the_hub_and_no_folder(tmp_path: Path, base: str, named: bool) -> None:
+    """The hub refuses a card whose base_model is no model id."""
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    step = Step("4f", "rl", "", False, {"model.base.path": base}, {}, {}, {}, workspace=str(tmp_path))
+    card = _hub_card(Back("m", "1", "77", {}, [step], [], []), "")
+    assert (f'base_model: "{base}"' in card) == ("base_model" in card) == named
 
 
 def test_other_bytes_than_the_registrys_are_not_pushed(

@@ -66,11 +66,12 @@ def test_blank_lines_count_in_line_numbers(tmp_path: Path) -> None:
     assert list(read_numbered_jsonl(file)) == [(2, {"a": 0})]
 
 
-def test_a_cut_gzip_is_one_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl.gz"
-    file.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000)[:-20])
-    with pytest.raises(UserError, match="cannot be read"):
-        list(read_jsonl(file))
+def test_a_cut_or_damaged_gzip_is_one_sentence(tmp_path: Path) -> None:
+    file, packed = tmp_path / "rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)
+    for content in (packed[:-20], packed[:10] + b"\xff" * 8 + packed[18:]):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read"):
+            list(read_jsonl(file))
 
 
 # Whatever json.loads can give: lone surrogates come from other languages' JSON; a high one before a low one is a pair.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.evaluation.audit import Label, draw_sample, error_rates, stratum_of
+from mathrl.evaluation.audit import Label, Sampled, draw_sample, error_rates, stratum_of
 
 # Rule: (responses, share right, false-positive rate, false-negative rate).
 POPULATION = {
@@ -99,3 +99,11 @@ def test_unsure_and_missing_labels() -> None:
     for bad, message in (([], "no response to audit"), ([{"response": "x"}], "response 1 has no field 'correct'")):
         with pytest.raises(UserError, match=message):
             draw_sample(bad, 10, 0)
+
+
+def test_verdicts_may_all_be_wrong_where_the_weights_add_up_to_a_little_more_than_1() -> None:
+    sizes = {f"accepted / {i}": size for i, size in enumerate((184, 145, 356, 386, 169, 99))} | {"refused / 0": 10}
+    sample = [Sampled(f"{name} {i}", name, {"correct": name < "b"}) for name in sizes for i in range(3)]
+    labels: dict[str, Label] = {item.key: "n" for item in sample}
+    rates = error_rates(sample, sizes, labels)
+    assert rates.false_positives is not None and rates.false_positives.mean > 0.99

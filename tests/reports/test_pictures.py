@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,12 @@ def test_models_look_different() -> None:
     assert len(set(drawn)) == len(NAMES)
     many = {(figures.colour("x", place), figures.marker("x", place)) for place in range(20)}
     assert len(many) == 20
+
+
+@pytest.mark.parametrize("draw", [pictures.draw_accuracy, pictures.draw_pass_at_k, draw_levels])
+def test_a_name_with_latex_is_drawn_as_it_stands(draw: Callable[..., None], tmp_path: Path) -> None:
+    """A subject of a mathematical data set: matplotlib knows part of LaTeX alone."""
+    name = r"congruences $\pmod{n}$"
+    figures = replace(figures_of(3), by_level={name: GroupFigures(100, Interval(0.5, 0.4, 0.6))})
+    draw({name: figures}, tmp_path / "picture.png", f"Accuracy on {name}")
+    assert (tmp_path / "picture.png").is_file()

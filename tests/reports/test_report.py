@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import shlex
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +18,7 @@ from mathrl.core.files import write_json, write_jsonl
 from mathrl.core.hashing import digest_path
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.benchmark import EvaluatedModel
-from mathrl.reports.html import page_of, pipeline_material
+from mathrl.reports.html import Material, commands, page_of, pipeline_material
 from mathrl.reports.html_figures import Chart, before_after, curves, length_and_accuracy
 from mathrl.reports.pictures import render
 from mathrl.stages.evaluate import summary_of
@@ -274,3 +275,9 @@ def test_dots_are_a_problem_each() -> None:
     (chart,) = length_and_accuracy([*responses("sft", 4), *responses("rl", 9)], ["sft", "rl"])
     assert svg_of(chart).count("<use") >= 20 and ">rl<" in svg_of(chart)
     assert length_and_accuracy([], ["sft"]) == []
+
+
+def test_the_command_of_a_report_keeps_an_apostrophe() -> None:
+    asked = "prompt.system=It's 2"
+    material = Material("t", Path(), [], None, None, [], "mathrl run pipeline", overrides=[asked])
+    assert shlex.split(commands(material, []).splitlines()[-1])[-2:] == ["--set", asked]

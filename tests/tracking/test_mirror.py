@@ -81,7 +81,11 @@ def test_a_resumed_run_that_says_nothing_of_its_health_yet_keeps_what_it_said(
     say(record, "stopped", 2.0)
     assert mirror.sweep() == 1 and status() == "KILLED"
     (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
-    assert run.data.tags["health"] == "yellow"
+    assert run.data.tags["health"] == "yellow" and "health.truncated" in run.data.tags
+    say(record, "running", 3.0, health={"colour": "green", "findings": []})
+    mirror.sweep()
+    tags = connect().get_run(run.info.run_id).data.tags
+    assert tags["health"] == "green" and "health.truncated" not in tags
     assert capfd.readouterr().err == ""
 
 
@@ -287,6 +291,17 @@ def test_a_step_that_is_done_again_is_sent_where_it_differs(record: Path, again:
     changed = [(3, 0.25)] if again == 0.25 else []
     assert history("loss") == [(1, 0.75), (2, 0.625), (3, 0.5), *changed, (4, 0.125)]
     assert history("time/step") == [(1, 2.0), (2, 3.0), (3, 4.0), *((3, 11.0) for _ in changed), (4, 12.0)]
+
+
+def test_an_account_without_a_name_is_its_number(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as any user."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_242_424)
+    say(record, "finished", 1.0)
+    assert Mirror().sweep() == 1
+    (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
+    assert run.data.tags["mlflow.user"] == "4242424"
 
 
 def test_a_resumed_run_is_opened_again_once(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:

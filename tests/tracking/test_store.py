@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mathrl.tracking.trackers import new_rows
+from mathrl.core.metrics import JsonlSink
+from mathrl.core.records import RunRecord
+from mathrl.tracking.trackers import MetricsTail, new_rows
 
 OPEN = "from mathrl.tracking.client import connect, experiment; print(experiment(connect()))"
 
@@ -33,3 +35,16 @@ def test_a_metrics_file_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     assert new_rows(file, read) == ([{"step": 3}], 36)
     file.write_text('{"step": 1}\n')
     assert new_rows(file, 36) == ([{"step": 1}], 12), "it starts again"
+
+
+def test_a_resumed_run_whose_file_has_grown_past_the_old_one_is_read_from_its_start(tmp_path: Path) -> None:
+    """Its record is written when it starts, its metrics only once the model is loaded."""
+    record, tail = RunRecord(tmp_path, started=2.0), MetricsTail()
+    JsonlSink(record.metrics_file).log(1, {"loss": 0.5})
+    rows, tail.bytes_read = tail.rows(record)
+    assert [row["step"] for row in rows] == [1]
+    resumed = JsonlSink(record.metrics_file, resume_after=0)
+    for step in (1, 2, 3):
+        resumed.log(step, {"loss": 0.123456789, "kl": 0.25})
+    rows, _ = tail.rows(record)
+    assert [row["step"] for row in rows] == [1, 2, 3]

@@ -20,6 +20,7 @@ from mathrl.imports.write_record import gather
 from mathrl.tracking import mirror as module
 from mathrl.tracking.client import connect
 from mathrl.tracking.mirror import Mirror
+from mathrl.tracking.upload import run_note
 from mathrl.tracking.wandb_tensorboard import wandb_records
 from tests.marks import needs_trackers
 from tests.tracking.test_mirror import HEALTH, NAME, record, say
@@ -189,6 +190,28 @@ def test_sessions_that_start_within_the_same_second_are_one_run(record: Path, tm
     assert sorted(wandb_steps(tmp_path)) == [1, 2, 3, 4, 5]
 
 
+def test_a_damaged_file_of_one_run_holds_up_no_other(
+    record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MATHRL_TRACKING", "wandb")
+    say(record, "stopped", 1.0)
+    log(record, curve(range(1, 4)))
+    assert Mirror().sweep() == 1
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    content = bytearray(file.read_bytes())
+    content[40] ^= 255
+    file.write_bytes(content)
+    say(record, "finished", 2.0)
+    other = record.with_name("rl-k-2")
+    (other / "artifacts").mkdir(parents=True)
+    say(other, "finished", 3.0)
+    log(other, curve(range(1, 4)))
+    Mirror().sweep()
+    assert "damaged at byte" in capfd.readouterr().err
+    states = [TrackerState.read(folder, "wandb").complete for folder in (record, other)]
+    assert states == [1.0, 3.0]
+
+
 def test_a_step_that_is_done_again_after_a_resume(record: Path, tmp_path: Path) -> None:
     """TensorBoard has the new value, W&B, whose steps only grow, the first."""
     log(record, curve(range(1, 4)))
@@ -234,13 +257,20 @@ def test_runs_from_before_a_tracker_was_chosen_are_sent_by_sync_alone(
     assert wandb_steps(tmp_path) == [1, 2, 3] and "mathrl.wandb" in mlflow_run().data.tags
 
 
-def test_links_name_the_page_of_the_mlflow_run_without_its_login(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    say(record, "running", 1.0)
+@pytest.mark.parametrize("end", ["", "/"])
+def test_links_name_the_pages_of_a_run_without_a_login(record: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    keep = {"rl": {"keep_rollouts": {"which": "all"}}}
+    say(record, "running", 1.0, params=keep, prefect_flow_run="9f2e")
     MirrorState(record, run_id="4f2c", experiment="7").write()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pa55@mlflow:5000")
-    page = "http://mlflow:5000/#/experiments/7/runs/4f2c"
+    monkeypatch.delenv("MATHRL_OWN_SERVER", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:pa55@mlflow:5000{end}")
+    monkeypatch.setenv("MATHRL_ROLLOUTS_URI", f"http://127.0.0.1:5002{end}")
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:4200/api{end}")
+    page, rollouts = "http://mlflow:5000/#/experiments/7/runs/4f2c", f"http://127.0.0.1:5002/{record.name}/"
     run = read_record(record)
-    assert run is not None and module._links(run) == {"MLflow run": "4f2c", "MLflow": page}
+    assert run is not None
+    assert module._links(run) == {"MLflow run": "4f2c", "MLflow": page, "Rollouts": rollouts}
+    assert "(http://127.0.0.1:4200/runs/flow-run/9f2e)" in run_note(run, "7", "")
 
 
 def test_imported_runs_and_the_records_of_trials_are_not_sent(record: Path, tmp_path: Path) -> None:

@@ -25,10 +25,16 @@ def test_nested_parameters_become_dotted_names_with_json_values() -> None:
 
 def test_a_password_is_never_shown() -> None:
     assert without_password("https://me:secret@host:5000/x") == "https://host:5000/x"
+    for password in ("secret", "se/cret", "secret?", "#secret"):  # as SQLAlchemy reads them
+        assert without_password(f"postgresql://me:{password}@host:5/d") == "postgresql://host:5/d"
+    for address in ("https://host:5000/a@b", "postgresql://host:5/d", "sqlite:////home/a:b@c/d", "http://[::1]:5/"):
+        assert without_password(address) == address
     with pytest.raises(UserError) as caught:
         check_answers("http://me:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)
     assert "mathrl ui" in str(caught.value)
+    with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI is 'http://localhost:50O0': Port could not be cast"):
+        check_answers("http://me:secret@localhost:50O0")
 
 
 def test_a_password_is_taken_out_of_what_libraries_say() -> None:
