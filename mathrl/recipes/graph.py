@@ -12,6 +12,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedSeq
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from mathrl.compose import load_params
 from mathrl.compose.load import RESOLVED
@@ -19,6 +20,7 @@ from mathrl.core.code_values import FILE as CODE_FILE
 from mathrl.core.code_values import OWN, RESOLVE
 from mathrl.core.code_values import STAGE as CODE
 from mathrl.core.files import write_text
+from mathrl.params.load import represent_text
 from mathrl.params.recipe_steps import DEFAULT, Recipe, is_path, seed_label, short, single_evaluations
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
@@ -305,9 +307,17 @@ def _stage(
     }
 
 
+class _Representer(RoundTripRepresenter):
+    pass
+
+
+_Representer.add_representer(str, represent_text)
+
+
 def to_yaml(content: Any) -> str:
     """The text of a DVC file, as people write it."""
     yaml, stream = YAML(), io.StringIO()
+    yaml.Representer = _Representer
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.dump(content, stream)
