@@ -249,7 +249,8 @@ def _hardware(name: str, files: Mapping[str, Path]) -> Layer:
 
 def _data(name: str, folder: Path, files: Mapping[str, Path]) -> Layer:
     """Several data sets joined by +, each with its weight in the mixture after a colon, or one file."""
-    if Path(name).expanduser().exists() or DATA_FILE.search(name):
+    known = any(part in files or Path(part).expanduser().exists() for part in re.split(r"(?::[^:/+]*)?\+", name))
+    if Path(name).expanduser().exists() or (DATA_FILE.search(name) and not known):
         return Layer(f"data={name}", _file_sections(Path(name)))
     parts = [_split_weight(part, name) for part in name.split("+")]
     if len(parts) == 1 and parts[0][1] is None:
@@ -285,6 +286,7 @@ def _split_weight(part: str, whole: str) -> tuple[str, float | None]:
 def _join_data(all_sections: list[Mapping[str, Any]], weights: list[float | None]) -> dict[str, Any]:
     """Several data groups as one: all sources and benchmarks, components with their weights, the larger lengths."""
     joined: dict[str, Any] = {}
+    all_sections = list(map(_by_source, all_sections))
     for sections in all_sections:
         joined = merge(joined, sections)
     every = [sections.get("curate", {}) for sections in all_sections]
@@ -308,6 +310,16 @@ def _join_data(all_sections: list[Mapping[str, Any]], weights: list[float | None
     if benchmarks:
         joined["evaluate"] = {**joined.get("evaluate", {}), "benchmarks": benchmarks}
     return {**joined, **merge(joined, _largest(all_sections))}
+
+
+def _by_source(sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sections with the component of a file by its source's name: * would take the problems of other sets too."""
+    components = sections.get("mix", {}).get("components", ())
+    names = [source["name"] for source in sections.get("curate", {}).get("sources", ())]
+    if len(names) != 1 or not components:
+        return sections
+    own = [{**component, "source": names[0]} if component["source"] == "*" else component for component in components]
+    return {**sections, "mix": {**sections["mix"], "components": own}}
 
 
 def _join_decontamination(curate: dict[str, Any], every: list[Mapping[str, Any]]) -> None:
