@@ -86,7 +86,7 @@ class Layer:
 def file_names(folder: Path, kind: str) -> dict[str, Path]:
     """The files of a kind of group, or the presets, by name: the package's, and over them those of params/ `folder`."""
     places = (HERE / PRESETS if kind == PRESETS else HERE / "groups" / kind, folder / kind)
-    found = {file.stem: file for place in places for file in place.glob("*.yaml")}
+    found = {file.stem: file for place in places for file in place.glob("[!.]*.yaml")}  # .#NAME.yaml is Emacs's lock
     return dict(sorted(found.items()))
 
 
@@ -181,7 +181,8 @@ def _list_names(files: Mapping[str, Path]) -> str:
 def _model(name: str, files: Mapping[str, Path]) -> Layer:
     """A hub id or a folder; a hub id that a group has as its path uses that group."""
     for other, file in files.items():
-        base = read_yaml(file).get("model", {}).get("base", {})
+        section = read_yaml(file).get("model")
+        base = section.get("base") if isinstance(section, Mapping) else None
         if isinstance(base, Mapping) and base.get("path") == name:
             layer = group_layer("model", other, file)
             return Layer(f"model={name}", layer.sections, layer.fresh)

@@ -48,7 +48,7 @@ LIBRARY = Path(__file__).with_name("library")
 
 def recipe_files(folder: Path = FOLDER) -> dict[str, Path]:
     """The file of each recipe by name: the package's, and over them those of params/ `folder`."""
-    found = {file.stem: file for place in (LIBRARY, folder / "recipes") for file in place.glob("*.yaml")}
+    found = {file.stem: file for place in (LIBRARY, folder / "recipes") for file in place.glob("[!.]*.yaml")}
     return dict(sorted(found.items()))
 
 
