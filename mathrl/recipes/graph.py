@@ -259,6 +259,16 @@ def _options(step: Any, paths: _Paths) -> Options:
     return options
 
 
+def _inputs(stage: str, options: Options) -> dict[str, None]:
+    """The files and folders that the options name; some have a label before them, and a path may have "=" too.
+
+    >>> [*_inputs("evaluate", [("model", "sft=models/lr=1e-5"), ("test", "data/a=b/test.jsonl")])]
+    ['models/lr=1e-5', 'data/a=b/test.jsonl']
+    """
+    labelled = ("model", "evaluated") if stage == "evaluate" else ("evaluated",)
+    return dict.fromkeys(value.partition("=")[2] if option in labelled else value for option, value in options)
+
+
 def _values_read(stage: str) -> list[dict[str, list[str]]]:
     """The parameters and the code that decide a stage's results, as DVC's `params`.
 
@@ -277,7 +287,7 @@ def _is_pipelines(recipe: str, step: str, stage: str) -> bool:
 def _pipeline_stage(stage: str, options: Options, overrides: Iterable[str]) -> dict[str, Any]:
     """A stage of the pipeline: it finds its files itself, so its command needs no options."""
     made = [next(iter(out)) if isinstance(out, dict) else out for outs in PLACES[stage].values() for out in outs]
-    inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
+    inputs = _inputs(stage, options)
     inputs |= {f"data/inputs/{stage}": None} if stage in PIPELINE_LINKED else {}
     command = ["python", "-m", f"mathrl.stages.{stage}", *(word for each in overrides for word in ("--set", each))]
     return {
@@ -295,7 +305,7 @@ def _stage(
     command = ["python", "-m", f"mathrl.stages.{stage}", out]
     for option, value in [*options, *(words or ()), *(("set", override) for override in overrides)]:
         command += [f"--{option}", value]
-    inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
+    inputs = _inputs(stage, options)
     inputs |= {f"data/inputs/{stage}": None} if stage in LINKED else {}
     outputs = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}
     return {
