@@ -123,6 +123,21 @@ def test_a_wrong_step_is_refused_with_what_to_write(folder: Path, step: str, sai
     assert said in message and "recipes/mine.yaml" in message
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("set: [rll.steps=5]", "override 'rll.steps=5': unknown section 'rll' (did you mean rl?)"),
+        ("overrides: [learning_rate=1]", "override 'learning_rate=1': write section.key=value: rl.optimizer.lr=1"),
+        ("overrides: sft.steps=5", "overrides: Input should be a valid tuple, found 'sft.steps=5'"),
+        ("overrides: 5", "overrides: Input should be a valid tuple, found 5"),
+        ("set: ['sft.steps={times: .inf}']", "sft.steps={times: .inf}: steps: Input should be a valid integer"),
+    ],
+)
+def test_an_override_that_would_count_nowhere_is_refused(folder: Path, more: str, said: str) -> None:
+    write(folder, SFT, more=more)
+    assert said in refusal(folder)
+
+
 def test_a_mistyped_stage_and_recipe_are_guessed(folder: Path) -> None:
     write(folder, "sft: {stage: sfr, start: base}")
     assert "did you mean sft?" in refusal(folder)
