@@ -13,6 +13,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from mathrl.core.files import ESCAPE
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to stderr.")]
 
 
@@ -24,7 +26,7 @@ class _Documents:
 def only_json() -> None:
     """From here on stdout is stderr, of children too; the document alone goes to what was stdout."""
     sys.stdout.flush()
-    _Documents.stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    _Documents.stream = os.fdopen(os.dup(1), "w", encoding="utf-8", errors=ESCAPE)
     os.dup2(2, 1)
 
 

@@ -1,6 +1,8 @@
 """`mathrl grade`: verdicts beside rows; a bad row is named and nothing is written."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,15 @@ def test_a_row_with_a_lone_surrogate_costs_nobody_the_others(tmp_path: Path) -> 
     assert [row["correct"] for row in graded] == [True, False, True, True, False]
     assert (graded[3]["text"], graded[3]["who"]) == (emoji["text"], emoji["who"])
     assert "3 of 5 correct" in printed
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_disagreements_with_a_lone_surrogate_are_printed(tmp_path: Path, options: list[str]) -> None:
+    rows = [{"prompt": "\ud83d 3+4", "response": "\ud83d \\boxed{7}", "answer": "7", "reward": 0.0, "step": 1}] * 4
+    write_jsonl(tmp_path / "rollouts.jsonl", rows)
+    words = [sys.executable, "-c", "from mathrl.cli import main; main()", "grade", str(tmp_path), *options]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and "\\ud83d 3+4" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("response", ["response", "completion", "output", "Generation"])
