@@ -99,6 +99,13 @@ def test_what_is_asked_for_is_what_runs_whatever_is_uncommitted(checkout: Checko
     checkout.mathrl("runs", "remove", "all")
 
 
+def test_what_is_appended_to_a_list_is_appended_once_however_often_a_run_is_started(checkout: Checkout) -> None:
+    asked = "prepare('rl', None, ['reward.parts+=[{type: format_lines}]']).params.reward.parts"
+    code = f"from tasks.workspace import prepare; print(*([part.type for part in {asked}] for _ in range(2)), sep='/')"
+    first, again = checkout.python(code).strip().split("/")
+    assert first == again and first.count("format_lines") == 1
+
+
 def test_a_stage_runs_with_the_override_that_an_uncommitted_edit_equals(checkout: Checkout) -> None:
     with uncommitted_edits(checkout):
         checkout.mathrl("run", "rl", "--set", "rl.optimizer.lr=2e-4", "--set", "rl.steps=7", "--allow-dirty")
