@@ -55,6 +55,11 @@ def test_rows_keep_their_fields_and_gain_verdicts(tmp_path: Path) -> None:
         ([{"text": "1"}], "line 1: no field 'gold'; its fields: text; see --answer-key"),
         ([{"text": 5, "gold": "5"}], "line 1, field text: expected text, found 5"),
         ([{"text": "5", "gold": None}], "line 1, field gold: expected an answer or a list of them, found None"),
+        (
+            [{"text": "5", "gold": ["5", None]}],
+            "line 1, field gold: expected an answer or a list of them, found ['5', None]",
+        ),
+        ([{"text": "5", "gold": [{"value": 5}]}], "line 1, field gold: expected an answer or a list of them"),
         ('{"text": "1", "gold": "1"}\n{"text"\n', "line 2: not JSON"),
         ("", "it has no rows"),
     ],
