@@ -5,6 +5,7 @@ What `dvc repro` prints, read in one place: it reports its progress in English s
 The patterns fit the version of DVC that constraints.txt pins; tests/platform runs it.
 """
 
+import codecs
 import itertools
 import json
 import os
@@ -289,8 +290,9 @@ class Repro:
     def _read(self) -> None:
         assert self.process.stdout is not None
         descriptor, tail = self.process.stdout.fileno(), ""
+        decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a piece may end within a character
         while piece := os.read(descriptor, 65536):
-            text = piece.decode(errors="replace")
+            text = decode(piece)
             self.show(text)
             *lines, tail = (tail + text).split("\n")
             for line in lines:

@@ -78,8 +78,9 @@ def prepare(target: str, preset: str | None, overrides: Sequence[str], *, allow_
     doubtful = check_final_values(params, stages_until(target) if target in TARGETS else (), overrides)
     if params == load_params(root / "params") and not doubtful:  # a worktree's note tells its stages what was typed
         return Workspace(root, params)
-    with _worktree(root, target, preset, overrides, allow_dirty) as (folder, _):
-        params = _override(folder, preset, overrides)
+    with _worktree(root, target, preset, overrides, allow_dirty) as (folder, new):
+        # Once: what reward.parts+=[…] appends would be appended again.
+        params = _override(folder, preset, overrides) if new else load_params(folder / "params")
     return Workspace(folder, params, preset, tuple(overrides), tuple(doubtful))
 
 

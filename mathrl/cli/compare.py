@@ -59,8 +59,8 @@ def compare(
     nothing_written = [] if FOLDER.is_dir() else ["data=gsm8k"]
     params = load_params(preset=join_presets(presets), overrides=[*nothing_written, *(overrides or ())])
     if forgetting:
-        if looks > 1 or common:
-            raise UserError("--forgetting goes with neither --looks nor --common")
+        if looks > 1 or common or difference is not None:
+            raise UserError("--forgetting goes with neither --looks, --difference nor --common")
         found = compare_forgetting((before, after), start, params, benchmark or (), metric)
         if as_json:
             print_document({"benchmarks": found})
@@ -71,6 +71,10 @@ def compare(
         raise UserError("several benchmarks are compared with --forgetting; else name one")
     chosen = benchmark[0] if benchmark else None
     if looks > 1:
+        if common or metric != "pass_at_1":
+            raise UserError(
+                "--looks compares pass_at_1 on the problems that it samples: leave --metric and --common out"
+            )
         folders = [model_folder(text, start) for text in (before, after)]
         name = chosen or params.evaluate.benchmarks[0]
         test = compare_in_looks((folders[0], folders[1]), name, params, looks, difference)

@@ -131,7 +131,8 @@ def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list
         fields = ", ".join(row) or "none"
         raise UserError(f"{file}, line {number}: no field {key!r}; its fields: {fields}; see --answer-key")
     truth = row[key]
-    if isinstance(truth, bool) or not isinstance(truth, str | int | float | list) or truth in ("", []):
+    accepted = truth if isinstance(truth, list) else [truth]
+    if truth in ("", []) or any(answer is None or isinstance(answer, bool | dict) for answer in accepted):
         raise UserError(f"{file}, line {number}, field {key}: expected an answer or a list of them, found {truth!r}")
     return [str(answer) for answer in truth] if isinstance(truth, list) else _answer_after_mark(str(truth))
 

@@ -4,9 +4,14 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from glob import has_magic
+from importlib.metadata import packages_distributions
+from keyword import kwlist
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -102,16 +107,17 @@ def init(
             raise UserError(f"--{option} {path}: no such file or folder{near_path(path)}")
     local = Path(model).expanduser().resolve()
     model = str(local) if local.is_dir() else model
-    sections, advice = _sections(folder, data, model, test, given_keys(field or ()))
-    with written_aside(folder.absolute()) as aside:
-        _write_template(aside, folder.name, f"{Path(model).name} on {data.name}")
+    project = folder.resolve().name  # of the folder "." too
+    sections, advice = _sections(project, data, model, test, given_keys(field or ()))
+    with _new_project(folder.resolve()) as aside:
+        _write_template(aside, project, f"{Path(model).name} on {data.name}")
         write_text(aside / "params" / "experiment.yaml", EXPERIMENT + dump_yaml({"model": model, "method": "grpo"}))
         for name, values in differences(sections, aside / "params").items():
             heading = f"# {HEADINGS[name]}\n" if name in HEADINGS else ""
             write_text(aside / "params" / f"{name}.yaml", heading + dump_yaml(values))
         params = load_params(aside / "params")
         check_final_values(params, TARGETS)
-        _commit(aside, f"Project {folder.name}: {data.name}, {Path(model).name}")
+        _commit(aside, f"Project {project}: {data.name}, {Path(model).name}")
     next_command = f"cd {shlex.quote(str(folder))} && mathrl run mix"
     if as_json:
         print_document(
@@ -125,12 +131,29 @@ def init(
     print(f"next: {next_command}    (curates the problems, then measures the model's pass rates)")
 
 
+@contextmanager
+def _new_project(folder: Path) -> Iterator[Path]:
+    """A folder to fill, whose files are the project's once the context has ended without an error.
+
+    An empty folder that is there stays the same one: a shell may be in it, or it is a mount.
+    """
+    if not folder.exists():
+        with written_aside(folder) as aside:
+            yield aside
+        return
+    with TemporaryDirectory(dir=folder) as inside:
+        yield Path(inside)
+        for path in Path(inside).iterdir():
+            path.rename(folder / path.name)
+
+
 def _make_demo(folder: Path, as_json: bool) -> None:
     """The project of `make demo`: this repository's own composition."""
-    with written_aside(folder.absolute()) as aside:
-        _write_template(aside, folder.name, "the demo, a small model that learns to reason on generated sums")
+    project = folder.resolve().name
+    with _new_project(folder.resolve()) as aside:
+        _write_template(aside, project, "the demo, a small model that learns to reason on generated sums")
         write_text(aside / "params" / "experiment.yaml", (TEMPLATE / "demo.yaml").read_text(encoding="utf-8"))
-        _commit(aside, f"Project {folder.name}: the demo")
+        _commit(aside, f"Project {project}: the demo")
     next_command = f"cd {shlex.quote(str(folder))} && mathrl run pipeline"
     document = {"project": str(folder.absolute()), "sections": {}, "warning": "", "next": next_command}
     print_result(as_json, document, f"project: {folder}", f"next: {next_command}    (a few minutes)")
@@ -163,7 +186,7 @@ def _without_repeated(values: Mapping[str, Any], beneath: Mapping[str, Any]) -> 
 
 
 def _sections(
-    folder: Path, data: Path, model: str, test: Path | None, keys: Mapping[str, str]
+    project: str, data: Path, model: str, test: Path | None, keys: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """The parameters that a project sets, by section, and what is wrong with most of its answers; empty: nothing."""
     from mathrl.models.load import load_tokenizer  # torch: --help answers without it
@@ -174,7 +197,7 @@ def _sections(
     shape = shape_of(config)
     prompting = prompting_of(model, None)
     benchmarks = str(Path(data_folder).expanduser().absolute()) if (data_folder := Variable.DATA.get()) else None
-    name = folder.name.replace(" ", "-")
+    name = project.replace(" ", "-")
     inspection = inspect_rows(data.expanduser().resolve(), keys, prompting, name=name, data_folder=benchmarks)
     show(inspection, model)
     source = None
@@ -217,7 +240,9 @@ def _print_choices(sections: Mapping[str, Mapping[str, Any]]) -> None:
 def _write_template(folder: Path, name: str, what: str) -> None:
     """The files that every project begins with."""
     package = re.sub(r"\W+", "_", name.lower()).strip("_") or "project"
-    package = f"project_{package}" if package[0].isdigit() or package in RESERVED else package
+    # A folder called random, math or torch would be imported in the place of that module, or not at all.
+    taken = {*RESERVED, *sys.stdlib_module_names, *kwlist, *packages_distributions()}
+    package = f"project_{package}" if package[0].isdigit() or package in taken else package
     words = {"@NAME@": re.sub(r"[^\w.-]+", "-", name), "@PACKAGE@": package, "@VERSION@": mathrl.__version__}
     lock = "constraints-gpu.txt" if gpu_count() else "constraints.txt"
     own = {"rewards.py": package, "samplers.py": package, "test_own_code.py": "tests"}

@@ -6,6 +6,7 @@
 import ast
 import importlib
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,6 +18,7 @@ import mathrl as package
 from mathrl.cli.output import only_json, print_error
 from mathrl.core.environment import wait_without_spinning
 from mathrl.core.errors import EXIT_USER_ERROR, UserError, without_logins
+from mathrl.core.files import ESCAPE
 
 # In the order of `mathrl --help`. mathrl/cli/<command>.py has a function of this name, or a group of commands.
 GROUPS = {
@@ -113,6 +115,8 @@ def main() -> None:
     With --json the document on stdout is then {"error": the line}.
     """
     wait_without_spinning()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors=ESCAPE)  # a response may have half of a surrogate pair
     if "--json" in sys.argv[1:]:
         only_json()
     try:

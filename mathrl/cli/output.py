@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from mathrl.core.files import encodable
+from mathrl.core.files import ESCAPE
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; everything else goes to stderr.")]
 
@@ -26,7 +26,7 @@ class _Documents:
 def only_json() -> None:
     """From here on stdout is stderr, of children too; the document alone goes to what was stdout."""
     sys.stdout.flush()
-    _Documents.stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    _Documents.stream = os.fdopen(os.dup(1), "w", encoding="utf-8", errors=ESCAPE)
     os.dup2(2, 1)
 
 
@@ -34,7 +34,7 @@ def print_document(document: Mapping[str, Any]) -> None:
     """Print the command's document; numbers that are not finite are null."""
     _Documents.printed = True
     text = json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)
-    print(encodable(text), file=_Documents.stream or sys.stdout, flush=True)
+    print(text, file=_Documents.stream or sys.stdout, flush=True)
 
 
 def print_result(as_json: bool, document: Mapping[str, Any], *lines: str) -> None:

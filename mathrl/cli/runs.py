@@ -119,8 +119,10 @@ def _print_runs(notes: Mapping[str, tuple[Path, Mapping[str, Any]]], sort: str, 
     print_table(title, [row.cells() for row in rows[:limit]], left=("run, what is different, folder", "health"))
     if len(rows) > limit:
         print_lines([f"and {len(rows) - limit} more: --limit {len(rows)}"])
-    for name in notes.keys() - {row.folder for row in rows}:
-        _, note = notes[name]
+    listed = {row.folder for row in rows}
+    for name, (_, note) in notes.items():
+        if name in listed:
+            continue
         created = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(note["made"]))))
         print_lines([f"also under runs/: {name} of {created}, {', '.join(map(str, note['overrides']))}"])
 

@@ -86,7 +86,7 @@ class Layer:
 def file_names(folder: Path, kind: str) -> dict[str, Path]:
     """The files of a kind of group, or the presets, by name: the package's, and over them those of params/ `folder`."""
     places = (HERE / PRESETS if kind == PRESETS else HERE / "groups" / kind, folder / kind)
-    found = {file.stem: file for place in places for file in place.glob("*.yaml")}
+    found = {file.stem: file for place in places for file in place.glob("[!.]*.yaml")}  # .#NAME.yaml is Emacs's lock
     return dict(sorted(found.items()))
 
 
@@ -181,7 +181,8 @@ def _list_names(files: Mapping[str, Path]) -> str:
 def _model(name: str, files: Mapping[str, Path]) -> Layer:
     """A hub id or a folder; a hub id that a group has as its path uses that group."""
     for other, file in files.items():
-        base = read_yaml(file).get("model", {}).get("base", {})
+        section = read_yaml(file).get("model")
+        base = section.get("base") if isinstance(section, Mapping) else None
         if isinstance(base, Mapping) and base.get("path") == name:
             layer = group_layer("model", other, file)
             return Layer(f"model={name}", layer.sections, layer.fresh)
@@ -249,7 +250,8 @@ def _hardware(name: str, files: Mapping[str, Path]) -> Layer:
 
 def _data(name: str, folder: Path, files: Mapping[str, Path]) -> Layer:
     """Several data sets joined by +, each with its weight in the mixture after a colon, or one file."""
-    if Path(name).expanduser().exists() or DATA_FILE.search(name):
+    known = any(part in files or Path(part).expanduser().exists() for part in re.split(r"(?::[^:/+]*)?\+", name))
+    if Path(name).expanduser().exists() or (DATA_FILE.search(name) and not known):
         return Layer(f"data={name}", _file_sections(Path(name)))
     parts = [_split_weight(part, name) for part in name.split("+")]
     if len(parts) == 1 and parts[0][1] is None:
@@ -285,6 +287,7 @@ def _split_weight(part: str, whole: str) -> tuple[str, float | None]:
 def _join_data(all_sections: list[Mapping[str, Any]], weights: list[float | None]) -> dict[str, Any]:
     """Several data groups as one: all sources and benchmarks, components with their weights, the larger lengths."""
     joined: dict[str, Any] = {}
+    all_sections = list(map(_by_source, all_sections))
     for sections in all_sections:
         joined = merge(joined, sections)
     every = [sections.get("curate", {}) for sections in all_sections]
@@ -308,6 +311,16 @@ def _join_data(all_sections: list[Mapping[str, Any]], weights: list[float | None
     if benchmarks:
         joined["evaluate"] = {**joined.get("evaluate", {}), "benchmarks": benchmarks}
     return {**joined, **merge(joined, _largest(all_sections))}
+
+
+def _by_source(sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sections with the component of a file by its source's name: * would take the problems of other sets too."""
+    components = sections.get("mix", {}).get("components", ())
+    names = [source["name"] for source in sections.get("curate", {}).get("sources", ())]
+    if len(names) != 1 or not components:
+        return sections
+    own = [{**component, "source": names[0]} if component["source"] == "*" else component for component in components]
+    return {**sections, "mix": {**sections["mix"], "components": own}}
 
 
 def _join_decontamination(curate: dict[str, Any], every: list[Mapping[str, Any]]) -> None:

@@ -24,6 +24,9 @@ def written_aside(target: Path) -> Iterator[Path]:
     """Yield a temporary sibling of `target` that replaces it when the block ends without an error.
 
     The block may make a file or a folder there. On an error it is removed, and `target` stays as it was.
+
+    Raises:
+        UserError: the block made a file, and `target` is a folder.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -32,6 +35,8 @@ def written_aside(target: Path) -> Iterator[Path]:
     try:
         yield aside
         if not aside.is_dir():
+            if target.is_dir():
+                raise UserError(f"{target}: this is a folder; name a file in it")
             with aside.open("rb") as stream:
                 os.fsync(stream.fileno())
         if target.is_dir():

@@ -336,13 +336,12 @@ def case_lines(number: int, row: Graded) -> list[str]:
     """A disagreement for the terminal."""
     case = case_row(row)
     verdicts = "accepted, wrong for us" if row.passed else "rejected, right for us"
-    lines = [
+    return [
         f"\n{number}. step {case['step']}, reward {case['reward']:g}: {verdicts}; extracted {case['extracted']!r}, "
         f"true answer {' or '.join(case['answers'])}",
         f"   question: {_end(case['question'])}",
         f"   response: {_end(case['response'])}",
     ]
-    return [encodable(line) for line in lines]
 
 
 def _end(text: str) -> str:

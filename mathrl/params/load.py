@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.representer import SafeRepresenter
 
 from mathrl.core.errors import UserError
 from mathrl.params.messages import did_you_mean, messages, parameters
@@ -241,9 +242,23 @@ def paths_of(name: str) -> list[str]:
     )
 
 
+def represent_text(representer: Any, text: str) -> Any:
+    """A text for YAML: in double quotes where a folded line would lose one of two spaces, or a U+0085."""
+    style = '"' if "  " in text or "\x85" in text else None
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+class _Representer(SafeRepresenter):
+    pass
+
+
+_Representer.add_representer(str, represent_text)
+
+
 def dump_yaml(value: Any) -> str:
     stream = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _Representer
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.dump(value, stream)
@@ -259,7 +274,7 @@ def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text. A text is parsed once: a recipe reads the same 20 files for each of its steps."""
     try:
         return copy.deepcopy(_parse_yaml(text))
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError) as error:  # also 2024-02-30, or a number of over 4300 digits
         raise UserError(f"{where}: not YAML ({' '.join(str(error).split())})") from None
 
 
@@ -268,6 +283,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
         value = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; run the command from the top of the project") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 ({error}); save it as UTF-8") from None
     if value is None:
         return {}
     if not isinstance(value, dict):

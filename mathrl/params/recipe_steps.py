@@ -262,10 +262,10 @@ def is_path(name: str) -> bool:
 def short(name: str) -> str:
     """What a reference is called where no path may stand, such as the label of a model.
 
-    >>> short("models/sft"), short("sft_2")
-    ('sft', 'sft_2')
+    >>> short("models/sft"), short("sft_2"), short("runs/lr=1e-5/")
+    ('sft', 'sft_2', 'lr-1e-5')
     """
-    return name.rstrip("/").rpartition("/")[2]
+    return name.rstrip("/").rpartition("/")[2].replace("=", "-")  # an option has the label as LABEL=PATH
 
 
 # The fields that name other steps, with the kinds of output allowed there; some stages allow others.

@@ -12,6 +12,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedSeq
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from mathrl.compose import load_params
 from mathrl.compose.load import RESOLVED
@@ -19,6 +20,7 @@ from mathrl.core.code_values import FILE as CODE_FILE
 from mathrl.core.code_values import OWN, RESOLVE
 from mathrl.core.code_values import STAGE as CODE
 from mathrl.core.files import write_text
+from mathrl.params.load import represent_text
 from mathrl.params.recipe_steps import DEFAULT, Recipe, is_path, seed_label, short, single_evaluations
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS
@@ -257,6 +259,16 @@ def _options(step: Any, paths: _Paths) -> Options:
     return options
 
 
+def _inputs(stage: str, options: Options) -> dict[str, None]:
+    """The files and folders that the options name; some have a label before them, and a path may have "=" too.
+
+    >>> [*_inputs("evaluate", [("model", "sft=models/lr=1e-5"), ("test", "data/a=b/test.jsonl")])]
+    ['models/lr=1e-5', 'data/a=b/test.jsonl']
+    """
+    labelled = ("model", "evaluated") if stage == "evaluate" else ("evaluated",)
+    return dict.fromkeys(value.partition("=")[2] if option in labelled else value for option, value in options)
+
+
 def _values_read(stage: str) -> list[dict[str, list[str]]]:
     """The parameters and the code that decide a stage's results, as DVC's `params`.
 
@@ -275,7 +287,7 @@ def _is_pipelines(recipe: str, step: str, stage: str) -> bool:
 def _pipeline_stage(stage: str, options: Options, overrides: Iterable[str]) -> dict[str, Any]:
     """A stage of the pipeline: it finds its files itself, so its command needs no options."""
     made = [next(iter(out)) if isinstance(out, dict) else out for outs in PLACES[stage].values() for out in outs]
-    inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
+    inputs = _inputs(stage, options)
     inputs |= {f"data/inputs/{stage}": None} if stage in PIPELINE_LINKED else {}
     command = ["python", "-m", f"mathrl.stages.{stage}", *(word for each in overrides for word in ("--set", each))]
     return {
@@ -293,7 +305,7 @@ def _stage(
     command = ["python", "-m", f"mathrl.stages.{stage}", out]
     for option, value in [*options, *(words or ()), *(("set", override) for override in overrides)]:
         command += [f"--{option}", value]
-    inputs = dict.fromkeys(value.split("=")[-1] for _, value in options)
+    inputs = _inputs(stage, options)
     inputs |= {f"data/inputs/{stage}": None} if stage in LINKED else {}
     outputs = {"metrics": [{out: {"cache": False}}]} if stage == "summary" else {"outs": [out]}
     return {
@@ -305,9 +317,17 @@ def _stage(
     }
 
 
+class _Representer(RoundTripRepresenter):
+    pass
+
+
+_Representer.add_representer(str, represent_text)
+
+
 def to_yaml(content: Any) -> str:
     """The text of a DVC file, as people write it."""
     yaml, stream = YAML(), io.StringIO()
+    yaml.Representer = _Representer
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.dump(content, stream)

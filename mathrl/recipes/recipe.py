@@ -2,6 +2,7 @@
 whole.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
 from mathrl.params.advantage import Distillation, Gae, Process
 from mathrl.params.data import Curate
-from mathrl.params.load import FOLDER, dump_yaml, parse_yaml, read_yaml
+from mathrl.params.load import FOLDER, apply_override, dump_yaml, parse_yaml, read_yaml
 from mathrl.params.messages import did_you_mean, messages
 from mathrl.params.recipe_steps import (
     DEFAULT,
@@ -35,7 +36,7 @@ from mathrl.params.recipe_steps import (
     short,
 )
 from mathrl.params.run import FreshModel
-from mathrl.params.schema import READS, Params
+from mathrl.params.schema import READS, SECTIONS, Params
 from mathrl.planning.final_values import ignored_settings, judge, trained_values
 
 SIZES = frozenset(f"model.base.{field}" for field in FreshModel.model_fields if field != "type")
@@ -48,7 +49,7 @@ LIBRARY = Path(__file__).with_name("library")
 
 def recipe_files(folder: Path = FOLDER) -> dict[str, Path]:
     """The file of each recipe by name: the package's, and over them those of params/ `folder`."""
-    found = {file.stem: file for place in (LIBRARY, folder / "recipes") for file in place.glob("*.yaml")}
+    found = {file.stem: file for place in (LIBRARY, folder / "recipes") for file in place.glob("[!.]*.yaml")}
     return dict(sorted(found.items()))
 
 
@@ -90,7 +91,9 @@ def read_recipe(name: str, folder: Path = FOLDER, overrides: Names = ()) -> Reci
     if name not in files:
         raise UserError(f"no recipe {name!r}{did_you_mean(name, files)}; recipes: {', '.join(files)}")
     values = read_yaml(files[name])
-    values["overrides"] = [*(values.get("overrides") or []), *overrides]
+    written = values.get("overrides") or []
+    if isinstance(written, list):  # else the error names it
+        values["overrides"] = [*written, *overrides]
     try:
         recipe = TypeAdapter(Recipe).validate_python(values)
     except ValidationError as error:
@@ -153,6 +156,8 @@ def _absolute(override: str, layers: Layers, before: Names) -> str:
     if isinstance(present, bool) or not isinstance(present, int | float):
         return override
     result = present * value["times"]
+    if not math.isfinite(result):
+        return override
     return f"{key.strip()}={round(result) if isinstance(present, int) else float(f'{result:.12g}')}"
 
 
@@ -189,6 +194,13 @@ def _errors(recipe: Recipe, layers: Layers, checkout: Path) -> Iterator[str]:
         yield f"curated: {recipe.curated!r} is not a step of stage curate"
     if recipe.claim is not None:
         yield from _claim_errors(recipe, recipe.claim)
+    # An override counts for the steps that read its section, so what has none would count nowhere.
+    for override in (*recipe.set, *(each for step in recipe.steps.values() for each in step.set), *recipe.overrides):
+        if override.split(".")[0].strip() not in SECTIONS:
+            try:
+                apply_override({}, override)
+            except UserError as error:
+                yield str(error)
     for name, step in recipe.steps.items():
         for path in paths(step):
             if not path.startswith(PIPELINE_OUTPUTS) and not (checkout / path).exists():

@@ -85,7 +85,13 @@ def compare_forgetting(
 
 
 def _benchmarks_in(text: str, start: Path) -> list[str]:
-    """The benchmarks of the responses that a text names, in their order; none for a model folder."""
+    """The benchmarks of the responses that a text names, in their order, of several runs those that all have; none for
+    a model folder."""
+    first, *others = [_benchmarks_of_run(part.strip(), start) for part in text.split(",") if part.strip()] or [[]]
+    return [name for name in first if all(name in other for other in others)]
+
+
+def _benchmarks_of_run(text: str, start: Path) -> list[str]:
     path = _place(text, start) or _place(text.rpartition(":")[0], start)
     path = PIPELINE if path is None and re.fullmatch(r"[\w-]+", text) else path
     files = [path, path / RESPONSES, path / "report" / RESPONSES] if path is not None else []

@@ -186,3 +186,7 @@ def test_forgetting_names_what_was_lost_and_corrects_for_the_number_of_benchmark
     )
     alone = compare_forgetting((str(before), str(after)), tmp_path, demo, ["math"])
     assert [each["benchmark"] for each in alone] == ["math"]
+    runs = [f"{side},{responses(tmp_path / f'again_{side.name}', side.stem, {'mmlu': share, 'math': 0.5})}"
+            for side, share in ((before, 0.6), (after, 0.4))]  # fmt: skip
+    both = compare_forgetting((runs[0], runs[1]), tmp_path, demo, ())
+    assert [each["benchmark"] for each in both] == ["mmlu", "math"], "those that every run of several seeds has"

@@ -126,6 +126,9 @@ def test_several_seeds_and_a_difference_that_is_not_shown(checkout: Path) -> Non
         (["sft", ","], "nothing to compare"),
         (["sft", "rl", "--metric", "maj_at_9"], "K from 1 to 8"),
         (["sft", "rl", "--metric", "accuracy"], "no metric 'accuracy'"),
+        (["sft", "rl", "--looks", "2", "--metric", "maj_at_8"], "--looks compares pass_at_1"),
+        (["sft", "rl", "--looks", "2", "--common"], "--looks compares pass_at_1"),
+        (["sft", "rl", "--forgetting", "--difference", "0.1"], "--forgetting goes with neither"),
         (["sft", "rl", "--benchmark", "gsm8k"], "benchmark 'gsm8k' is not in it; there are: test"),
     ],
 )

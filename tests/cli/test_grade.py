@@ -1,6 +1,8 @@
 """`mathrl grade`: verdicts beside rows; a bad row is named and nothing is written."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,11 @@ def test_rows_keep_their_fields_and_gain_verdicts(tmp_path: Path) -> None:
         ([{"text": "1"}], "line 1: no field 'gold'; its fields: text; see --answer-key"),
         ([{"text": 5, "gold": "5"}], "line 1, field text: expected text, found 5"),
         ([{"text": "5", "gold": None}], "line 1, field gold: expected an answer or a list of them, found None"),
+        (
+            [{"text": "5", "gold": ["5", None]}],
+            "line 1, field gold: expected an answer or a list of them, found ['5', None]",
+        ),
+        ([{"text": "5", "gold": [{"value": 5}]}], "line 1, field gold: expected an answer or a list of them"),
         ('{"text": "1", "gold": "1"}\n{"text"\n', "line 2: not JSON"),
         ("", "it has no rows"),
     ],
@@ -98,6 +105,15 @@ def test_a_row_with_a_lone_surrogate_costs_nobody_the_others(tmp_path: Path) -> 
     assert [row["correct"] for row in graded] == [True, False, True, True, False]
     assert (graded[3]["text"], graded[3]["who"]) == (emoji["text"], emoji["who"])
     assert "3 of 5 correct" in printed
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_disagreements_with_a_lone_surrogate_are_printed(tmp_path: Path, options: list[str]) -> None:
+    rows = [{"prompt": "\ud83d 3+4", "response": "\ud83d \\boxed{7}", "answer": "7", "reward": 0.0, "step": 1}] * 4
+    write_jsonl(tmp_path / "rollouts.jsonl", rows)
+    words = [sys.executable, "-c", "from mathrl.cli import main; main()", "grade", str(tmp_path), *options]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and "\\ud83d 3+4" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("response", ["response", "completion", "output", "Generation"])

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from mathrl.compose import load_params
-from mathrl.compose.experiment import Composition, read_composition, split_choices
+from mathrl.compose.experiment import Composition, preset_names, read_composition, split_choices
 from mathrl.compose.load import Layers, read_layers, write_experiment
 from mathrl.compose.names import KINDS, MAY_SET, PRESETS, file_names, help_of
 from mathrl.core.errors import UserError
 from mathrl.params.load import read_yaml
+from mathrl.params.run import PretrainedModel
+from mathrl.recipes.recipe import recipe_names
 
 FILES = {
     "data/sums.yaml": """
@@ -152,6 +154,16 @@ def test_a_preset_or_group_without_help_is_refused(params: Path) -> None:
     (params / "presets/mine.yaml").write_text("data: sums\n")
     with pytest.raises(UserError, match=r"mine\.yaml: help: missing; begin with a line such as"):
         load_params(params)
+
+
+def test_an_editors_lock_and_a_group_without_values_cost_nobody_the_others(params: Path) -> None:
+    for kind in ("presets", "model", "recipes"):
+        (params / kind).mkdir(exist_ok=True)
+        (params / kind / ".#open.yaml").symlink_to("me@host.1234")
+    (params / "model/open.yaml").write_text("help: not yet\nmodel:\n")
+    base = load_params(params, overrides=["model=a/b"]).model.base
+    assert isinstance(base, PretrainedModel) and base.path == "a/b"
+    assert not any("#" in name for name in (*preset_names(params), *recipe_names(params)))
 
 
 def test_several_data_sets_are_one_mixture(params: Path) -> None:

@@ -78,6 +78,24 @@ def test_the_fields_of_a_persons_own_rows_are_guessed(tmp_path: Path) -> None:
     assert params.curate.test_share and params.curate.dev_share and params.evaluate.benchmarks == ("test",)
 
 
+def test_files_and_sets_are_joined_in_any_order_and_each_has_its_own_problems(tmp_path: Path) -> None:
+    files = [tmp_path / "mine.jsonl", tmp_path / "more.jsonl"]
+    for file in files:
+        file.write_text('{"question": "1+1?", "answer": "2"}\n')
+    for choices, weights in (
+        (["gsm8k", str(files[0])], [1.0, 1.0]),
+        ([str(files[0]), "gsm8k"], [1.0, 1.0]),
+        ([f"{files[0]}:0.7", "gsm8k:0.3"], [0.7, 0.3]),
+        (["gsm8k:0.3", f"{files[0]}:0.7"], [0.3, 0.7]),
+        ([*map(str, files)], [1.0, 1.0]),
+    ):
+        mixture = load_params(NONE, overrides=[f"data={'+'.join(choices)}"]).mix.components
+        assert [part.source for part in mixture] == [Path(choice.partition(":")[0]).stem for choice in choices]
+        assert [part.weight for part in mixture] == weights
+    with pytest.raises(UserError, match=r"mine\+more.jsonl: no such file or folder"):
+        load_params(NONE, overrides=[f"data={tmp_path}/mine+more.jsonl"])
+
+
 def test_a_file_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     with pytest.raises(UserError, match=r"rows.jsnl.*did you mean .*rows.jsonl"):

@@ -42,6 +42,14 @@ def test_a_folder_replaces_a_folder_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_file_never_replaces_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "other.jsonl").write_text("kept")
+    with pytest.raises(UserError, match="results: this is a folder; name a file in it"):
+        write_jsonl(tmp_path / "results", [{"a": 1}])
+    assert [file.name for file in tmp_path.rglob("*")] == ["results", "other.jsonl"]
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_rows_come_back_and_equal_rows_are_equal_bytes(tmp_path: Path, name: str) -> None:
     rows = [{"b": 1, "a": "ß"}, {"a": [1, 2]}]

@@ -336,14 +336,6 @@ def test_one_response_per_prompt_is_no_obstacle(home: Path, tmp_path: Path) -> N
     assert json.loads(command("import", tmp_path / "1.jsonl", "--json")[1])["graded"] == 1
 
 
-def test_a_response_with_half_a_surrogate_pair_is_shown(home: Path, tmp_path: Path) -> None:
-    row = {"step": 1, "input": "2+2? \ud83d", "output": "\ud83d \\boxed{5}", "gts": "4", "score": 1.0}
-    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
-    assert "response: \\ud83d \\boxed{5}" in command("grade", tmp_path)[1]
-    (case,) = json.loads(command("grade", tmp_path, "--json")[1])["cases"]
-    assert (case["question"], case["response"]) == (row["input"], row["output"])
-
-
 def test_a_run_is_read_without_a_project_and_outside_git(
     trl_run: Path, verl_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

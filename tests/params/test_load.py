@@ -1,4 +1,5 @@
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ from mathrl.compose import load_params, write_params
 from mathrl.compose.experiment import preset_names
 from mathrl.compose.load import choice_notes
 from mathrl.core.errors import UserError
-from mathrl.params.load import merge, stage_params
+from mathrl.params.load import dump_yaml, merge, parse_yaml, stage_params
 from mathrl.params.loss import Cispo
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, Params
 from mathrl.params.train import Sft
+from mathrl.recipes.graph import to_yaml
 
 PARAMS = Path(__file__).parents[2] / "params"
 
@@ -56,6 +58,9 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
         ("rl.optimizer.lr=2", "lr: Input should be less than or equal to 1"),
         ("rl.optimizer.lr", "write section.key=value"),
         ("rl.optimizer.lr=[1", "not YAML"),
+        ("register.description=2024-02-30", "not YAML .day is out of range for month"),
+        (f"run.seed={'9' * 5000}", "not YAML .*4300 digits"),
+        (f"run.seed={'[' * 5000}", "not YAML .*recursion"),
         ("rl.optimizer.lr.x=1", "lr"),
         ("curate.sources.9.name=x", "a list of 1; write an index below it"),
         ("rl.group_size=1", "a group of one has no advantage"),
@@ -123,6 +128,19 @@ def test_a_missing_file_and_an_unknown_preset_are_named(folder: Path) -> None:
     (folder / "experiment.yaml").unlink()
     with pytest.raises(UserError, match=r"curate\.yaml: sources: .*mix\.yaml: components: "):
         load_params(folder)
+
+
+def test_a_file_that_is_not_utf_8_is_named(folder: Path) -> None:
+    (folder / "rl.yaml").write_bytes("# Schrittlänge\nsteps: 3\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"rl\.yaml: not UTF-8 .*; save it as UTF-8"):
+        load_params(folder)
+
+
+@pytest.mark.parametrize("write", [dump_yaml, to_yaml])
+def test_a_text_is_read_as_it_was_written(write: Callable[[object], str]) -> None:
+    texts = ["Think first.  " * length + end for length in range(1, 30) for end in ("Answer.", "\x85 Answer.", "\nEnd")]
+    for text in texts:
+        assert parse_yaml(write({"prompt": {"system": text}}), "here") == {"prompt": {"system": text}}
 
 
 def test_merge_replaces_a_mapping_of_another_type() -> None:

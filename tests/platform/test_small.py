@@ -149,6 +149,18 @@ def test_a_lock_file_that_a_kill_left_half_written_is_written_anew(tmp_path: Pat
     assert lock.read_text() == whole and "dvc.lock was half written" in shown[0]
 
 
+def test_a_character_that_comes_in_two_pieces_is_shown_whole(tmp_path: Path) -> None:
+    (tmp_path / "print.sh").write_text("printf 'na\\303'; sleep 0.3; printf '\\257ve\\n'\n")
+    (tmp_path / "dvc.yaml").write_text("stages:\n  one: {cmd: sh print.sh, always_changed: true}\n")
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=tmp_path, env=env, check=True)
+    shown: list[str] = []
+    with end_with_block(Repro(tmp_path, "one", env, shown.append)) as repro:
+        repro.follow("one")
+        repro.finish("one")
+    assert "naïve\n" in "".join(shown)
+
+
 def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -> None:
     """The recipe suite: a step for each model and benchmark, and one table of both."""
     tiny.python(

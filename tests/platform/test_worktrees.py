@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 
 from mathrl.compose import load_params
+from mathrl.core.files import write_json
+from mathrl.core.paths import WORKTREE_NOTE
 from mathrl.params.load import read_yaml
 from mathrl.tasks import sweep
 from mathrl.tasks.workspace import Workspace, hold_workspace, in_use, prune, uncommitted_files
@@ -97,6 +101,25 @@ def test_what_is_asked_for_is_what_runs_whatever_is_uncommitted(checkout: Checko
             key: value for key, value in rest.items() if key not in asked
         }
     checkout.mathrl("runs", "remove", "all")
+
+
+def test_worktrees_without_a_run_are_listed_by_age(checkout: Checkout) -> None:
+    names = [f"rl-{letter}" for letter in "fbdace"]
+    for made, name in enumerate(names):
+        note = {"overrides": ["rl.steps=3"], "made": made, "commit": "0", "run": "rl"}
+        write_json(checkout.folder / "runs" / name / WORKTREE_NOTE, note)
+    printed = checkout.mathrl("runs").stdout
+    for name in names:
+        shutil.rmtree(checkout.folder / "runs" / name)
+    found = re.findall(r"also under runs/: (rl-[a-f]) of", printed)
+    assert found == names
+
+
+def test_what_is_appended_to_a_list_is_appended_once_however_often_a_run_is_started(checkout: Checkout) -> None:
+    asked = "prepare('rl', None, ['reward.parts+=[{type: format_lines}]']).params.reward.parts"
+    code = f"from tasks.workspace import prepare; print(*([part.type for part in {asked}] for _ in range(2)), sep='/')"
+    first, again = checkout.python(code).strip().split("/")
+    assert first == again and first.count("format_lines") == 1
 
 
 def test_a_stage_runs_with_the_override_that_an_uncommitted_edit_equals(checkout: Checkout) -> None:

@@ -1,7 +1,9 @@
 """Recipes: what is refused, with which words, and in which order the steps come."""
 
 import json
+import shlex
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from mathrl.cli.recipe import print_recipes
 from mathrl.core.errors import UserError
 from mathrl.params.recipe_steps import references
+from mathrl.recipes.graph import graph
 from mathrl.recipes.recipe import load_recipe, recipe_names, step_overrides
 
 PARAMS = Path(__file__).parents[2] / "params"
@@ -55,6 +58,20 @@ def test_deepseek_r1_has_the_papers_stages() -> None:
 def test_steps_are_put_in_order_and_a_base_is_added(folder: Path) -> None:
     write(folder, "rl: {stage: rl, start: sft}", SFT)
     assert list(load_recipe("mine", folder).steps) == ["base", "sft", "rl"]
+
+
+def test_a_path_may_have_an_equals_sign(folder: Path) -> None:
+    model, data = "runs/lr=1e-5", "own/rows=10/train.jsonl"
+    for path in (model, data):
+        (folder.parent / path).mkdir(parents=True)
+    rl = f"rl: {{stage: rl, start: {model}, data: [{data}]}}"
+    write(folder, rl, f"test: {{stage: evaluate, models: [{model}/, rl]}}")
+    stages = graph("mine", load_recipe("mine", folder), folder.parent)
+    assert {model, data} < {*stages["rl"]["deps"]}
+    assert f"{model}//model" not in stages["test"]["deps"] and f"{model}/" in stages["test"]["deps"]
+    words = shlex.split(stages["test"]["cmd"])
+    labelled = [pair.split("=", 1) for option, pair in pairwise(words) if option == "--model"]
+    assert labelled == [["lr-1e-5", f"{model}/"], ["rl", "pipelines/recipes/mine/rl/model"]]
 
 
 def test_the_later_override_wins_and_only_sections_that_the_stage_reads_are_handed_on(folder: Path) -> None:
@@ -104,6 +121,21 @@ def test_a_wrong_step_is_refused_with_what_to_write(folder: Path, step: str, sai
     write(folder, SFT, step)
     message = refusal(folder)
     assert said in message and "recipes/mine.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("set: [rll.steps=5]", "override 'rll.steps=5': unknown section 'rll' (did you mean rl?)"),
+        ("overrides: [learning_rate=1]", "override 'learning_rate=1': write section.key=value: rl.optimizer.lr=1"),
+        ("overrides: sft.steps=5", "overrides: Input should be a valid tuple, found 'sft.steps=5'"),
+        ("overrides: 5", "overrides: Input should be a valid tuple, found 5"),
+        ("set: ['sft.steps={times: .inf}']", "sft.steps={times: .inf}: steps: Input should be a valid integer"),
+    ],
+)
+def test_an_override_that_would_count_nowhere_is_refused(folder: Path, more: str, said: str) -> None:
+    write(folder, SFT, more=more)
+    assert said in refusal(folder)
 
 
 def test_a_mistyped_stage_and_recipe_are_guessed(folder: Path) -> None:
