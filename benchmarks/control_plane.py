@@ -207,7 +207,7 @@ def step(clock: Clock, args: argparse.Namespace, problems: list[Problem], messag
     ranks = OneOfMany(args.ranks)
     policy = Packs(ranks, clock)
     with clock.part("batch"):
-        batch, _ = make_batch(groups, params, score(groups, params, ranks, None))
+        batch, _ = make_batch(groups, params, score(groups, params, ranks, None), 0.0)
     before = clock.seconds.get("packing", (0.0, 0.0))
     with clock.part("partition"):
         for part in minibatches(batch, params, 0, 0):

@@ -140,7 +140,7 @@ def _learner(source: Path, device: torch.device) -> tuple[TorchLearner, Any, Any
     model, ranks = load_model(source, params.model, device), Ranks(device, params.training)
     policy = TorchLearner(model, params.rl.optimizer, 10, ranks)
     groups = random_groups(2, 4, 64, 64, model.config.vocab_size)
-    return policy, params, make_batch(groups, params.rl, score(groups, params.rl, ranks, model))[0]
+    return policy, params, make_batch(groups, params.rl, score(groups, params.rl, ranks, model), 0.0)[0]
 
 
 def _step(policy: TorchLearner, params: Any, batch: Any) -> Tensor:

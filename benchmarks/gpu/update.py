@@ -165,7 +165,7 @@ def _batch(policy: TorchLearner, params: Any, length: int) -> Any:
     policy.model.train()
     vocabulary = policy.model.config.vocab_size
     groups = random_groups(params.rl.prompts_per_step, 2, PROMPT, length - PROMPT, vocabulary)
-    return make_batch(groups, params.rl, score(groups, params.rl, policy.ranks, policy.model))[0]
+    return make_batch(groups, params.rl, score(groups, params.rl, policy.ranks, policy.model), 0.0)[0]
 
 
 def _update(policy: TorchLearner, params: Any, batch: Any) -> float:

@@ -57,7 +57,7 @@ def one_update(source: Path, device: torch.device, precision: str, settings: lis
     model = load_model(source, params.model, device, plain=ranks.divides)
     groups = random_groups(4, 4, 64, 64, model.config.vocab_size)
     policy = make_learner(model, params.rl.optimizer, 10, ranks, name="rl")
-    batch, _ = make_batch(groups, params.rl, score(groups, params.rl, ranks, policy.model))
+    batch, _ = make_batch(groups, params.rl, score(groups, params.rl, ranks, policy.model), 0.0)
     figures = update_gradient(policy, params.rl, batch, 0.0)
     policy.update(figures.loss)
     return figures.loss, policy.norm

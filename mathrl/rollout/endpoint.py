@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +108,23 @@ class EndpointSampler(Sampler):
         if on_progress and len(keys) > len(missing):
             on_progress(len(keys) - len(missing))
         threads = ThreadPoolExecutor(max(1, min(self.remote.at_a_time, len(missing))))
-        futures: dict[Future[Answer], str] = {
-            threads.submit(self.client.ask, body): key for key, body in missing.items()
-        }
+        futures = [threads.submit(self._ask, key, body) for key, body in missing.items()]
         try:
             for future in as_completed(futures):
                 if isinstance(future.exception(), _Stopped):  # another request has the reason
                     continue
-                self.answers.add(futures[future], future.result())
+                future.result()
                 if on_progress:
                     on_progress(1)
         finally:  # after an error: those under way end, and the others are stopped before they are sent
             self.client.stopping.set()
             threads.shutdown()
-            for future, key in futures.items():
-                if key not in self.answers and not future.exception():
-                    self.answers.add(key, future.result())
             self.client.stopping.clear()
         return [self.answers[key] for key in keys]
+
+    def _ask(self, key: str, body: Mapping[str, Any]) -> None:
+        """Ask, and keep the answer before this thread asks again: a kill loses no more than the requests under way."""
+        self.answers.add(key, self.client.ask(body))
 
     def account(self) -> dict[str, Any]:
         """What was asked and what it cost, for a file beside the results.
@@ -201,6 +200,7 @@ class Answers:
     def __init__(self, folder: Path) -> None:
         self.folder, self.rows = folder, dict[str, Answer]()
         self.used: set[str] = set()
+        self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         files = sorted(folder.glob("*.jsonl"))
         for file in files:
@@ -216,11 +216,11 @@ class Answers:
         return self.rows[key]
 
     def add(self, key: str, answer: Answer) -> None:
-        self.rows[key] = answer
-        with self.file.open("a", encoding="utf-8") as stream:
+        with self._lock, self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"key": key, **answer}) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
+            self.rows[key] = answer
 
     def total(self, name: str) -> int:
         """Of the answers that were used, whoever asked for them."""
