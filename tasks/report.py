@@ -15,10 +15,11 @@ from prefect.artifacts import (
 )
 from prefect.runtime import flow_run
 
+from mathrl.core.errors import without_logins
 from mathrl.core.markdown import table
 from mathrl.core.metrics import complete_rows
 from mathrl.core.mirroring import CURVES_VIEW, TRAINING, mlflow_page, results_address
-from mathrl.core.paths import RECIPES, rollouts_page, tracking_uri, without_password
+from mathrl.core.paths import RECIPES, rollouts_page, tracking_uri
 from mathrl.core.records import RunRecord, all_records, newest_record
 from mathrl.core.results import (
     EvaluationSummary,
@@ -79,7 +80,7 @@ def compare_page(record: RunRecord) -> str | None:
 def results_page(record: RunRecord) -> str | None:
     """The list of the runs of the record's experiment with their results, best first."""
     experiment = record.mirror_state().experiment
-    return results_address(without_password(tracking_uri()), experiment) if run_page(record) else None
+    return results_address(without_logins(tracking_uri()), experiment) if run_page(record) else None
 
 
 def link_run(record: RunRecord, step: str) -> None:

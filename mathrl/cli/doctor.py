@@ -21,9 +21,9 @@ from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.ui import running_servers
 from mathrl.compose import load_params
 from mathrl.core.environment import Variable, install_command
-from mathrl.core.errors import EXIT_NO, UserError
+from mathrl.core.errors import EXIT_NO, UserError, without_logins
 from mathrl.core.gpus import nvidia_smi, visible_gpus
-from mathrl.core.paths import home, main_checkout, tracking_uri, without_password
+from mathrl.core.paths import home, main_checkout, tracking_uri
 from mathrl.core.records import all_records
 from mathrl.engines.verl_process import attention_of, verl_python
 from mathrl.servers.protocol import read_states, state_of, state_text
@@ -336,7 +336,7 @@ def _servers() -> list[Finding]:
     uri = tracking_uri()
     try:
         check_answers(uri)
-        findings: list[Finding] = [("ok", f"tracking at {without_password(uri)}", "")]
+        findings: list[Finding] = [("ok", f"tracking at {without_logins(uri)}", "")]
     except UserError as error:
         findings = [("missing", str(error), "mathrl ui")]
     servers = running_servers()

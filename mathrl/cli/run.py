@@ -22,9 +22,9 @@ from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.code_values import OWN, changed_code, keep_results
 from mathrl.core.environment import UI, Variable, without_collections
-from mathrl.core.errors import EXIT_TERMINATED, UserError
+from mathrl.core.errors import EXIT_TERMINATED, UserError, without_logins
 from mathrl.core.files import read_json
-from mathrl.core.paths import GROUPS, home, main_checkout, tracking_uri, without_password
+from mathrl.core.paths import GROUPS, home, main_checkout, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.params import Params
 from mathrl.params.load import FOLDER, dump_yaml
@@ -333,7 +333,7 @@ def _print_results(folder: Path, params: Params, seconds: float) -> None:
             summary.verdict,
             f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
-            f"tracking: {without_password(tracking_uri())}",
+            f"tracking: {without_logins(tracking_uri())}",
             f"to look at it: {UI}   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
             "one page about the run, with curves and examples: mathrl runs report",
             f"took {seconds:.0f} s",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.environment import Variable, install_command
-from mathrl.core.errors import UserError
-from mathrl.core.paths import checkout_or_here, project_setting, tracking_uri, without_password
+from mathrl.core.errors import UserError, without_logins
+from mathrl.core.paths import checkout_or_here, project_setting, tracking_uri
 from mathrl.core.records import MirrorState
 
 UPLOAD_SECONDS = 60.0
@@ -28,7 +28,7 @@ def results_address(server: str, experiment: str) -> str:
 
 def mlflow_page(state: MirrorState, run_id: str) -> str | None:
     """The address of an MLflow run of a record's experiment; None without a server, or before it was sent."""
-    uri = without_password(tracking_uri())
+    uri = without_logins(tracking_uri())
     return f"{uri}/#/experiments/{state.experiment}/runs/{run_id}" if uri.startswith("http") and run_id else None
 
 

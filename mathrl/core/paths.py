@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.environment import Variable
-from mathrl.core.errors import UserError, without_logins
+from mathrl.core.errors import UserError
 
 HOME = ".mathrl"
 RECIPES = Path("pipelines/recipes")  # each with its dvc.yaml and the outputs of its steps
@@ -209,11 +209,6 @@ def with_driver(uri: str) -> str:
     """
     scheme, rest = uri.partition("://")[::2]
     return f"postgresql+psycopg2://{rest}" if scheme in ("postgresql", "postgres") else uri
-
-
-def without_password(uri: str) -> str:
-    """The URI without user name and password."""
-    return without_logins(uri)
 
 
 def is_loopback(host: str) -> bool:

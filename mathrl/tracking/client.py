@@ -21,7 +21,7 @@ from filelock import FileLock
 from mathrl.core.environment import without_collections
 from mathrl.core.errors import UserError, without_logins
 from mathrl.core.mirroring import CURVES_VIEW, RESULTS_VIEW
-from mathrl.core.paths import home, tracking_uri, without_password
+from mathrl.core.paths import home, tracking_uri
 
 EXPERIMENT = "mathrl"
 PAGE = 1000  # runs of one answer
@@ -58,12 +58,12 @@ def connect() -> Any:
         return client
     except ModuleNotFoundError as error:  # a database's driver
         raise UserError(
-            f"MLflow at {without_password(uri)}: {error.name} is missing: pip install -c constraints.txt 'mathrl[s3]'; "
+            f"MLflow at {without_logins(uri)}: {error.name} is missing: pip install -c constraints.txt 'mathrl[s3]'; "
             "the address is postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         ) from None
     except mlflow.exceptions.MlflowException as error:
         message = without_logins(str(error))
-        raise UserError(f"MLflow at {without_password(uri)} refused: {message}; see MLFLOW_TRACKING_URI") from None
+        raise UserError(f"MLflow at {without_logins(uri)} refused: {message}; see MLFLOW_TRACKING_URI") from None
 
 
 def experiment(client: Any, question: str = "") -> str:
@@ -117,12 +117,12 @@ def check_answers(uri: str) -> None:
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
-        raise UserError(f"MLFLOW_TRACKING_URI is {without_password(uri)!r}: {error}; write http://HOST:PORT") from None
+        raise UserError(f"MLFLOW_TRACKING_URI is {without_logins(uri)!r}: {error}; write http://HOST:PORT") from None
     try:
         socket.create_connection((parts.hostname or "", port), timeout=5).close()
     except OSError as error:
         raise UserError(
-            f"MLflow at {without_password(uri)} does not answer ({error.strerror or error}): start it with "
+            f"MLflow at {without_logins(uri)} does not answer ({error.strerror or error}): start it with "
             "`mathrl ui`, or unset MLFLOW_TRACKING_URI to track into a local file"
         ) from None
 
@@ -137,7 +137,7 @@ def _login_apart(uri: str) -> str:
         return uri
     os.environ["MLFLOW_TRACKING_USERNAME"] = urllib.parse.unquote(parts.username)
     os.environ["MLFLOW_TRACKING_PASSWORD"] = urllib.parse.unquote(parts.password)
-    return without_password(uri)
+    return without_logins(uri)
 
 
 ARTIFACTS = "artifacts"

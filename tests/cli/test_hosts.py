@@ -25,7 +25,6 @@ from mathrl.cli import ui
 from mathrl.cli.serve import check_key
 from mathrl.cli.ui import check_host
 from mathrl.core.errors import UserError
-from mathrl.core.paths import without_password
 from mathrl.models.base import make_base
 from mathrl.params.rollout import Rollout
 from mathrl.params.run import Model
@@ -239,12 +238,6 @@ def test_whoever_listens_everywhere_answers_to_all_names_of_the_machine(monkeypa
     assert given["PREFECT_UI_API_URL"] == f"http://{socket.gethostname()}:4200/api"
     assert given["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] == "https://mlflow.example", "a proxy's, say"
     assert len(given["MLFLOW_FLASK_SERVER_SECRET_KEY"]) == 64
-
-
-def test_an_address_is_shown_without_its_password() -> None:
-    assert without_password("postgresql://user:pa55@db:5432/mlflow") == "postgresql://db:5432/mlflow"
-    assert without_password("http://user:pa55@host:5000") == "http://host:5000"
-    assert without_password("sqlite:////home/a/mlflow.db") == "sqlite:////home/a/mlflow.db"
 
 
 def test_a_vllm_server_for_others_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

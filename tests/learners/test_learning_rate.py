@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mathrl.compose import load_params
-from mathrl.learners.optimizer import FlatParameters, OptimizerSet
+from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.params.optimizer import Muon
 from mathrl.params.run import FreshModel
@@ -59,3 +59,14 @@ def test_another_type_of_optimizer_keeps_adamws_rate_unless_a_rate_is_typed() ->
     assert isinstance(muon, Muon) and (muon.lr, muon.adamw_scale, muon.schedule) == (1e-5, 0.1, "constant")
     dpo = load_params(PARAMS, overrides=["dpo.optimizer=muon"]).dpo.optimizer
     assert isinstance(dpo, Muon) and (dpo.lr, dpo.adamw_scale) == (2e-3, 0.1)
+
+
+def test_schedules() -> None:
+    linear = Muon(lr=0.01, schedule="linear", warmup_steps=2)
+    assert [schedule(linear, step, 4) for step in range(4)] == pytest.approx([0.5, 0.75, 0.5, 0.25])
+    once = Muon(lr=0.01, schedule="linear", warmup_steps=0)
+    assert [schedule(once, step, 1) for step in (0, 1)] == [1, 0] and schedule(once, 0, 0) == 1
+    flat = Muon(lr=0.01, schedule="flat_linear", warmup_steps=0)
+    assert [schedule(flat, step, 4) for step in range(4)] == pytest.approx([1, 1, 1, 0.5])
+    assert schedule(Muon(lr=0.01, schedule="cosine", warmup_steps=0), 2, 4) == pytest.approx(0.5)
+    assert schedule(Muon(lr=0.01, schedule="constant", warmup_steps=0), 3, 4) == 1

@@ -18,7 +18,6 @@ from mathrl.learners.micro_batches import (
 )
 from mathrl.learners.scoring import score_tokens
 from mathrl.learners.torch_learner import TorchLearner
-from mathrl.models import packing
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.packing import Group
 from mathrl.models.prepared import compute_as
@@ -133,19 +132,17 @@ def test_ranks_share_the_chosen_items_and_no_other() -> None:
 def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(
     small: Any, kernel: str, passes: int, count: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the update and in a pass of scores: two responses to a long prompt, which one kernel alone shares."""
-    monkeypatch.setattr(packing, "LONG", 24)
-    (model, sampler), ranks = small.policy(), ranks_of()
-    groups = [replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 12)] * count
+    """In the update and in a pass of scores."""
+    (model, groups), ranks = small.responses_to_a_long_prompt(monkeypatch, count), ranks_of()
     compute_as(model, replace(prepare_language_model(model), kernel=kernel))
     policy: Any = TorchLearner(model, Muon(lr=1e-3), 10)
     backward, updated, scored = policy.backward, list[torch.Tensor](), list[int]()
 
-    def count(loss: torch.Tensor) -> None:
+    def watched(loss: torch.Tensor) -> None:
         updated.append(loss)
         backward(loss)
 
-    policy.backward = count
+    policy.backward = watched
     params = Rl(group_size=2, tokens_per_microbatch=tokens)
     update_gradient(policy, params, small.scored_batch(groups, params, ranks, model)[0], 0.0)
 

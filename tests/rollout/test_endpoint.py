@@ -3,7 +3,6 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,20 +25,9 @@ from mathrl.rollout.endpoint import Client, EndpointSampler, read_answer
 from mathrl.rollout.engine import Sampling
 from mathrl.stages.sample import work
 from mathrl.stages.stage_run import StageRun
-from tests.rollout.endpoint_server import PROBLEMS, Server, remote, sample, serving
+from tests.rollout.endpoint_server import PROBLEMS, Server, remote, sample
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with serving(tmp_path / "state", monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def demo() -> Params:
-    return load_params(ROOT / "params", overrides=["prompt.template=boxed"])
 
 
 def test_every_fault_is_tried_again_and_counted(server: Server, demo: Params) -> None:

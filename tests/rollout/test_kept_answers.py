@@ -6,13 +6,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable, write_jsonl
 from mathrl.core.hashing import derive_seed, digest
@@ -23,20 +21,9 @@ from mathrl.params.run import Prompt, RemoteModel
 from mathrl.rewards.compose import build_reward
 from mathrl.rollout.endpoint import EndpointSampler
 from mathrl.rollout.engine import Sampling
-from tests.rollout.endpoint_server import PROBLEMS, Server, remote, sample, serving
+from tests.rollout.endpoint_server import PROBLEMS, Server, remote, sample
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with serving(tmp_path / "state", monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def demo() -> Params:
-    return load_params(ROOT / "params", overrides=["prompt.template=boxed"])
 
 
 def test_what_was_answered_is_never_asked_again_and_more_samples_ask_for_the_rest(server: Server, demo: Params) -> None:
@@ -108,6 +95,18 @@ def test_what_is_under_way_when_a_run_is_interrupted_is_kept_and_nothing_more_is
     sampler, _ = sample(server, demo)
     assert (sampler.counts["kept"], sampler.counts["requests"]) == (12, 0)
     assert sum(len(file.read_bytes().splitlines()) for file in sampler.answers.folder.iterdir()) == 12
+
+
+def test_an_answer_is_kept_before_its_thread_asks_again(
+    server: Server, demo: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the disk is, a kill loses no more than the requests under way."""
+    sampler, kept = EndpointSampler(remote(server, at_a_time=1), demo, "evaluate"), list[int]()
+    ask = sampler.client.ask
+    monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.02))
+    monkeypatch.setattr(sampler.client, "ask", lambda body: kept.append(len(sampler.answers.rows)) or ask(body))
+    sampler.sample(PROBLEMS[:5], Sampling(1, 0.7, 20), build_reward(), 0)
+    assert kept == [0, 1, 2, 3, 4]
 
 
 def test_an_endpoint_that_stays_broken_ends_the_run_with_what_it_answered_kept(server: Server, demo: Params) -> None:

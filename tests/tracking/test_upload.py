@@ -6,7 +6,7 @@ import pytest
 
 from mathrl.cli.ui import _store
 from mathrl.core.errors import UserError, without_logins
-from mathrl.core.paths import tracking_uri, without_password
+from mathrl.core.paths import tracking_uri
 from mathrl.sweeps.study import _url
 from mathrl.tracking.client import check_answers, connect
 from mathrl.tracking.upload import flatten
@@ -24,11 +24,11 @@ def test_nested_parameters_become_dotted_names_with_json_values() -> None:
 
 
 def test_a_password_is_never_shown() -> None:
-    assert without_password("https://me:secret@host:5000/x") == "https://host:5000/x"
+    assert without_logins("https://me:secret@host:5000/x") == "https://host:5000/x"
     for password in ("secret", "se/cret", "secret?", "#secret"):  # as SQLAlchemy reads them
-        assert without_password(f"postgresql://me:{password}@host:5/d") == "postgresql://host:5/d"
+        assert without_logins(f"postgresql://me:{password}@host:5/d") == "postgresql://host:5/d"
     for address in ("https://host:5000/a@b", "postgresql://host:5/d", "sqlite:////home/a:b@c/d", "http://[::1]:5/"):
-        assert without_password(address) == address
+        assert without_logins(address) == address
     with pytest.raises(UserError) as caught:
         check_answers("http://me:secret@127.0.0.1:9")
     assert "secret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 
 from mathrl.core.metrics import JsonlSink, without_timings
@@ -13,6 +14,7 @@ from mathrl.core.types import Problem
 from mathrl.grading import Verdict
 from mathrl.health.watch import HealthMonitor
 from mathrl.learners.distributed import Ranks
+from mathrl.models import packing
 from mathrl.models.base import character_tokenizer, fresh_network
 from mathrl.models.logprobs import prepare_language_model
 from mathrl.models.prepared import compute_as
@@ -188,6 +190,13 @@ def scored_batch(
 ) -> tuple[Batch, dict[str, float]]:
     """The batch of the groups with the scores that the models give, and its figures."""
     return make_batch(groups, params, score(groups, params, ranks, model, reference, **models), kl_coef)
+
+
+def responses_to_a_long_prompt(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Any, list[RolloutGroup]]:
+    """A model and groups of two responses, whose prompt counts as long: one kernel alone shares it."""
+    monkeypatch.setattr(packing, "LONG", 24)
+    model, sampler = policy()
+    return model, [replace(rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 12)] * count
 
 
 def gpt2() -> Any:

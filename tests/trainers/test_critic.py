@@ -12,7 +12,6 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
-from mathrl.models import packing
 from mathrl.models.export import export_model
 from mathrl.models.prepared import compute_as
 from mathrl.models.scores import make_scorer, prepare_scorer, token_scores
@@ -80,10 +79,7 @@ def test_the_gradient_is_that_of_the_mean_value_loss_however_it_is_cut(
 def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(
     small: Any, kernel: str, passes: int, count: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two responses to a long prompt, which one kernel alone shares."""
-    monkeypatch.setattr(packing, "LONG", 24)
-    model, sampler = small.policy()
-    groups = [replace(small.rollouts(model, sampler, samples=2)[1], prompt=(4, 5) * 12)] * count
+    model, groups = small.responses_to_a_long_prompt(monkeypatch, count)
     params = ppo(Critic(), group_size=2, tokens_per_microbatch=tokens)
     critic: Any = make_critic(params.critic or Critic(), model, None, 10, 0, CPU)
     batch, _ = scored_batch(groups, params, CPU, model, critic=critic.model)

@@ -68,13 +68,9 @@ def test_without_measured_rates_the_level_decides() -> None:
     levels = [problem(number, level=level) for number, level in enumerate((3, 1, 2))]
     found = ProblemOrder(EasyToHard(), levels, range(3), 3, 0)
     assert found.take(3) == [1, 2, 0]
-    for from_nought in ((2, 0, 1), (2, 1, 0)):
-        easiest = [problem(number, level=level) for number, level in enumerate(from_nought)]
-        assert [from_nought[index] for index in ProblemOrder(EasyToHard(), easiest, range(3), 3, 0).take(3)] == [
-            0,
-            1,
-            2,
-        ]
+    for order in ((2, 0, 1), (2, 1, 0)):
+        taken = ProblemOrder(EasyToHard(), [problem(n, level=level) for n, level in enumerate(order)], range(3), 3, 0)
+        assert [order[number] for number in taken.take(3)] == [0, 1, 2], "a level of 0 is the easiest"
     levels.append(problem(7))
     with pytest.raises(UserError, match="'p0' has no measured pass rate and problem 'p7' no level"):
         ProblemOrder(EasyToHard(), levels, range(4), 3, 0)

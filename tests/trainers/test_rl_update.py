@@ -12,7 +12,7 @@ import torch
 from mathrl.algorithms.alignment import GAPS
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.optimizer import FlatParameters, OptimizerSet, schedule
+from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.prepared import compute_as
@@ -338,17 +338,6 @@ def test_a_step_that_trains_no_group_logs_no_figure_of_a_forward_pass(small: Any
     assert [row["trained_tokens"] > 0 for row in rows] == [not skip] * 2 + [True] * 2
     entropies = [row["entropy"] for row in rows if "entropy" in row]
     assert max(entropies) - min(entropies) < 0.05 < min(entropies), "the rate is 1e-6: the policy hardly moves"
-
-
-def test_schedules() -> None:
-    linear = Muon(lr=0.01, schedule="linear", warmup_steps=2)
-    assert [schedule(linear, step, 4) for step in range(4)] == pytest.approx([0.5, 0.75, 0.5, 0.25])
-    once = Muon(lr=0.01, schedule="linear", warmup_steps=0)
-    assert [schedule(once, step, 1) for step in (0, 1)] == [1, 0] and schedule(once, 0, 0) == 1
-    flat = Muon(lr=0.01, schedule="flat_linear", warmup_steps=0)
-    assert [schedule(flat, step, 4) for step in range(4)] == pytest.approx([1, 1, 1, 0.5])
-    assert schedule(Muon(lr=0.01, schedule="cosine", warmup_steps=0), 2, 4) == pytest.approx(0.5)
-    assert schedule(Muon(lr=0.01, schedule="constant", warmup_steps=0), 3, 4) == 1
 
 
 def test_muon_takes_the_hidden_matrices_only(small: Any) -> None:
