@@ -203,11 +203,16 @@ class Widest:
 def reset_and_restored(policy: Any, reference: Any, folder: Path) -> None:
     """Zeros in the reference become the policy's weights by a reset, and again by the shards of a checkpoint."""
     moving = MovingReference(*(dict(each.named_parameters()) for each in (policy, reference)), sharded=True)
-    for fill in (moving.reset, partial(moving.load, Checkpoint(2, {}, {}, folder))):
-        for weight in moving.weights.values():
-            own_part(weight).zero_()
-        fill()
-        moving.write(folder)
+    zeros_in(reference)
+    moving.reset()
+    moving.write(folder)  # once: to write again would remove what a slower rank still reads
+    zeros_in(reference)
+    moving.load(Checkpoint(2, {}, {}, folder))
+
+
+def zeros_in(network: Any) -> None:
+    for weight in network.parameters():
+        own_part(weight).zero_()
 
 
 def loaded(folder: Path, out: Path, ranks: Ranks) -> dict[str, Any]:
