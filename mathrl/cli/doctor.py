@@ -20,7 +20,7 @@ import mathrl
 from mathrl.cli.output import AsJson, print_document
 from mathrl.cli.ui import running_servers
 from mathrl.compose import load_params
-from mathrl.core.environment import Variable, install_command
+from mathrl.core.environment import Variable, install_command, named_servers
 from mathrl.core.errors import EXIT_NO, UserError, without_logins
 from mathrl.core.gpus import nvidia_smi, visible_gpus
 from mathrl.core.paths import home, main_checkout, tracking_uri
@@ -357,9 +357,9 @@ def sampling_servers() -> list[Finding]:
     except UserError:
         return []  # outside a checkout, or parameters that every other command refuses
     named = rollout.servers.urls if rollout.engine == "vllm_server" else ()
-    for url in Variable.SERVERS.get().split(",") if Variable.SERVERS.get() else named:
-        state = state_of(url.rstrip("/"))
-        remedy = "" if state.alive else f"mathrl serve MODEL --port {url.rpartition(':')[2].rstrip('/')}"
+    for url in named_servers(named):
+        state = state_of(url)
+        remedy = "" if state.alive else f"mathrl serve MODEL --port {url.rpartition(':')[2]}"
         findings.append(("ok" if state.alive else "missing", f"vLLM server {state_text(state)}", remedy))
     for record in all_records():
         if record.status != "running":

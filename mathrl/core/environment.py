@@ -11,7 +11,7 @@ Hugging Face hub answers: its client would try for half a minute, with a line pe
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cache
@@ -89,6 +89,16 @@ def rank() -> int:
 def world_size() -> int:
     """How many processes the stage has."""
     return int(Variable.WORLD_SIZE.get() or 1)
+
+
+def named_servers(otherwise: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The vLLM servers that $MATHRL_SERVERS names; `otherwise` where it names none.
+
+    >>> named_servers((), {"MATHRL_SERVERS": "http://a:8000/, http://b:8000,"})
+    ['http://a:8000', 'http://b:8000']
+    """
+    urls = (url.strip().rstrip("/") for url in environment.get(Variable.SERVERS, "").split(","))
+    return [url for url in urls if url] or [url.rstrip("/") for url in otherwise]
 
 
 def wait_without_spinning() -> None:

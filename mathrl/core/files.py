@@ -105,10 +105,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))  # Windows' editors leave a byte-order mark
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of over 4300 digits, or deep nesting
         raise UserError(f"{path}: not JSON ({error})") from None
 
 
@@ -154,7 +154,7 @@ def read_numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(f"{path}: no such file")
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as stream:
+        with opener(path, "rt", encoding="utf-8-sig") as stream:
             for number, line in enumerate(stream, start=1):
                 if not line.strip():
                     continue

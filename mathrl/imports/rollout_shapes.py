@@ -59,7 +59,7 @@ def holds_rollouts(row: Mapping[str, Any]) -> bool:
     if "traces" in row or ("content" in row and "rewards" in row):
         return True
     if "traj_idx" in row:
-        return any("trace" in step for step in row.get("steps", ()))
+        return any("trace" in step for step in row.get("steps") or ())
     has_response = any(isinstance(row.get(name, ""), str | list | None) and name in row for name in RESPONSES)
     return has_response and ("advantage" in row or any(name in row for name in REWARDS))
 
@@ -180,7 +180,7 @@ def _of_messages(row: Mapping[str, Any], default: int) -> TheirRollout:
 def _of_episode(row: Mapping[str, Any], default: int) -> Iterator[TheirRollout]:
     """prime-rl's episodes: the task has question and answer, a trace its messages and rewards."""
     task = row.get("task") or {}
-    for trace in row["traces"]:
+    for trace in row["traces"] or ():
         messages = trace.get("messages") or trace.get("nodes") or []
         messages = [node.get("message", node) for node in messages if isinstance(node, Mapping)]
         data = trace.get("task") or task
@@ -197,7 +197,7 @@ def _of_episode(row: Mapping[str, Any], default: int) -> Iterator[TheirRollout]:
 
 def _of_trajectory(row: Mapping[str, Any]) -> Iterator[TheirRollout]:
     """tinker-cookbook's summaries: the last step's trace has the prompt, the response and the parts of the reward."""
-    traced = [step for step in row["steps"] if step.get("trace")]
+    traced = [step for step in row.get("steps") or () if step.get("trace")]
     if not traced:
         return
     trace, metrics = traced[-1]["trace"], traced[-1].get("metrics") or {}

@@ -71,6 +71,8 @@ def import_folder(
         UserError: the name is that of another run, or a file is damaged.
     """
     name = name or (run.folder.stem if run.folder.is_file() else run.folder.name)  # a folder's name has no suffix
+    if Path(name).name != name:
+        raise UserError(f"--name {name}: a record's name is one folder's; write it without /")
     target = records_folder() / f"{IMPORTED}{name}"
     earlier = read_record(target)
     if earlier is not None and earlier.imported_from != str(run.folder):

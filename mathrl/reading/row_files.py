@@ -18,7 +18,7 @@ import lzma
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -306,14 +306,38 @@ def _csv(file: Path, wanted: Wanted | None) -> Numbered:
     with _text(file) as stream:
         heading = stream.readline()
         delimiter = "\t" if kind_of(file) == ".tsv" else max(",;\t", key=heading.count)
-        reader = csv.reader(chain([heading], stream), delimiter=delimiter)
+        lines: list[str] = []  # of the row that is read
+        reader = csv.reader(_kept_in(lines, chain([heading], stream)), delimiter=delimiter)
         names = next(reader, [])
+        if twice := {name for name in names if name and names.count(name) > 1}:
+            raise UserError(f"{file}: two columns are called {min(twice)!r}; rename one of them")
+        lines.clear()
         for cells in reader:
+            if len(lines) > 1:
+                _check_quotes(file, lines, reader.line_num, delimiter)
+            lines.clear()
             if not cells or (wanted and not wanted()):
                 continue
             wide = len(cells) > len(names)
             row = dict(zip(names, [*cells, *[None] * (len(names) - len(cells))], strict=False))
             yield reader.line_num, "more columns than the heading" if wide else row
+
+
+def _kept_in(lines: list[str], stream: Iterable[str]) -> Iterator[str]:
+    for line in stream:
+        lines.append(line)
+        yield line
+
+
+def _check_quotes(file: Path, lines: Sequence[str], last: int, delimiter: str) -> None:
+    """Refuse a row of several lines whose quotes do not match: rows are lost in a field that a quote leaves open."""
+    try:
+        next(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error:
+        raise UserError(
+            f"{file}, lines {last - len(lines) + 1} to {last}: a field begins with a quote that is not closed where "
+            'the field ends; close it, or write a quote within a field as ""'
+        ) from None
 
 
 def _parquet(file: Path, wanted: Wanted | None) -> Numbered:

@@ -262,13 +262,16 @@ def _choice(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> di
 
 def _instructions(row: Mapping[str, Any], shape: RowShape, seed: int, name: str) -> dict[str, Any]:
     """The columns of IFEval: a prompt, the names of its instructions and their arguments."""
-    names, arguments = row.get("instruction_id_list"), row.get("kwargs")
+    names, arguments = from_json(row.get("instruction_id_list")), from_json(row.get("kwargs"))
     if not (isinstance(names, list) and names and isinstance(arguments, list) and len(names) == len(arguments)):
         raise BadRow("expected fields 'instruction_id_list' and 'kwargs', two lists of one length")
+    arguments = [from_json(given) or {} for given in arguments]
+    if not all(isinstance(given, dict) for given in arguments):
+        raise BadRow(f"field 'kwargs': expected an object for each instruction, found {_show_field(row, 'kwargs')}")
     if unknown := [name for name in names if name not in CHECKS]:
         raise BadRow(f"field 'instruction_id_list': no check of {', '.join(map(repr, unknown))}")
     rules = [
-        {"id": name, **{key: value for key, value in (given or {}).items() if value is not None}}
+        {"id": name, **{key: value for key, value in given.items() if value is not None}}
         for name, given in zip(names, arguments, strict=True)
     ]
     return {
@@ -324,7 +327,10 @@ def _options(row: Mapping[str, Any], key: str) -> tuple[list[str], list[str]]:
     if isinstance(value, Mapping):  # {"text": […], "label": […]}, or {"A": …, "B": …}
         labels = [str(label) for label in value.get("label", ())] if "text" in value else list(map(str, value))
         value = value["text"] if "text" in value else list(value.values())
-    texts = [text for item in value if (text := as_text(item))] if isinstance(value, list | tuple) else []
+    value = list(value) if isinstance(value, list | tuple) else []
+    while value and value[-1] is None:  # a column of structs has every letter that any row has
+        value.pop()
+    texts = [text for item in value if (text := as_text(item))]
     if not 2 <= len(texts) <= len(string.ascii_uppercase) or len(texts) != len(value):
         raise BadRow(f"field {key!r}: expected a list of 2 to 26 options, found {_show_field(row, key)}")
     marks = [_LABEL.match(text) for text in texts]

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from mathrl.core.environment import Variable
+from mathrl.core.environment import named_servers
 from mathrl.core.errors import UserError
 from mathrl.params.rollout import Servers
 from mathrl.servers.protocol import ServerState, write_states
@@ -37,8 +37,7 @@ class ServerPool:
         """
         self.params, self.lock, self.check_started = params, threading.Condition(), check_started
         self.watch_lock, self.watching = threading.Lock(), False
-        urls = urls or (Variable.SERVERS.get().split(",") if Variable.SERVERS.get() else params.urls)
-        self.servers = [Server(url.rstrip("/")) for url in urls]
+        self.servers = [Server(url.rstrip("/")) for url in urls or named_servers(params.urls)]
         self.weights: SentWeights | None = None  # what was sent last
         self.replaced: SentWeights | None = None  # while it is sent: the weights before it
         self.sending = False  # within `send_by`

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from mathrl.core.environment import Variable, rank
+from mathrl.core.environment import Variable, named_servers, rank
 from mathrl.core.errors import EXIT_STOPPED, UserError
 from mathrl.core.gpus import gpu_count
 from mathrl.core.guard import die_with_parent
@@ -229,6 +229,5 @@ def _on_this_machine(stage: str, params: Params, environment: Mapping[str, str])
 def _samples_elsewhere(stage: str, params: Params, environment: Mapping[str, str]) -> bool:
     if "rollout" not in READS[stage] or params.rollout.engine != "vllm_server":
         return False
-    named = environment.get(Variable.SERVERS)
-    urls = named.split(",") if named else params.rollout.servers.urls
+    urls = named_servers(params.rollout.servers.urls, environment)
     return not all(is_loopback(urlsplit(url).hostname or "") for url in urls)

@@ -11,7 +11,7 @@ import re
 import socket
 import sqlite3
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from mathrl.core.mirroring import CURVES_VIEW, RESULTS_VIEW
 from mathrl.core.paths import home, tracking_uri
 
 EXPERIMENT = "mathrl"
-PAGE = 1000  # runs of one answer
+PAGE = 1000  # runs or experiments of one answer
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI's pages for training, not for GenAI
 QUIET = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # not that a new file gets its tables
@@ -91,15 +91,19 @@ def read_history(client: Any, run: Any) -> tuple[dict[int, dict[str, float]], di
 
 def experiments(client: Any) -> list[str]:
     """The ids of all experiments of mathrl, since lineage crosses them."""
-    candidates = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT}%'")
+    candidates = _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
     return [str(item.experiment_id) for item in candidates if item.name.split("/")[0] == EXPERIMENT]
 
 
 def search_runs(client: Any, query: str = "", order_by: Sequence[str] = ()) -> Iterator[Any]:
     """Every run of mathrl's experiments for which the query holds."""
-    where, token = experiments(client), None
+    yield from _all_pages(client.search_runs, experiments(client), query, order_by=list(order_by))
+
+
+def _all_pages(search: Callable[..., Any], *query: Any, **settings: Any) -> Iterator[Any]:
+    token = None
     while True:
-        page = client.search_runs(where, query, max_results=PAGE, order_by=list(order_by), page_token=token)
+        page = search(*query, max_results=PAGE, page_token=token, **settings)
         yield from page
         token = page.token
         if not token:

@@ -68,6 +68,20 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
         list(read_jsonl(file))
 
 
+@pytest.mark.parametrize("text", ["[1", "1" * 5000, "[" * 100_000])
+def test_a_file_that_json_refuses_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"a\.json: not JSON"):
+        read_json(file)
+
+
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"a": 1}\n', encoding="utf-8-sig")
+    assert read_json(file) == {"a": 1} and list(read_jsonl(file)) == [{"a": 1}]
+
+
 def test_blank_lines_count_in_line_numbers(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('\n{"a": 0}\n')

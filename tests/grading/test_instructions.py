@@ -68,6 +68,10 @@ def test_a_row_of_ifeval_is_graded_by_all_of_its_instructions_and_after_the_thin
         "id": names[1],
         "keywords": ["sun"],
     }
+    as_texts = {**row, "kwargs": ['{"num": null}', '{"keywords": ["sun"]}']}
+    assert to_problem(as_texts, shape, name="f:1", source="ifeval", split="test", seed=0) == problem
+    with pytest.raises(BadRow, match="field 'kwargs': expected an object for each instruction"):
+        to_problem({**row, "kwargs": ["x", None]}, shape, name="f:1", source="ifeval", split="test", seed=0)
     verdicts = [
         grade(text, problem.answers, "strict") for text in ("the sun", "a, b</think>the sun", "the, sun", "rain")
     ]

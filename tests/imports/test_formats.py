@@ -164,7 +164,7 @@ def test_prime_rl_s_file_monitor(tmp_path: Path) -> None:
     trace = {"messages": messages, "reward": 1.0, "rewards": {"correct": {"value": 1.0}}}
     wrong = trace | {"messages": [messages[0], {"role": "assistant", "content": "\\boxed{5}"}]}
     episode = {"task": {"data": {"question": "2+2?", "answer": "4"}}, "traces": [trace, wrong]}
-    (folder / "traces.jsonl").write_text(json.dumps(episode) + "\n")
+    (folder / "traces.jsonl").write_text(json.dumps(episode) + "\n" + json.dumps({"task": {}, "traces": None}) + "\n")
     run = read_run(tmp_path)
     gathered = gather(run)
     assert run.system == "prime-rl" and gathered.rl["group_size"] == 2 and gathered.rl["steps"] == 50
@@ -235,6 +235,10 @@ def test_tinker_cookbook_s_summaries_with_traces(tmp_path: Path) -> None:
     assert (right.step, right.question, right.text, right.answers) == (3, "2+2?", "\\boxed{4}", ["4"])
     assert (right.reward, right.verdict, right.source, right.tokens, right.truncated) == (1.0, True, "math", 5, False)
     assert (wrong.verdict, wrong.truncated) == (False, True)
+    (folder / "train_rollout_summaries.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in (rows[0], {**rows[1], "steps": None}))
+    )
+    assert len(list(read_rollouts(read_run(tmp_path).rollouts[0]))) == 1
     for row in rows:
         del row["steps"][0]["trace"]
     (folder / "train_rollout_summaries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

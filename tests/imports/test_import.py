@@ -317,8 +317,9 @@ def test_a_folder_without_a_run_is_refused(home: Path, tmp_path: Path) -> None:
 def test_the_name_of_another_run_is_not_taken(verl_run: Path, home: Path, tmp_path: Path) -> None:
     import_folder(read_run(verl_run))
     other = Path(shutil.copytree(verl_run, tmp_path / "elsewhere" / "verl"))
-    with pytest.raises(UserError, match="--name"):
-        import_folder(read_run(other))
+    for name in (None, "first/second"):
+        with pytest.raises(UserError, match="--name"):
+            import_folder(read_run(other), name)
     assert import_folder(read_run(other), "second").record.folder.name == "imported-second"
 
 

@@ -130,6 +130,9 @@ def test_a_broken_line_is_a_row_with_a_problem(tmp_path: Path) -> None:
         ("a.jsonl.zst", b"not zstd", "cannot be read as jsonl"),
         ("a.arrow", b"ARROW1", "cannot be read as arrow"),
         ("a.parquet", b"PAR1", "cannot be read as parquet"),
+        ("a.csv", b'q,a\n"1+1,2\n"2+2",4\n3+3,6\n', "lines 2 to 3: a field begins with a quote"),
+        ("a.csv", b'q,a\n1+1,2\n"2+2,4\n3+3,6\n', "lines 3 to 4: a field begins with a quote"),
+        ("a.tsv", b"q\ta\ta\n1+1\t2\t3\n", "two columns are called 'a'"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -138,6 +141,13 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, said:
     with pytest.raises(UserError, match=said) as caught:
         list(read_rows(file))
     assert str(file) in str(caught.value)
+
+
+def test_quotes_that_match_within_a_csv_file_are_no_obstacle(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('q,a,,\n"1 +\n1",2,,\na board of 5" by 3",15,,\n"say ""four""\nnow",4,,\n')
+    read = [(row.values["q"], row.values["a"]) for row in read_rows(file)]
+    assert read == [("1 +\n1", "2"), ('a board of 5" by 3"', "15"), ('say "four"\nnow', "4")]
 
 
 def test_a_missing_or_unknown_file_says_what_to_do(tmp_path: Path) -> None:

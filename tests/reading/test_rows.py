@@ -144,6 +144,14 @@ def test_multiple_choice_is_shuffled_by_the_seed_and_the_letter_follows() -> Non
     assert read(row, format="multiple_choice") == read(row, format="multiple_choice")
 
 
+@pytest.mark.parametrize("options", [{"A": "one", "B": "two", "C": None}, ["one", "two", None, None]])
+def test_options_that_a_row_does_not_have_are_none(options: Any) -> None:
+    problem = read({"question": "1 + 1?", "answer": "B", "options": options}, choices_key="options")
+    assert problem.question == "1 + 1?\n\n(A) one\n(B) two" and problem.answers[0] == "B"
+    with pytest.raises(BadRow, match="2 to 26 options"):
+        read({"question": "Q", "answer": "C", "options": {"A": "one", "B": None, "C": "two"}}, choices_key="options")
+
+
 def test_countdown_rows_are_solved() -> None:
     problem = read({"nums": [3, 7, 2], "target": 20}, format="countdown")
     assert problem.answers == ('{"numbers": [3, 7, 2], "target": 20}',)

@@ -118,7 +118,9 @@ def test_a_registered_version_is_its_logged_model_which_alone_holds_files(record
     assert digest_path(back) == digest
 
 
-def test_a_question_has_an_experiment_of_its_own_and_lineage_does_not_end_there(record: Any) -> None:
+def test_a_question_has_an_experiment_of_its_own_and_lineage_does_not_end_there(
+    record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     curated = {"data/curated/rl.jsonl": "aa"}
     record("curate", {"gsm8k/train.jsonl": "5ec0"}, curated, {})
     rl = record("rl", curated, {"models/rl": "71"}, {}, recipe="study")
@@ -129,6 +131,8 @@ def test_a_question_has_an_experiment_of_its_own_and_lineage_does_not_end_there(
     assert client.get_run(rl).info.experiment_id == names["mathrl/study"] == experiment(client, "study")
     client.create_experiment("mathrlike")
     assert len(experiments(client)) == 3, "nobody else's"
+    monkeypatch.setattr("mathrl.tracking.client.PAGE", 1)
+    assert len(experiments(client)) == 3, "from several answers"
     register_version(client, "m", run, Path("none"), {"mathrl.digest": "71"})
     assert [step.stage for step in way_back(client, "m").steps] == ["register", "rl", "curate"]
     steps, models = way_forward(client, "5ec0")
