@@ -216,6 +216,8 @@ def of_sources(sources: Iterable[ResolvedSource]) -> dict[str, Path]:
     links: dict[str, Path] = {}
     for source in sources:
         folder = re.sub(r"[^\w.-]+", "_", f"{source.name}-{source.split}").strip("_.")
+        while any(links.get(f"{folder}/{label}", file) != file for file, label in source.labels.items()):
+            folder += "_"  # "a/b" and "a:b" are two sources
         links |= {f"{folder}/{label}": file for file, label in source.labels.items()}
     return links
 

@@ -282,3 +282,14 @@ def test_every_cmath_question_that_leaks_into_training_is_caught() -> None:
     leaked = [p.with_(id=f"leak/{p.id}", question=f"题：{p.question} 请作答。", split="rl") for p in cmath]
     assert sum(hit is not None for _, hit in find_hits(leaked, index)) == len(cmath) == 600
     assert sum(len(p.question.split()) < 10 for p in cmath) == 600  # white space would have let them through
+
+
+def test_every_file_has_a_link_of_its_own_and_the_same_file_one(tmp_path: Path) -> None:
+    def source(name: str, folder: str) -> rooms.ResolvedSource:
+        file = tmp_path / folder / "rows.jsonl"
+        write(file, GSM8K)
+        return rooms.ResolvedSource(name, "train", "MIT", files=(file,))
+
+    first, second, again = source("a/b", "1"), source("a:b", "2"), source("a_b", "1")
+    links = rooms.of_sources([first, second, again])
+    assert links == {"a_b-train/rows.jsonl": first.files[0], "a_b-train_/rows.jsonl": second.files[0]}
