@@ -4,15 +4,15 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import from_fields
+from mathrl.core.files import from_fields, to_fields
 from mathrl.curation.decisions import Hit
 from mathrl.curation.deduplicate import Dropped, Reason, Variants
 from mathrl.curation.processes import in_order
@@ -94,7 +94,7 @@ class Spill(Generic[Item]):
         self._at_end = True  # of the file: a seek would flush what is not yet written
 
     def append(self, item: Item) -> None:
-        line = json.dumps(asdict(cast("Any", item))).encode() + b"\n"
+        line = json.dumps(to_fields(item)).encode() + b"\n"
         start = self._ends[-1] if self._ends else 0
         if not self._at_end:
             self._file.seek(start)

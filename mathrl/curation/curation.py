@@ -8,7 +8,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import from_fields, read_jsonl
+from mathrl.core.files import from_fields, read_jsonl, to_fields
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.curation.curated import TRAINED, Curated, Spill, read_sources
@@ -262,7 +262,8 @@ class _Step:
                 return [(number, from_fields(Hit, row)) for number, row in map(json.loads, stream)]
         hits = self._search(piece)
         partial = file.with_suffix(".partial")
-        partial.write_text("".join(json.dumps([number, asdict(hit)]) + "\n" for number, hit in hits), encoding="utf-8")
+        lines = (json.dumps([number, to_fields(hit)]) + "\n" for number, hit in hits)
+        partial.write_text("".join(lines), encoding="utf-8")
         partial.replace(file)
         return hits
 

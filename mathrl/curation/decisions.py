@@ -5,12 +5,12 @@ later replaces an earlier one about the same pair.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import read_numbered_jsonl
+from mathrl.core.files import read_numbered_jsonl, to_fields
 from mathrl.core.paths import main_checkout
 from mathrl.data.grams import exact_key
 from mathrl.params.data import Decontaminate
@@ -65,7 +65,7 @@ class Hit:
 
     def to_row(self, min_share: float = 0.0) -> dict[str, Any]:
         """One line of a report, with the keys that `mathrl data decide` needs; long texts are cut."""
-        row = {**asdict(self), "share": round(self.share, 4), "others": list(self.others)}
+        row = {**to_fields(self), "share": round(self.share, 4), "others": list(self.others)}
         if not self.semantic:
             del row["semantic"]
         keys = {"train_key": text_key(self.train_text), "eval_key": text_key(self.eval_text)}

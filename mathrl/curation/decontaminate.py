@@ -283,14 +283,11 @@ class EvaluationIndex:
         """Further evaluation ids by falling share, at most 20; at equal shares, in the order of the training text."""
         if len(numbers) == 1:
             return ()
-        sizes, unknown = self._windows.sizes, 0
-        runs = [unknown := unknown + (word not in self._known) for word in words]  # of grams that are all indexed
-
-        def place(i: int) -> tuple[float, int, bool, int, int, int]:
-            size = int(sizes[numbers[i]])
-            return -shares[i], runs[first[i]], size < self.ngram, size, first[i], numbers[i]
-
-        ordered = (self.texts[numbers[i]][0] for i in sorted(range(len(numbers)), key=place) if i != best)
+        unknown = 0
+        runs = np.array([unknown := unknown + (word not in self._known) for word in words])  # of indexed grams alone
+        sizes, places = self._windows.sizes[numbers], np.array(first)
+        order = np.lexsort((numbers, places, sizes, sizes < self.ngram, runs[places], -np.array(shares)))
+        ordered = (self.texts[numbers[i]][0] for i in order.tolist() if i != best)
         return tuple(islice(dict.fromkeys(id for id in ordered if id != self.texts[numbers[best]][0]), 20))
 
     def _decisions_on(self, text: str, numbers: Iterable[int]) -> dict[int, Verdict]:

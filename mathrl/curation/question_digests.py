@@ -69,7 +69,9 @@ def question_tokens(text: str) -> list[str]:
         plain = plain.replace("\\$", " ").replace("{,}", ",")
         plain = plain.replace("^{\\circ}", "\\circ").replace("^\\circ", "\\circ")
         plain = _NOTHING.sub(" ", _HYPHEN.sub(" ", _MATH.sub(_formula, plain)))
-    return [_SAME.get(token, token).replace(",", "") for token in rule.findall(plain)]
+    tokens = rule.findall(plain)
+    tokens = list(map(_SAME.get, tokens, tokens))
+    return [token.replace(",", "") for token in tokens] if "," in plain else tokens
 
 
 def signature(text: str, tokens: list[str]) -> tuple[str, ...]:

@@ -217,7 +217,8 @@ def _gram_hashes(texts: Sequence[str]) -> Any:
     parts = []
     cache = TokenHashes()
     for start in range(0, len(texts), CHUNK):
-        parts.append(hash_tokens([compared_grams(text) for text in texts[start : start + CHUNK]], cache))
+        chunk = texts[start : start + CHUNK]
+        parts.append(hash_tokens([compared_grams(text) if text else [] for text in chunk], cache))
     return _lists(Rows.join(parts))
 
 

@@ -7,6 +7,7 @@ punctuation dropped. So a Chinese question has as many grams as characters, and 
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from itertools import pairwise
 
 import regex
@@ -99,11 +100,19 @@ def compared_grams(text: str) -> list[str]:
     """
     if "[asy]" in text or "\\begin{" in text:
         text = _DRAWING.sub(lambda code: f" drawing{letters_of(' '.join(grams(code[0])))} ", text)
-    if any(word in text for word in _FORM_WORDS):
+    if _has_any(text, _FORM_WORDS):
         text = _FORM.sub(" answerform ", text)
-    if any(word in text for word in _UNIT_WORDS):
+    if _has_any(text, _UNIT_WORDS):
         text = _UNITS.sub(" unitphrase ", text)
     return grams(_COUNTED.sub(_ends, text))
+
+
+def _has_any(text: str, words: Sequence[str]) -> bool:
+    """Whether one of the words is in the text; `any` of a generator takes half as long again."""
+    for word in words:  # noqa: SIM110
+        if word in text:
+            return True
+    return False
 
 
 def letters_of(text: str) -> str:

@@ -92,14 +92,9 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     Raises:
         BadRow: a field is missing, empty or of the wrong kind.
     """
-    reader = {
-        "rlinf": _rlinf,
-        "verl": _verl,
-        "multiple_choice": _choice,
-        "countdown": _countdown,
-        "ifeval": _instructions,
-    }
-    parts = reader.get(shape.format, _fields)(row, shape, seed, name)
+    reader = {"rlinf": _rlinf, "verl": _verl, "multiple_choice": _choice, "countdown": _countdown,
+              "ifeval": _instructions}.get(shape.format, _fields)  # fmt: skip
+    parts = reader(row, shape, seed, name)
     answers = tuple(dict.fromkeys(parts["answers"]))
     row_id = optional(row, shape.id_key)
     row_id = parts.get("id") if row_id is None else row_id
