@@ -22,9 +22,11 @@ ROOT = Path(__file__).parents[1]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 with suppress(ImportError):  # environments with a few packages alone run some of the tests
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("mathrl", deadline=None)  # other work on the machine slows an example down
+    # The same examples in each run (pytest --hypothesis-profile=search draws others), with no limit on their time.
+    settings.register_profile("mathrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("search", settings.get_profile("mathrl"), derandomize=False)
     settings.load_profile("mathrl")
 # They take a minute or more each: first, so that no worker is left alone with one at the end.
 LONG = (
