@@ -190,7 +190,7 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 server = subprocess.Popen(
                     words, cwd=ROOT, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
                 )
-            deadline = time.monotonic() + 300
+            deadline = time.monotonic() + 800
             while not (folder / "python").exists():
                 assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
                 time.sleep(0.05)
@@ -213,7 +213,7 @@ def run_program(warm_python: Path) -> Callable[..., str]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=580,
+            timeout=850,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
         return done.stdout
