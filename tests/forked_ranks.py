@@ -22,21 +22,21 @@ from mathrl.core.guard import die_with_parent
 def in_ranks(world: int, work: Callable[[], None], logs: Path | None = None) -> None:
     """Call `work` at every rank of a world of forked processes; the first that fails ends the others."""
     assert threading.active_count() == 1, "a process with threads must not fork"
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_rank, args=(number, world, port, work, logs)) for number in range(world)]
-    for process in ranks:
-        process.start()
-    running = {process.sentinel: process for process in ranks}
-    while running:
-        for sentinel in wait(list(running)):
-            process = running.pop(sentinel)  # type: ignore[call-overload]
-            process.join()
-            if process.exitcode:
-                for other in running.values():
-                    other.kill()
+    with socket.socket() as held:  # no other program gets its port; rank 0 may listen there, with SO_REUSEADDR too
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        context, port = multiprocessing.get_context("fork"), held.getsockname()[1]
+        ranks = [context.Process(target=_rank, args=(number, world, port, work, logs)) for number in range(world)]
+        for process in ranks:
+            process.start()
+        running = {process.sentinel: process for process in ranks}
+        while running:
+            for sentinel in wait(list(running)):
+                process = running.pop(sentinel)  # type: ignore[call-overload]
+                process.join()
+                if process.exitcode:
+                    for other in running.values():
+                        other.kill()
     assert [process.exitcode for process in ranks] == [0] * world
 
 

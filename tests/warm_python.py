@@ -65,16 +65,25 @@ if not (kind == "-m" and (program in {modules!r} or program.startswith({rooms!r}
     kind == "-c" and any("from " + name in program for name in {own!r})
 ) or os.path.exists(os.environ.get("USUAL_PYTHON_IF", "")):
     os.execv({python!r}, [{python!r}, *words])
+def pass_on(number, frame):
+    try:
+        server.sendall(bytes([number]))
+    except OSError:
+        pass  # the program has ended
 server = _socket.socket(_socket.AF_UNIX)
+numbers = [_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP]
+_signal.pthread_sigmask(_signal.SIG_BLOCK, numbers)  # a signal's byte comes after the request
+for number in numbers:
+    _signal.signal(number, pass_on)
 server.connect({address!r})
-for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
-    _signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
 request = marshal.dumps(dict(words=words, folder=os.getcwd(), environment=dict(os.environ)))
 streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
 rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
 server.sendmsg([len(request).to_bytes(4, "big")], [rights])
 server.sendall(request)
-status = int.from_bytes(server.recv(4), "big", signed=True)
+_signal.pthread_sigmask(_signal.SIG_UNBLOCK, numbers)
+reply = server.recv(4)
+status = int.from_bytes(reply, "big", signed=True) if reply else 1  # the server has ended
 if status < 0:
     if status != -_signal.SIGKILL:
         _signal.signal(-status, _signal.SIG_DFL)
@@ -202,15 +211,20 @@ def preload(folder: Path) -> None:
 
 def received(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """A client's request and its three streams; EOFError if the client has been killed."""
+    client.settimeout(60)
     header, streams, _, _ = socket.recv_fds(client, 4, 3)
-    text = b""
-    while not header or len(text) < int.from_bytes(header, "big"):
-        if not (part := client.recv(1 << 20)):
-            for stream in streams:
-                os.close(stream)
-            raise EOFError
-        text += part
-    request: dict[str, Any] = marshal.loads(text)
+    try:
+        text = b""
+        while not header or len(text) < int.from_bytes(header, "big"):
+            if not (part := client.recv(1 << 20)):
+                raise EOFError
+            text += part
+        request: dict[str, Any] = marshal.loads(text)
+    except BaseException:
+        for stream in streams:
+            os.close(stream)
+        raise
+    client.settimeout(None)
     return request, streams
 
 
@@ -225,7 +239,7 @@ def serve(listener: socket.socket, session: int) -> dict[str, Any]:
                 client = listener.accept()[0]
                 try:
                     request, streams = received(client)
-                except (EOFError, ConnectionError):
+                except (EOFError, OSError, ValueError, TypeError):
                     client.close()
                     continue
                 pid = os.fork()
@@ -241,7 +255,7 @@ def serve(listener: socket.socket, session: int) -> dict[str, Any]:
                     os.close(stream)
                 selector.register(client, selectors.EVENT_READ, pid)
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
-            elif key.fileobj not in selector.get_map():
+            elif selector.get_map().get(key.fd) is not key:
                 continue  # its program ended in this very moment
             elif isinstance(key.fileobj, socket.socket):
                 try:

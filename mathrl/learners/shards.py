@@ -25,6 +25,7 @@ Part = tuple[str, int, Tensor]  # name, first element, flat values
 
 def write_shards(folder: Path, parts: Iterable[Part]) -> None:
     """Write the parts that each rank holds; called at every rank."""
+    dist.barrier()  # a slower rank may still read what was written before
     if dist.get_rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)  # left by a kill
     dist.barrier()

@@ -27,7 +27,7 @@ def by_sets(rewards: list[float], k: int, value: Callable[[int, tuple[int, ...]]
     return means
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(REWARDS, st.integers(2, 7))
 def test_pass_at_k_is_the_mean_over_all_sets(rewards: list[float], k: int) -> None:
     k = min(k, len(rewards))
@@ -51,7 +51,7 @@ def test_pass_at_k_has_the_papers_values_for_right_and_wrong(right: int, size: i
     torch.testing.assert_close(found[0], torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(REWARDS, st.integers(2, 7))
 def test_max_at_k_is_what_a_response_adds_to_its_sets(rewards: list[float], k: int) -> None:
     k = min(k, len(rewards))

@@ -10,7 +10,7 @@ import torch
 from tests.engines.test_deepspeed import LOSS
 from tests.marks import needs_deepspeed
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
+pytestmark = [pytest.mark.engines, needs_deepspeed]
 RUNS = ("sft, zero 1", "half, zero 2", "sft, zero 3", "half and offloaded, zero 3", "best, zero 2", "best, zero 3")
 
 

@@ -14,7 +14,7 @@ from tests.marks import needs_deepspeed
 
 LARGEST = 103 * 64  # elements of the embedding, the largest weight
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_deepspeed]
+pytestmark = [pytest.mark.engines, needs_deepspeed]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from mathrl.params.run import Model
 from tests.marks import needs_vllm
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_vllm]
+pytestmark = [pytest.mark.engines, needs_vllm]
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ from tests.engines.two_servers import (
 from tests.engines.vllm_turns import measured
 from tests.marks import needs_vllm
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), needs_vllm]
+pytestmark = [pytest.mark.engines, needs_vllm]
 torch.set_num_threads(1)
 LORA = Lora(r=4, alpha=8.0)
 

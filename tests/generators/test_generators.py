@@ -1,7 +1,6 @@
 import math
 import random
 import re
-import time
 from fractions import Fraction
 
 import pytest
@@ -145,11 +144,8 @@ def test_what_cannot_be_made_is_said_in_one_sentence(
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_thousand_problems_take_no_time_to_speak_of(name: str) -> None:
-    """100,000 in a minute is 0.6 s a thousand; the timing itself is benchmarks/curate_scale.py's."""
-    start = time.process_time()
-    list(generate(name, {"rl": 1_000}, {}, seed=0))
-    assert time.process_time() - start < 3
+def test_a_thousand_problems_of_the_defaults_are_different(name: str) -> None:
+    assert len({problem.question for problem in generate(name, {"rl": 1_000}, {}, seed=0)}) == 1_000
 
 
 def test_linear_equations_hold_when_the_answer_is_put_in() -> None:

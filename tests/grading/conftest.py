@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import pytest
+
+from mathrl.grading import warm_up
 
 
 @pytest.fixture(scope="session")
@@ -12,8 +15,12 @@ def keepers() -> Callable[[], list[psutil.Process]]:
     """The processes of this process's symbolic engines: it has other children too, which serve tests of other rooms."""
 
     def find() -> list[psutil.Process]:
-        children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        return [child for child in children if any("grading.engine_process" in word for word in child.cmdline())]
+        found = []
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):  # it has ended by now
+                is_engine = any("grading.engine_process" in word for word in child.cmdline())
+                found += [child] if is_engine and child.status() != psutil.STATUS_ZOMBIE else []
+        return found
 
     return find
 
@@ -23,11 +30,13 @@ def processor_seconds(keepers: Callable[[], list[psutil.Process]]) -> Callable[[
     """Processor time of this thread and of the symbolic engines, which no other process on the machine changes."""
 
     def measure() -> float:
+        assert warm_up(), "its start would be counted"
         seconds = time.thread_time()
         for keeper in keepers():
             for process in (keeper, *keeper.children(recursive=True)):
-                times = process.cpu_times()  # with those of the workers that have ended
-                seconds += times.user + times.system + times.children_user + times.children_system
+                with suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()  # with those of the workers that have ended
+                    seconds += times.user + times.system + times.children_user + times.children_system
         return seconds
 
     return measure

@@ -205,7 +205,7 @@ def reset_and_restored(policy: Any, reference: Any, folder: Path) -> None:
     moving = MovingReference(*(dict(each.named_parameters()) for each in (policy, reference)), sharded=True)
     zeros_in(reference)
     moving.reset()
-    moving.write(folder)  # once: to write again would remove what a slower rank still reads
+    moving.write(folder)
     zeros_in(reference)
     moving.load(Checkpoint(2, {}, {}, folder))
 

@@ -15,7 +15,6 @@ from mathrl.planning.memory import kept_activations
 from tests.learners import context_runs
 from tests.learners.test_fsdp import assert_equal_runs
 
-pytestmark = pytest.mark.timeout(600)
 VALUES = 2e-6  # of log-probs near 3: products of fewer rows may add in another order
 
 

@@ -16,7 +16,6 @@ from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.learners.shards import open_shards
 from mathrl.models.fsdp import mixed_precision
 
-pytestmark = pytest.mark.timeout(600)
 # Of losses near 3, and of weights that a step moves by 1e-2.
 LOSS = 1e-6
 # Plain torch's norm, one float32 sum, is off by 2e-6 for 17,000 weights and 9e-6 for 137,000; FSDP's is float64's.

@@ -44,9 +44,9 @@ class Threads(Ranks):
 
     def gather(self, value: Any) -> list[Any]:
         self.board[self.rank] = value
-        self.barrier.wait(20)
+        self.barrier.wait(300)
         values = list(self.board)
-        self.barrier.wait(20)
+        self.barrier.wait(300)
         return values
 
 

@@ -69,10 +69,14 @@ def main(out: Path) -> None:
     made = from_rank_0(lambda: (out / f"made-{ranks.rank}").write_text("one maker"))
     assert made == len("one maker") and [file.name for file in out.glob("made-*")] == ["made-0"]
     # From here on: to start takes longer on a busy machine. Gloo takes a group's time-out when it makes the group.
-    ranks.timeout = timedelta(seconds=5)
+    ranks.gather(None)
+    ranks.timeout = timedelta(seconds=15)
     ranks.objects = dist.new_group(backend="gloo", timeout=ranks.timeout)
     missing = {int(word) for word in (out / "missing").read_text().split()}
     if ranks.rank not in missing:
+        (out / f"here-{ranks.rank}").touch()
+        while len(list(out.glob("here-*"))) < ranks.world - len(missing):  # rank 0 is to name the missing alone
+            time.sleep(0.05)
         collect(ranks, out)
     while len(list(out.glob("said-*"))) < ranks.world - len(missing):  # a rank that ends closes its connections
         time.sleep(0.05)

@@ -110,7 +110,7 @@ def test_the_thread_that_samples_takes_the_ranks_gpu_and_leaves_settings_alone(m
 
 
 def test_the_thread_that_samples_and_the_trainer_wake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mathrl.trainers.rollout_stream.AWAKE", 20.0)  # who is not woken sleeps so long
+    monkeypatch.setattr("mathrl.trainers.rollout_stream.AWAKE", 600.0)  # who is not woken sleeps so long
     began, kept, allowed = time.monotonic(), list[int](), 3
     with SamplerThread(torch.device("cpu"), lambda: len(kept) < allowed, lambda: 1, kept.append) as sampler:
         with sampler.changed:
@@ -127,8 +127,8 @@ def test_the_thread_that_samples_and_the_trainer_wake_each_other(monkeypatch: py
             while len(kept) < 6:
                 sampler.wait()
     assert sampler._running is not None
-    sampler._running.result(10)
-    assert time.monotonic() < began + 10 and kept == [1] * 6 and not sampler.busy
+    sampler._running.result(300)
+    assert time.monotonic() < began + 300 and kept == [1] * 6 and not sampler.busy
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,19 @@ PARAMS = short_rl(
 )
 
 
+class EverySecondUniform(CountsOnes):
+    """Of every second problem all responses are wrong, of the others every other response is right."""
+
+    def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
+        right = [n % 2 == 0 and int(item.ground_truth[0]) % 4 == 0 for n, item in enumerate(items)]
+        return [replace(each, correct=is_right) for each, is_right in zip(super().score(items), right, strict=True)]
+
+
 def test_a_killed_run_is_repeated_to_the_bit_without_the_kill(small: Any, tmp_path: Path) -> None:
+    reward = EverySecondUniform()
     with pytest.raises(small.Killed):
-        run(small, PARAMS, tmp_path / "killed", last=3, kind=CopyEngine)
-    rows, model, _ = run(small, PARAMS, tmp_path / "killed", kind=CopyEngine)
+        run(small, PARAMS, tmp_path / "killed", last=3, kind=CopyEngine, reward=reward)
+    rows, model, _ = run(small, PARAMS, tmp_path / "killed", kind=CopyEngine, reward=reward)
     log = events(tmp_path / "killed")
     assert [row["step"] for row in log] == list(range(6)) and log[0]["settings"]["rl.dynamic_sampling"] == 4
     trained, replaced = (
@@ -53,7 +63,7 @@ def test_a_killed_run_is_repeated_to_the_bit_without_the_kill(small: Any, tmp_pa
     assert max(row["rollout/lag_max"] for row in rows) <= 2
     again = Asynchronous(staleness=2, pace="continuous", replay=str(tmp_path / "killed" / "events.jsonl"))
     whole = PARAMS.model_copy(update={"asynchronous": again})
-    repeated, other, _ = run(small, whole, tmp_path / "whole", kind=CopyEngine)
+    repeated, other, _ = run(small, whole, tmp_path / "whole", kind=CopyEngine, reward=reward)
     assert repeated == rows and same(model, other) and events(tmp_path / "whole") == log
     free = PARAMS.model_copy(update={"asynchronous": again.model_copy(update={"pace": "free"})})
     with pytest.raises(UserError, match=r"rl\.asynchronous\.(segment_tokens|pace) is .* set it as in the log"):
@@ -65,12 +75,14 @@ class Verdicts(CountsOnes):
 
     def __init__(self) -> None:
         super().__init__(right_above=0.0)
-        self.may_grade, self.graders, self.limits = threading.Event(), set[str](), set[int]()
+        self.began, self.may_grade = threading.Event(), threading.Event()
+        self.graders, self.limits = set[str](), set[int]()
 
     def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
         self.graders.add(threading.current_thread().name)
         self.limits |= {item.max_length for item in items}
-        assert self.may_grade.wait(60)
+        self.began.set()
+        assert self.may_grade.wait(300)
         return super().score(items)
 
 
@@ -206,12 +218,11 @@ def test_a_run_that_ends_early_waits_for_no_grader() -> None:
     pool = made_pool(reward=reward)
     while len(pool.grading) < 4:
         pool.sample()
-    late = threading.Timer(5, reward.may_grade.set)
-    late.start()
+    assert reward.began.wait(300)
     pool.close()
-    late.cancel()
-    assert not reward.may_grade.is_set() and sum(each.cancelled() for each in pool.grading.values()) == 3
+    found = [(each.running(), each.cancelled()) for each in pool.grading.values()]
     reward.may_grade.set()
+    assert sorted(found) == [*3 * [(False, True)], (True, False)]
 
 
 def test_a_pool_needs_a_batch_that_can_be_joined_and_has_rows_for_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +244,7 @@ def test_random_numbers_are_of_the_run_the_group_and_the_version_at_which_it_beg
 
 def test_uniform_groups_are_replaced_at_pace_free_too(small: Any, tmp_path: Path) -> None:
     free = PARAMS.model_copy(update={"steps": 2, "asynchronous": Asynchronous(staleness=2, pace="free")})
-    rows, _, _ = run(small, free, tmp_path, kind=CopyEngine)
+    rows, _, _ = run(small, free, tmp_path, kind=CopyEngine, reward=CountsOnes(right_above=2.0))  # nothing is right
     log = events(tmp_path)
     assert log[0]["settings"]["rl.dynamic_sampling"] == 4 and "rl.asynchronous.pace" not in log[0]["settings"]
     replaced = [len(row["ranks"][0]["replaced"]) for row in log[1:]]

@@ -134,7 +134,7 @@ def test_masked_groups_give_the_same_numbers_of_fewer_tokens(small: Any, packed:
     assert torch.allclose(response_logprobs(model, alone)[0], response_logprobs(model, masked)[0], atol=1e-5)
     if packed:
         scorer = make_scorer(model)
-        torch.nn.init.normal_(scorer.score.weight)
+        torch.nn.init.normal_(scorer.score.weight, generator=torch.Generator().manual_seed(4))
         assert torch.allclose(token_scores(scorer, masked), token_scores(scorer, whole)[chosen], atol=1e-5)
 
 
@@ -142,7 +142,7 @@ def test_a_critics_advantages_pass_over_the_tool(small: Any) -> None:
     model, groups = tool_groups(small)
     params = Rl(max_tokens=10, advantage={"type": "gae", "critic": Critic(), "lam": 0.9, "gamma": 0.9})
     scorer = make_scorer(model)
-    torch.nn.init.normal_(scorer.score.weight)
+    torch.nn.init.normal_(scorer.score.weight, generator=torch.Generator().manual_seed(4))
     batch, _ = scored_batch(groups, params, CPU, model, critic=scorer)
     assert batch.values_N is not None
     rewards, start = [reward for group in groups for reward in group.rewards], 0

@@ -84,7 +84,7 @@ def test_a_stopped_run_leaves_a_checkpoint(runs: Any) -> None:
     stopped = runs[2]
     assert stopped.record("rl")["status"] == "stopped" and not (stopped.folder / "models/rl").exists()
     updates = [int(file.parent.name.split("-")[1]) for file in stopped.folder.glob("home/state/rl-*/*/mathrl.json")]
-    assert max(updates) in (6, 8, 10), "two updates per step: step 5, or on a slow machine the last checkpoint"
+    assert max(updates) == 10, "two updates per step: step 5"
 
 
 def test_sft_resumes_to_the_same_bits(runs: Any) -> None:

@@ -21,6 +21,7 @@ from mathrl.compose import load_params
 from mathrl.core.metrics import JsonlSink
 from mathrl.engines.trl_arguments import grpo_arguments
 from mathrl.engines.trl_packages import GRPOConfig
+from mathrl.learners import preemption
 
 assert mathrl.engines.trl_sft, "imported first, as the stage does; transformers must find accelerate"
 ROOT = Path(__file__).parents[2]
@@ -73,4 +74,5 @@ if __name__ == "__main__":
     configured = [shapes(overrides) for overrides in json.load(sys.stdin)]
     rl = [run("rl", whole), run("rl", killed, 4), run("rl", killed, 7), run("rl", killed)]
     print(json.dumps({"sft": sft, "rl": rl, "configured": configured}), flush=True)
+    preemption.SAVE_SECONDS, preemption.GRACE_SECONDS = 600.0, 600.0  # until the step ends, however slow the machine
     run("rl", stopped, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
