@@ -6,6 +6,7 @@ The patterns fit the version of DVC that constraints.txt pins; tests/platform ru
 """
 
 import codecs
+import fcntl
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Literal
@@ -267,7 +268,7 @@ class Repro:
         code = self.process.wait()
         if not code:
             return
-        self.reader.join(timeout=5)
+        self.reader.join(timeout=60)
         self.show("\n")  # ends the line of a progress bar, which the error would continue
         stage = failed_stage(self.lines) or stage
         self.stopped = code != GUARD_SIGNALLED and was_stopped(self.lines)
@@ -348,12 +349,23 @@ def _left_behind(pid: int) -> bool:
 def _repair_locks(workspace: Path) -> None:
     """Remove DVC's list of locks if a kill left it half written: DVC would refuse to run from then on."""
     file = workspace / ".dvc" / "tmp" / "rwlock"
+    if _is_whole(file):
+        return
+    with ExitStack() as stack:
+        with suppress(FileNotFoundError):  # DVC has not run here
+            guard = stack.enter_context(file.with_name("rwlock.lock").open("r+b"))
+            fcntl.flock(guard, fcntl.LOCK_EX)  # a living DVC holds it while it writes the list
+        if not _is_whole(file):
+            file.unlink(missing_ok=True)
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether the file is JSON, or is not there."""
     try:
         json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
-    except ValueError:
-        file.unlink(missing_ok=True)
+    except (FileNotFoundError, ValueError) as error:
+        return isinstance(error, FileNotFoundError)
+    return True
 
 
 def remove_if_half_written(workspace: Path, file: str, show: Callable[[str], None]) -> None:

@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -81,6 +82,23 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(unfinished)
             unfinished.rename(folder)
     return folder
+
+
+def hold_port(host: str = "127.0.0.1") -> socket.socket:
+    """A free port, which no process gets by chance while the socket is open.
+
+    A server may listen at it: those of Python have SO_REUSEADDR as well, and this socket never listens.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    return held
+
+
+@pytest.fixture
+def held_port() -> Iterator[socket.socket]:
+    with hold_port() as held:
+        yield held
 
 
 @pytest.fixture(autouse=True, scope="session")

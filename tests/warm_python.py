@@ -194,6 +194,7 @@ def preload(folder: Path) -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     complete_models()
+    importlib.import_module("mathrl.core.mirroring").UPLOAD_SECONDS = 900.0  # on a busy machine its start takes long
     atexit.unregister(importlib.import_module("torch._dynamo.utils").dump_compile_times)  # of each fork, at its end
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch's libraries, which each fork would take down

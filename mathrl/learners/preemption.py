@@ -31,7 +31,8 @@ class StopRequest:
     """Receives SIGINT and SIGTERM within its context; the process exits by itself if no step boundary comes in time.
 
     While nothing of the run changes (the rollouts of a long step) a checkpoint is written before that; else the
-    run resumes, just as exactly, from its last checkpoint.
+    run resumes, just as exactly, from its last checkpoint. A record of one process then stays "running", since what
+    hangs may be the disk; trackers show the run as killed.
     """
 
     def __init__(self, ranks: Ranks) -> None:

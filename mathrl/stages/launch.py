@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ SLOTS_PER_CORE = 4
 ONE_MACHINE = 8  # more processes are meant for several machines
 LOOPBACK = "127.0.0.1"
 STOP_SECONDS = 10  # for the ranks to write a checkpoint and end, before they are killed
+KILL_SECONDS = 30  # after which torch kills the ranks that do not end when one has failed
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 TAIL_LINES = 20
 
@@ -82,7 +84,11 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
             store = TCPStore(
                 LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
             )
-            result = ranks.wait(period=0.1)
+            looked = time.monotonic()
+            while (result := ranks.wait(timeout=0)) is None:
+                time.sleep(0.1)
+                looked = time.monotonic()
+            killed_by_torch = time.monotonic() - looked > KILL_SECONDS
             del store
         except BaseException as error:
             ranks.close(getattr(error, "sigval", None), STOP_SECONDS)
@@ -95,9 +101,15 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
         listening.close()
         for stopping, handler in handlers.items():
             signal.signal(stopping, handler)
-    if result is not None and result.failures:
+    if result.failures:
         ((number, failure),) = result.failures.items()
-        _fail(number, failure.exitcode, processes, logs)
+        status = failure.exitcode
+        if status > 0 and status != EXIT_STOPPED and not killed_by_torch:
+            # Of several that ended between two looks torch names the lowest: it may have failed for want of another.
+            endings = [process.exitcode for process in ranks._pc.processes]  # type: ignore[attr-defined]
+            if -signal.SIGKILL in endings:
+                number, status = endings.index(-signal.SIGKILL), -signal.SIGKILL
+        _fail(number, status, processes, logs)
 
 
 def _environment(number: int, processes: int, port: int) -> dict[str, str]:

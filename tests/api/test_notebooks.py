@@ -7,7 +7,7 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_there_are_three() -> None:
@@ -18,8 +18,8 @@ def test_there_are_three() -> None:
 def test_a_notebook_runs(file: Path, small_project: Path) -> None:
     notebook = nbformat.read(file, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs before you commit it"
-    NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(small_project)}}
-    ).execute()
+    limits = {"timeout": 240, "startup_timeout": 600, "iopub_timeout": 240}
+    place = {"metadata": {"path": str(small_project)}}
+    NotebookClient(notebook, kernel_name="python3", resources=place, **limits).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert len(shown) >= 4 and not [each for each in shown if each.output_type == "error"]

@@ -12,6 +12,13 @@ from mathrl.servers.server_pool import ServerPool
 from tests.servers.stand import Stand, params
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a server may be silent for seconds."""
+    for module in ("protocol", "server"):
+        monkeypatch.setattr(f"mathrl.servers.{module}.SECONDS", 60.0)
+
+
 def test_named_servers_are_asked_and_those_of_running_stages_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

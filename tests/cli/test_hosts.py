@@ -33,6 +33,7 @@ from mathrl.servers import serve
 from mathrl.servers.protocol import KEY, Login, login_headers
 from mathrl.tasks.prefect_server import own_server
 from mathrl.tracking.client import connect, experiment
+from tests.conftest import hold_port
 from tests.foreign_requests import check_refused
 
 ROOT = Path(__file__).parents[2]
@@ -175,9 +176,8 @@ def test_an_open_mlflow_asks_for_the_login_and_answers_to_its_own_name_alone(
     """As `mathrl ui --open --host NAME` starts it, asked by flows and by a browser."""
     pytest.importorskip("flask_wtf", reason="pip install 'mlflow[auth]'")
     host, password = socket.gethostname(), "0wn-password"
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    held = hold_port("")
+    port = held.getsockname()[1]
     config = tmp_path / "basic_auth.ini"
     config.write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{tmp_path}/users.db\n"
@@ -214,7 +214,7 @@ def test_an_open_mlflow_asks_for_the_login_and_answers_to_its_own_name_alone(
         search = f"{url}/ajax-api/2.0/mlflow/runs/search"
 
         def ask(**headers: str) -> int:
-            return httpx.post(search, json={"experiment_ids": ["0"]}, headers=headers).status_code
+            return httpx.post(search, json={"experiment_ids": ["0"]}, headers=headers, timeout=120).status_code
 
         assert ask() == ask(**wrong) == ask(**page) == 401
         assert ask(**right) == ask(**right, **page) == 200
@@ -227,6 +227,7 @@ def test_an_open_mlflow_asks_for_the_login_and_answers_to_its_own_name_alone(
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+        held.close()
 
 
 def test_whoever_listens_everywhere_answers_to_all_names_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

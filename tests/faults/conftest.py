@@ -85,7 +85,7 @@ class ForkServer:
     def close(self) -> None:
         if self.process is not None and self.process.stdin:
             self.process.stdin.close()
-            self.process.wait(30)
+            self.process.wait(300)
 
 
 @dataclass
@@ -108,6 +108,23 @@ class Breakable:
         }
         environment = {key: value for key, value in outside.items() if value}
         return self.server.start(self.workspace.folder, environment, words or [])
+
+    def start_held(self, stage: str, steps: int, words: list[str] | None = None, **environment: str) -> StageProcess:
+        """Start the stage; it stands still after so many steps, until `let_go`."""
+        process = self.start(stage, f"held:{steps}", words, **environment)
+        deadline = time.monotonic() + 600
+        while not self.held.exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return process
+
+    @property
+    def held(self) -> Path:
+        return Path(self.workspace.folder / "held")
+
+    def let_go(self) -> None:
+        self.held.unlink()
 
     def start_until(self, stage: str, steps: int) -> StageProcess:
         """Start the stage and wait until `steps` steps are logged."""

@@ -3,8 +3,9 @@
 STAGE=module FAULT=moment:n python killed_stage.py WORD…; without FAULT the stage runs to its end. $OCCURRENCES names a
 file for how often each moment occurred. The other ranks are copies. The module is one of `mathrl.stages`.
 
-Three faults kill nothing: from `full` on no file may be larger than 20 kB, from `rows full` on none larger than 100
-bytes; at `slow` rank 0 needs minutes for a token and makes the file `asleep`.
+Four faults kill nothing: from `full` on no file may be larger than 20 kB, from `rows full` on none larger than 100
+bytes; at `slow` rank 0 needs minutes for a token and makes the file `asleep`; after the step `held` it makes the file
+`held` and stands still until that is removed.
 
 With $WRONG_CLOCK the clock jumps by up to that many seconds.
 
@@ -119,6 +120,10 @@ def plant_training() -> None:
                 stream.write('{"step": ' + str(step))
             die()
         log(self, step, metrics)
+        if due("held"):
+            Path("held").touch()
+            while Path("held").exists():
+                time.sleep(0.01)
 
     def half_synced(self: Any, weights: Any) -> str:
         weights = list(weights)
@@ -214,12 +219,15 @@ def plant_files() -> None:
 
 
 def run(words: list[str]) -> None:
+    from mathrl.core import mirroring
+
     global killed_at, fault_number
     killed_at, _, number = os.environ.get("FAULT", ":0").partition(":")
     fault_number = int(number)
     plant_training()
     plant_sampling()
     plant_files()
+    mirroring.UPLOAD_SECONDS = 900.0
     if os.environ.get("WRONG_CLOCK"):
         jumping_clock(float(os.environ["WRONG_CLOCK"]))
     sys.argv = [__file__, *words]

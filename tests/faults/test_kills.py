@@ -23,7 +23,7 @@ from mathrl.core.errors import EXIT_KILLED
 KILLS = int(os.environ.get("FAULTS", "0"))
 IN_A_ROW = 3  # the number of times that a run is killed and resumed
 ENDS = ("export", "clean-up")
-NO_KILLS = ("full", "rows full", "slow")
+NO_KILLS = ("full", "rows full", "slow", "held")
 AHEAD, TWO = ("rl.asynchronous={pace: fixed}",), ("run.processes=2",)
 
 
@@ -81,6 +81,9 @@ class Attempt:
     def start(self, fault: str = "", **environment: str) -> Any:
         return self.broken.start(self.stage, fault, list(STAGES[self.stage].words), **environment)
 
+    def start_held(self, steps: int) -> Any:
+        return self.broken.start_held(self.stage, steps, list(STAGES[self.stage].words))
+
     def run(self, fault: str = "", **environment: str) -> tuple[int, str]:
         process = self.start(fault, **environment)
         _, errors = process.communicate(timeout=600)
@@ -91,7 +94,7 @@ class Attempt:
         process = self.start()
         time.sleep(tenths / 10)
         process.kill()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate()
         return process.returncode, errors
 
     def outputs(self) -> dict[str, dict[str, bytes]]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import hold_port
 from tests.platform.conftest import QUIET, ROOT
-from tests.platform.ui_servers import free_port
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -41,7 +41,8 @@ def wait_for(ask: Callable[[], Any], seconds: float = 240) -> Any:
 
 def test_the_run_of_a_killed_worker_has_crashed(tmp_path: Path) -> None:
     """The automation of prefect.yaml, with a window of 45 seconds and a heartbeat every 30, the least of Prefect."""
-    text, port = (ROOT / "prefect.yaml").read_text(), free_port()
+    text, held = (ROOT / "prefect.yaml").read_text(), hold_port()
+    port = held.getsockname()[1]
     assert text.count("within: 600") == 1
     (tmp_path / "prefect.yaml").write_text(text.replace("within: 600", "within: 45"))
     (tmp_path / "serve.py").write_text(SERVE)

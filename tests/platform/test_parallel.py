@@ -1,10 +1,12 @@
 """Steps at the same time, through real `dvc repro` processes: at once, in order, ended by a failure and by Ctrl-C."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.guard import is_alive
 from mathrl.params.load import dump_yaml
 from mathrl.tasks.graph import last_maker, needed_steps
-from mathrl.tasks.repro import Repro, end_with_block, stages_up_to_date, was_stopped
+from mathrl.tasks.repro import Repro, _repair_locks, end_with_block, stages_up_to_date, was_stopped
 from mathrl.tasks.runs import places_for, side_by_side
 
 Checkout = Any
@@ -36,7 +38,7 @@ def at_once():
 at_once()
 """
 # Writes its file only after the other's signal is there: alone, one after another, neither would end.
-MEET = "touch {own}.here; for n in $(seq 600); do [ -e {other}.here ] && break; sleep 0.1; done; [ -e {other}.here ]"
+MEET = "touch {own}.here; for n in $(seq 6000); do [ -e {other}.here ] && break; sleep 0.1; done; [ -e {other}.here ]"
 
 
 def write(checkout: Checkout, stages: dict[str, dict[str, Any]]) -> None:
@@ -142,6 +144,25 @@ def test_needs_and_places() -> None:
 def test_steps_side_by_side_give_up_cores_while_they_wait() -> None:
     assert side_by_side({"PATH": "x"}) == {"OMP_WAIT_POLICY": "PASSIVE", "PATH": "x"}
     assert side_by_side({"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_a_list_of_locks_that_another_dvc_is_writing_is_left_alone(tmp_path: Path) -> None:
+    """DVC empties the file before it writes it, and holds rwlock.lock meanwhile."""
+    file = tmp_path / ".dvc" / "tmp" / "rwlock"
+    file.parent.mkdir(parents=True)
+    with file.with_name("rwlock.lock").open("wb") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        file.touch()
+        repairs = threading.Thread(target=_repair_locks, args=[tmp_path])
+        repairs.start()
+        repairs.join(0.3)  # it waits for DVC
+        with file.open("r+") as stream:
+            stream.write("{}")
+    repairs.join()
+    assert file.read_text() == "{}"
+    file.write_text("")
+    _repair_locks(tmp_path)
+    assert not file.exists(), "nobody writes it"
 
 
 @pytest.mark.parametrize("killed", [True, False])

@@ -57,7 +57,7 @@ def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) ->
         "make ui",
     ):
         assert part in done.stdout
-    with sqlite3.connect(checkout.home / "prefect" / "prefect.db") as database:
+    with sqlite3.connect(checkout.home / "prefect" / "prefect.db", timeout=60) as database:
         artifacts = dict(database.execute("select key, data from artifact"))
     assert "rl-health" in artifacts and "10 % &#124; cut off" in artifacts["rl-health"]
     link = re.search(r"http://127.0.0.1:5001/register-[^/]+/report.html", artifacts["results-report"])

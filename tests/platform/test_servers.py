@@ -107,7 +107,7 @@ def server(postgres: str, s3: str, tmp_path: Path) -> Iterator[tuple[str, subpro
             time.sleep(0.3)
     yield f"http://127.0.0.1:{port}", process
     os.killpg(process.pid, signal.SIGTERM)
-    process.wait(timeout=30)
+    process.wait(timeout=300)
 
 
 def test_runs_go_to_postgresql_and_files_to_s3(

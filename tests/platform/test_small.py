@@ -21,13 +21,27 @@ RUN = "from mathrl.cli import main; main()"
 pytestmark = pytest.mark.timeout(900)
 TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
-    "model.base.layers=1", "model.base.heads=2", "model.precision=float32", "sft.steps=200",
+    "model.base.layers=1", "model.base.heads=2", "model.precision=float32", "sft.steps=60",
     "sft.tokens_per_step=128", "sft.checkpoint_every=20", "curate.sources=[{type: generated, name: chain, "
     "generator: chain, counts: {sft: 64, rl: 8, dev: 8, test: 8}, options: {steps: [2], notation: bare}}]",
     "curate.decontaminate=null", "curate.deduplicate.exact=false",
 )  # fmt: skip
 
 
+# SFT stands still after step 30 while the file $HELD exists.
+HOLD = """
+def hold() -> None:
+    import os, time
+    from mathrl.core.metrics import JsonlSink
+    log = JsonlSink.log
+    def held_log(self, step, metrics):
+        log(self, step, metrics)
+        while step == 30 and Path(os.environ.get("HELD", "/none")).exists():
+            time.sleep(0.01)
+    JsonlSink.log = held_log
+
+hold()
+"""
 SMALLEST: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2}
 
 
@@ -37,6 +51,8 @@ def tiny(real_checkout: Checkout, warm_python: Path) -> Checkout:
         "from mathrl.compose import load_params, write_params; "
         f"write_params(load_params(), load_params(overrides={TINY!r}))"
     )
+    stage = real_checkout.folder / "mathrl" / "stages" / "sft.py"
+    stage.write_text(stage.read_text().replace("\nif __name__", f"{HOLD}\nif __name__"))
     real_checkout.env |= {"MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
     real_checkout.use_python(warm_python)
     return real_checkout
@@ -76,28 +92,31 @@ def facts(checkout: Checkout) -> dict[str, Any]:
     return {}
 
 
-def test_a_preempted_stage_goes_on_by_itself_to_the_same_bits(tiny: Checkout) -> None:
+def test_a_preempted_stage_goes_on_by_itself_to_the_same_bits(tiny: Checkout, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
     flow = subprocess.Popen(
         [tiny.executable, "-c", RUN, "run", "sft"],
         cwd=tiny.folder,
-        env=tiny.env,
+        env=tiny.env | {"HELD": str(held)},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
     try:
-        while not 5 <= facts(tiny).get("rows", 0) < 190:
+        while facts(tiny).get("rows", 0) < 30:
             assert flow.poll() is None, "no training"
             time.sleep(0.02)
         preempted = facts(tiny)["pid"]
         os.kill(preempted, signal.SIGTERM)
+        held.unlink()
         said = flow.communicate()[0]
     finally:
         flow.kill()
     assert flow.returncode == 0, said
     assert "SIGTERM: stopping at the next step boundary" in said
     assert "sft: stopped before it was done, without an error; starting it again, it resumes" in said
-    assert facts(tiny)["pid"] != preempted and facts(tiny)["rows"] == 200, "one record, each step once"
+    assert facts(tiny)["pid"] != preempted and facts(tiny)["rows"] == 60, "one record, each step once"
     lock = (tiny.folder / "dvc.lock").read_text()
     tiny.repro("--force", "--single-item", "sft")
     assert (tiny.folder / "dvc.lock").read_text() == lock, "a run that nobody stopped makes the same bytes"

@@ -54,12 +54,12 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: 
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for(pids.exists, 120, "the trainer")
+        wait_for(pids.exists, 600, "the trainer")
         trainer = int(pids.read_text())
         assert is_alive(trainer)
         flow.terminate()
-        wait_for(lambda: not is_alive(trainer), 60, "the trainer's end")  # it would sleep for 600
-        flow.wait(timeout=60)
+        wait_for(lambda: not is_alive(trainer), 300, "the trainer's end")  # it would sleep for 600
+        flow.wait(timeout=300)
     finally:
         flow.kill()
     (state,) = (checkout.home / "state").glob("sft-*/")
@@ -74,12 +74,12 @@ def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: 
     starter = f"import subprocess; subprocess.Popen({guard!r}, stdin=subprocess.PIPE).wait()"
     flow = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])
     try:
-        wait_for(lambda: pids.exists() and pids.read_text(), 60, "what it starts")
+        wait_for(lambda: pids.exists() and pids.read_text(), 600, "what it starts")
         assert is_alive(int(pids.read_text()))
     finally:
         flow.kill()
         flow.wait()
-    wait_for(lambda: not is_alive(int(pids.read_text())), 60, "its end")
+    wait_for(lambda: not is_alive(int(pids.read_text())), 300, "its end")
 
 
 def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(unsignalled: Checkout) -> None:
@@ -88,8 +88,10 @@ def test_it_goes_on_from_its_state_and_a_torn_lock_of_dvc_is_mended(unsignalled:
     assert not list((unsignalled.home / "state").glob("sft-*/"))
 
 
-def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
-    env = checkout.env | {"STANDIN_SLOW": "difficulty", "MATHRL_MIRROR": "none"}
+def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.write_text("difficulty")
+    env = checkout.env | {"STANDIN_HELD": f"@{held}", "MATHRL_MIRROR": "none"}
     repro = subprocess.Popen(
         ["dvc", "repro", "difficulty"],
         cwd=checkout.folder,
@@ -99,9 +101,9 @@ def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 120, "its first step")
+    wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 600, "its first step")
     os.killpg(repro.pid, signal.SIGINT)  # as a terminal does
-    output = repro.communicate(timeout=60)[0]
+    output = repro.communicate(timeout=300)[0]
     assert "difficulty: stopped; start it again to resume" in output
     assert "Traceback" not in output
     records = list((checkout.home / "records").glob("difficulty-*/run.json"))
@@ -116,7 +118,7 @@ def test_two_of_one_stage_at_once_is_refused(unsignalled: Checkout, tmp_path: Pa
     first = subprocess.Popen(command, cwd=unsignalled.folder, env=env, stderr=subprocess.DEVNULL)
     try:
         states = unsignalled.home / "state"
-        wait_for(lambda: any(states.glob("difficulty-*.lock")), 120, "its lock")
+        wait_for(lambda: any(states.glob("difficulty-*.lock")), 600, "its lock")
         second = unsignalled.run(*command, ok=False, MATHRL_MIRROR="none")
         assert second.returncode == 2
         assert "error: stage difficulty is already running with these parameters and inputs" in second.stderr
@@ -127,7 +129,7 @@ def test_two_of_one_stage_at_once_is_refused(unsignalled: Checkout, tmp_path: Pa
         assert third.stderr is not None
         assert any("waiting for it to end" in line for line in third.stderr)
         held.unlink()
-        assert third.wait(timeout=120) == 75
+        assert third.wait(timeout=300) == 75
         (record,) = (unsignalled.home / "records").glob("difficulty-*/run.json")
         assert '"status": "finished"' in record.read_text(), "the run that Ctrl-C stopped went on"
     finally:
@@ -165,13 +167,11 @@ def test_the_flow_says_at_once_that_the_tracking_server_is_down(unsignalled: Che
 
 @pytest.fixture
 def prefect_server(
-    tmp_path: Path, unsignalled: Checkout, empty_prefect: Path
+    tmp_path: Path, unsignalled: Checkout, empty_prefect: Path, held_port: socket.socket
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """A server of its own, with its address."""
     shutil.copytree(empty_prefect, tmp_path / "prefect")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = held_port.getsockname()[1]
     url = f"http://127.0.0.1:{port}/api"
     server = subprocess.Popen(
         [unsignalled.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
@@ -183,7 +183,7 @@ def prefect_server(
 
     def answers() -> bool:
         try:
-            return bool(urllib.request.urlopen(f"{url}/health", timeout=2).status == 200)
+            return bool(urllib.request.urlopen(f"{url}/health", timeout=20).status == 200)
         except OSError:
             return False
 
@@ -241,7 +241,7 @@ def show(text):
 import threading
 begun = threading.Event()
 with end_with_block(Repro(Path.cwd(), "mix", environment(Path.cwd()), show)):
-    begun.wait(60)
+    begun.wait(600)
     raise RuntimeError("a server that does not answer")
 """
 

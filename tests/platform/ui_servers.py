@@ -1,7 +1,6 @@
 """What `mathrl ui` starts, for tests, with its Prefect API."""
 
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -9,22 +8,18 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import hold_port
+
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Servers:
     """What `mathrl ui` started, with its Prefect API."""
 
     def __init__(self, checkout: Checkout, pids: Path) -> None:
-        self.checkout, self.prefect_port, self.mlflow_port = checkout, free_port(), free_port()
-        self.rollouts_port = free_port()
+        self.checkout, self.held = checkout, [hold_port() for _ in range(3)]
+        self.prefect_port, self.mlflow_port, self.rollouts_port = (held.getsockname()[1] for held in self.held)
         self.words = ["ui", "--prefect-port", str(self.prefect_port), "--mlflow-port", str(self.mlflow_port)]
         self.words += ["--rollouts-port", str(self.rollouts_port)]
         self.prefect, self.mlflow = (f"http://127.0.0.1:{p}" for p in (self.prefect_port, self.mlflow_port))
@@ -52,7 +47,7 @@ class Servers:
             method=method,
             headers={"content-type": "application/json"},
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while True:  # as Prefect's client does: 503 means that the database is locked for the moment
             try:
                 with urllib.request.urlopen(request, timeout=60) as answer:

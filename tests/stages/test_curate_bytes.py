@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,16 @@ deduplicate: {exact: true, near: {ngram: 3, threshold: 0.6}}
 decontaminate: {against: [dev, test], ngram: 8}
 dev_share: 0.1
 sft_share: 0.2
+"""
+# The stage, killed before it renames or opens a path that ends as the last argument, a pattern, says.
+KILLED = """
+import os, re, runpy, signal, sys
+place = re.compile(sys.argv.pop())
+def kill(event, given):
+    if event in ("open", "os.rename") and place.search(str(given[event == "os.rename"])):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(kill)
+runpy.run_module("mathrl.stages.curate", run_name="__main__")
 """
 ANOTHER_MACHINE = {
     "PYTHONHASHSEED": "4711", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TZ": "Pacific/Auckland",
@@ -73,9 +82,9 @@ def project(folder: Path, data: Path) -> Path:
     return folder
 
 
-def start(folder: Path, **env: str) -> "subprocess.Popen[bytes]":
+def start(folder: Path, *words: str, **env: str) -> "subprocess.Popen[bytes]":
     own = {"MATHRL_HOME": str(folder / "home"), "MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mathrl.stages.curate"]
+    command = [sys.executable, *(words or ("-m", "mathrl.stages.curate"))]
     return subprocess.Popen(command, cwd=folder, env={**os.environ, **own, **env}, stderr=subprocess.PIPE)
 
 
@@ -108,17 +117,15 @@ def test_killed_runs_leave_nothing_finished_and_the_next_gives_equal_bytes_anywh
     """Whatever its processes, hashes, language, zone and folder are."""
     folder = project(tmp_path / "an other place ü" / "deeper", data)
     (folder / "params" / "run.yaml").write_text("processes: 1\n")  # of the composition: 2
-    for what in ("home/state/curate-*/", "reports/.curate.*.partial", "data/.curated.*.partial"):
-        process = start(folder, **ANOTHER_MACHINE)
-        while process.poll() is None and not list(folder.glob(what)):
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=100)
-        assert process.returncode == -signal.SIGKILL
-        assert not (folder / "data" / "curated").exists(), f"killed when {what} was there"
+    killed = (r"state/curate-[^/]+/rows/", "home/state/curate-*/"), (r"reports/curate$", "reports/.curate.*.partial")
+    for place, left in (*killed, (r"data/curated$", "data/.curated.*.partial")):
+        process = start(folder, "-c", KILLED, place, **ANOTHER_MACHINE)
+        _, said = process.communicate(timeout=800)
+        assert process.returncode == -signal.SIGKILL, said.decode()
+        assert list(folder.glob(left)) and not (folder / "data" / "curated").exists(), place
     finish(start(folder, **ANOTHER_MACHINE))
     found = outputs(folder)
     assert set(found) == set(expected)
     assert [name for name in expected if found[name] != expected[name]] == []
-    left = [*(folder / "data").glob(".*"), *(folder / "reports").glob(".*"), *(folder / "home/state").glob("*/")]
-    assert left == [], "what a killed run began is removed"
+    remain = [*(folder / "data").glob(".*"), *(folder / "reports").glob(".*"), *(folder / "home/state").glob("*/")]
+    assert remain == [], "what a killed run began is removed"

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from mathrl.core import gpus as gpu_counting
-from mathrl.core.errors import UserError
+from mathrl.core.errors import EXIT_KILLED, UserError
 from mathrl.params.run import Run
 from mathrl.stages import launch
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
+from mathrl.core import errors
 from mathrl.core.environment import rank
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.compose import load_params
@@ -64,6 +65,7 @@ def use_cuda():
             assert "forked" not in str(error), error  # without a GPU: "Found no NVIDIA driver"
 
 def wrong_everywhere():
+    errors.OTHER_RANKS_WAIT_SECONDS = 300  # on a busy machine rank 0 comes late
     exit_on_user_error(fail)
 
 def fail():
@@ -73,6 +75,23 @@ def wrong_at_1():
     if rank() == 1:
         raise ValueError("odd")
     time.sleep(60)
+
+def killed_at_1():
+    import psutil
+    agent, suspended = psutil.Process(os.getppid()), Path(sys.argv[2]).with_name("suspended")
+    if rank() == 2:  # the agent finds the two others ended at one look
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        agent.suspend()
+        suspended.touch()
+        while sum(child.status() == "zombie" for child in agent.children()) < 2:
+            time.sleep(0.01)
+        agent.resume()
+        time.sleep(600)
+    while not suspended.exists():
+        time.sleep(0.01)
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise RuntimeError("connection closed by peer")
 
 if __name__ == "__main__":
     if sys.argv[1] == "use_cuda":
@@ -136,6 +155,12 @@ def test_an_error_of_one_rank_is_shown_with_the_end_of_its_output(tmp_path: Path
     *traceback, message = done.stderr.splitlines()
     assert traceback[-1] == "ValueError: odd"
     assert message == f"error: rank 1 of 3 ended with exit status 1; its output is in {log}" and done.returncode == 1
+
+
+def test_a_rank_that_was_killed_is_named_and_not_the_one_that_missed_it(tmp_path: Path) -> None:
+    done = run("killed_at_1", tmp_path / "logs")
+    assert done.returncode == EXIT_KILLED, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: rank 1 of 3 ended with signal 9; its output is in ")
 
 
 @pytest.fixture

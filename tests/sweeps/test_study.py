@@ -70,7 +70,7 @@ def several(count: int, target: Callable[..., None], *given: Any) -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(600)
         assert child.exitcode in (0, -signal.SIGKILL)
 
 
