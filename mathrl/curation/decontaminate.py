@@ -286,7 +286,7 @@ class EvaluationIndex:
         unknown = 0
         runs = np.array([unknown := unknown + (word not in self._known) for word in words])  # of indexed grams alone
         sizes, places = self._windows.sizes[numbers], np.array(first)
-        order = np.lexsort((numbers, places, sizes, sizes < self.ngram, runs[places], -np.array(shares)))
+        order = np.lexsort((np.array(numbers), places, sizes, sizes < self.ngram, runs[places], -np.array(shares)))
         ordered = (self.texts[numbers[i]][0] for i in order.tolist() if i != best)
         return tuple(islice(dict.fromkeys(id for id in ordered if id != self.texts[numbers[best]][0]), 20))
 
