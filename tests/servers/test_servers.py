@@ -18,7 +18,7 @@ from mathrl.params.run import FreshModel
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.server_engine import MOST_TRIES, ServerEngine
 from mathrl.servers.protocol import PATH
-from mathrl.servers.server import SentWeights, Server
+from mathrl.servers.server import OtherWeights, SentWeights, Server
 from mathrl.servers.server_pool import ServerPool
 from mathrl.trainers.rollout_stream import SamplerThread
 from tests.servers.stand import HANG_SECONDS, Stand, params
@@ -203,6 +203,24 @@ def test_a_server_that_was_restarted_answers_from_the_newest_weights_alone(stand
     sampler.pool.died(sampler.pool.servers[0], RuntimeError("it broke off"))
     sampler.generate([[8]], Sampling(1, 1.0, 4), 0)
     assert server.taken == ["/weights/1", *["/weights/2"] * 3] and sampler.pool.servers[0].alive
+
+
+def test_two_requests_that_a_restarted_server_refuses_both_say_that_it_was_restarted(stand: Any) -> None:
+    standing = stand()
+    server = Server(standing.url)
+    assert server.healthy()
+    standing.restart()
+
+    def ask() -> None:
+        with pytest.raises(OtherWeights, match=r"was restarted \(generation 1, now 2\)"):
+            server.complete({"prompt": [5]}, 1, ["digest 1"])
+
+    def ask_before(_: Any) -> None:
+        server.client.event_hooks = {}
+        ask()
+
+    server.client.event_hooks = {"request": [ask_before]}
+    ask()
 
 
 @pytest.mark.parametrize("newest", [2, 3])  # 3: newer ones come before the refusal of the request is read
