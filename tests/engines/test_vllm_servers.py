@@ -232,8 +232,9 @@ def test_requests_in_flight_go_on_with_transferred_weights(two: Two, tmp_path: P
 
 def test_a_transfer_that_breaks_off_leaves_nothing_behind(two: Two, tmp_path: Path) -> None:
     """The trainer is lost after the first of its weights: parts of layers have come, and no more will."""
-    network, engine = with_transfer(two, tmp_path, seconds=3.0)
+    network, engine = with_transfer(two, tmp_path)
     engine.sync(full_weights(network))
+    engine.sender.seconds = 3.0
     changed(network, 0)
 
     def broken() -> Iterator[tuple[str, Tensor]]:
