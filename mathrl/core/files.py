@@ -2,8 +2,11 @@
 
 import gzip
 import io
+import itertools
 import json
 import os
+import re
+import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +19,9 @@ from mathrl.core.guard import is_alive
 
 Made = TypeVar("Made")
 
+# Names the files that one process writes aside: others may have its id, on another machine or before a restart.
+_PROCESS, _numbers = secrets.token_hex(4), itertools.count()
+ASIDE = re.compile(r"\.(?P<target>.+)\.(?P<pid>\d+)-(?P<process>[0-9a-f]{8})-\d+\.(partial|old)", re.S)
 ESCAPE = "backslashreplace"  # how files encode what UTF-8 cannot: a lone surrogate becomes \ud83d
 
 
@@ -30,8 +36,8 @@ def written_aside(target: Path) -> Iterator[Path]:
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    _remove(aside)
+    writer = f"{os.getpid()}-{_PROCESS}-{next(_numbers)}"
+    aside = target.with_name(f".{target.name}.{writer}.partial")
     try:
         yield aside
         if not aside.is_dir():
@@ -40,8 +46,7 @@ def written_aside(target: Path) -> Iterator[Path]:
             with aside.open("rb") as stream:
                 os.fsync(stream.fileno())
         if target.is_dir():
-            old = target.with_name(f".{target.name}.{os.getpid()}.old")
-            _remove(old)
+            old = target.with_name(f".{target.name}.{writer}.old")
             target.rename(old)
             aside.rename(target)
             _remove(old)
@@ -57,18 +62,13 @@ def written_aside(target: Path) -> Iterator[Path]:
 
 def remove_leftovers(target: Path) -> None:
     """Remove what `written_aside` of a killed process left beside `target`, or within it if it is a folder."""
-    beside = [path for path in target.parent.glob(f".{target.name}.*") if _partial_of(path) == target.name]
-    within = [path for path in target.rglob(".*") if _partial_of(path)] if target.is_dir() else []
-    for path in (*beside, *within):
-        if not is_alive(int(path.name.split(".")[-2])):
+    for path in (*target.parent.glob(f".{target.name}.*"), *(target.rglob(".*") if target.is_dir() else [])):
+        made = ASIDE.fullmatch(path.name)
+        if made is None or (path.parent == target.parent and made["target"] != target.name):
+            continue
+        own = int(made["pid"]) == os.getpid()
+        if made["process"] != _PROCESS if own else not is_alive(int(made["pid"])):
             _remove(path)
-
-
-def _partial_of(path: Path) -> str:
-    """The name that `path` was to replace; "" if `written_aside` did not make it."""
-    name, *pid_and_kind = path.name.removeprefix(".").rsplit(".", 2)
-    made = len(pid_and_kind) == 2 and pid_and_kind[0].isdigit() and pid_and_kind[1] in ("partial", "old")
-    return name if made else ""
 
 
 def _remove(path: Path) -> None:

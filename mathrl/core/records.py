@@ -15,7 +15,10 @@ How a run is called in a list: after what it runs and what is different about it
 
 import glob
 import json
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePath
 from typing import Any, Literal, Self, TypedDict
@@ -269,6 +272,10 @@ def open_record(label: str, key: str) -> RunRecord:
 def _write(value: RunRecord | MirrorState | TrackerState, file: str) -> None:
     row = {item.name: getattr(value, item.name) for item in fields(value) if item.name != "folder"}
     write_json(value.folder / file, {name: entry for name, entry in row.items() if entry is not None})
+    # A file system's own times are those of a clock that ticks: files of one tick would have no order.
+    written = time.time_ns()
+    with suppress(OSError):  # removed by a person, or on a file system that sets its own times
+        os.utime(value.folder / file, ns=(written, written))
 
 
 def _read(file: Path) -> dict[str, Any] | None:

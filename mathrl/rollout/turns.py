@@ -8,6 +8,7 @@ the rest is kept while the calls run. So the tokens and log-probs of a turn are 
 depend on how long a tool took. (Keys that were kept and keys that are read again differ by rounding.)
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -56,6 +57,8 @@ class Response:
     asked: list[Asked] = field(default_factory=list)
     answers: Future[list[Answer]] | None = None
     session: Session | None = None
+    ended: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of these two
     kept: KeptKeys | None = None
 
     @property
@@ -83,11 +86,23 @@ class Response:
         kept, self.kept = self.kept, None
         return kept
 
+    def open_session(self, tool: Tool) -> Session | None:
+        """The session of its calls; None once it has ended, which a call may notice late."""
+        if self.session is None and not self.ended:
+            session = tool.session()
+            with self.lock:
+                if not self.ended:
+                    self.session = session
+                    return session
+            session.close()
+        return self.session
+
     def end(self) -> None:
         """Nothing more is sampled or called."""
-        if self.session is not None:
-            self.session.close()
-            self.session = None
+        with self.lock:
+            session, self.session, self.ended = self.session, None, True
+        if session is not None:
+            session.close()
 
 
 class TurnSampler:
@@ -244,8 +259,10 @@ class TurnSampler:
             elif asked.mistake:
                 answers.append((asked.mistake, "error", 0.0))
             else:
-                response.session = response.session or self.tool.session()
-                output = response.session.run(asked.code)
+                session = response.open_session(self.tool)
+                if session is None:
+                    break  # an error elsewhere has ended the sampling, and nobody reads the answers
+                output = session.run(asked.code)
                 seconds += output.seconds
                 answers.append((output.text, output.status, output.seconds))
         return answers

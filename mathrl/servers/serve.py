@@ -132,7 +132,7 @@ class StartedServers:
         if self.keeper.stdin is not None and not self.keeper.stdin.closed:
             self.keeper.stdin.close()
         try:
-            self.keeper.wait(END_SECONDS + 2)
+            self.keeper.wait(END_SECONDS + 60)  # it may stand still, and what the servers started ends by it alone
         except subprocess.TimeoutExpired:
             self.keeper.kill()  # they die with it
             self.keeper.wait()

@@ -96,19 +96,19 @@ class Server:
 
     def post(self, path: str, body: dict[str, Any], seconds: float) -> httpx.Response:
         """The answer to a request that changes the server; raises as `load` does."""
-        extensions = self.connections.trace
+        extensions, generation = self.connections.trace, self.generation
         try:
             answer = self.client.post(self.url + path, json=body, timeout=seconds, extensions=extensions)
         except httpx.TimeoutException:
             raise ServerDied(f"{self.url} did not answer {path} within {seconds:g} s") from None
         except httpx.HTTPError as error:
             raise ServerDied(f"{self.url} broke off {path} ({type(error).__name__})") from None
-        self._check(path, answer)
+        self._check(path, answer, generation)
         return answer
 
-    def _check(self, path: str, answer: httpx.Response, wanted: Sequence[str] = ()) -> None:
+    def _check(self, path: str, answer: httpx.Response, generation: int, wanted: Sequence[str] = ()) -> None:
+        """Raise if the answer is an error; the server had this `generation` when it was asked."""
         if answer.status_code == HAS_OTHERS:
-            generation = self.generation
             self._note(answer.json())
             if generation != self.generation:
                 reason = f"was restarted (generation {generation}, now {self.generation})"
@@ -173,12 +173,13 @@ class Server:
     def _pieces(self, path: str, body: dict[str, Any], weights: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The messages of a streamed answer (server-sent events)."""
         headers, timeout = {WEIGHTS: ",".join(weights)} if weights else {}, httpx.Timeout(None, connect=CONNECT_SECONDS)
+        generation = self.generation
         options: Any = {"headers": headers, "timeout": timeout, "extensions": self.connections.trace}
         try:
             with self.client.stream("POST", self.url + path, json=body, **options) as answer:
                 if answer.status_code >= 400:
                     answer.read()
-                    self._check(path, answer, weights)
+                    self._check(path, answer, generation, weights)
                 rest = b""
                 for received in answer.iter_bytes():
                     # Not iter_lines, which also ends a line at U+2028 and the like: vLLM writes them as they are.

@@ -165,7 +165,8 @@ class ServerPool:
         """Check whether dead servers are back; with `wait`, until one is alive.
 
         Raises:
-            UserError: none was within `wait_seconds`, for every waiting thread at once; or `check_started` raised it.
+            UserError: none was within `wait_seconds`, for every waiting thread at once; `check_started` raised it; or
+                `hang_up` was called.
         """
         while True:
             if dead := self._dead():
@@ -176,6 +177,8 @@ class ServerPool:
                     self.none_since, self.starting = None, False
                 if self.alive() or not wait:
                     return
+                if all(server.client.is_closed for server in self.servers):  # by `hang_up`: nobody waits for this
+                    raise self._no_server()
                 if self.none_since is None:
                     self.none_since = time.monotonic()
                     why = f"{len(self.servers)} vLLM server(s) start" if self.starting else "no server is left"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.core.environment import Variable, rank, world_size
+from tests.test_house import repository_files
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"MATHRL_[A-Z_]+")
@@ -27,9 +28,8 @@ def test_no_other_file_of_the_library_spells_a_variable_in_its_code() -> None:
 
 
 def test_every_variable_that_is_mentioned_anywhere_is_in_the_table() -> None:
-    files = [*ROOT.glob("**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "prefect.yaml"]
-    files = [file for file in files if not file.relative_to(ROOT).parts[0].startswith(".")]
-    mentioned = {name for file in files for name in NAME.findall(file.read_text(encoding="utf-8"))}
+    files = repository_files("*.py", "docs/*.md", "README.md", "prefect.yaml")
+    mentioned = {name for file in files for name in NAME.findall((ROOT / file).read_text(encoding="utf-8"))}
     assert mentioned - {"MATHRL_"} <= {*Variable}
 
 

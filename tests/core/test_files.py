@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mathrl.core.files import (
     read_json,
     read_jsonl,
     read_numbered_jsonl,
+    remove_leftovers,
     write_json,
     write_jsonl,
     write_text,
@@ -30,6 +32,30 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         raise RuntimeError
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_two_writers_of_one_file_do_not_touch_what_the_other_writes(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    with written_aside(target) as first:
+        first.write_text("first")
+        with written_aside(target) as second:
+            second.write_text("second")
+        assert target.read_text() == "second"
+    assert target.read_text() == "first" and list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_killed_process_left_is_removed_also_if_it_had_the_id_of_this_one(tmp_path: Path) -> None:
+    """As after a restart of a container."""
+    target = tmp_path / "model"
+    target.mkdir()
+    names = [f".model.{os.getpid()}-0123abcd-0.partial", f"model/.a.{2**22 + os.getpid()}-0123abcd-0.old"]
+    for name in (*names, f".other.{os.getpid()}-0123abcd-0.partial", ".model.7.partial"):
+        (tmp_path / name).touch()
+    with written_aside(target / "b") as aside:
+        aside.touch()
+        remove_leftovers(target)
+        assert aside.exists() and not any((tmp_path / name).exists() for name in names)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_folder_replaces_a_folder_whole(tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def test_records_are_found_in_the_order_in_which_they_were_written(home: Path) -
     assert list(written_times("sft-")) == [second.folder]
 
 
+def test_records_of_one_tick_of_the_kernels_clock_have_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"b": 10**18, "c": 10**18 + 2000, "a": 10**18 + 1000}
+    for name, time in times.items():
+        monkeypatch.setattr("time.time_ns", lambda time=time: time)
+        make(f"rl-{name}-1", stage="rl")
+    assert [(folder.name, time) for folder, time in written_times().items()] == [
+        (f"rl-{name}-1", times[name]) for name in ("b", "a", "c")
+    ]
+
+
 def test_a_prefix_is_no_pattern() -> None:
     make("demo[1]-a-1", stage="rl")
     make("demo1-a-1", stage="sft")

@@ -232,7 +232,7 @@ def test_requests_in_flight_go_on_with_transferred_weights(two: Two, tmp_path: P
 
 def test_a_transfer_that_breaks_off_leaves_nothing_behind(two: Two, tmp_path: Path) -> None:
     """The trainer is lost after the first of its weights: parts of layers have come, and no more will."""
-    network, engine = with_transfer(two, tmp_path, seconds=3.0)
+    network, engine = with_transfer(two, tmp_path)
     engine.sync(full_weights(network))
     changed(network, 0)
 
@@ -242,7 +242,7 @@ def test_a_transfer_that_breaks_off_leaves_nothing_behind(two: Two, tmp_path: Pa
                 raise RuntimeError("the trainer is gone")
             yield name, weight
 
-    engine.sender.buffer_bytes = 1  # each weight is sent as it is taken
+    engine.sender.seconds, engine.sender.buffer_bytes = 3.0, 1  # each weight is sent as it is taken
     engine.sender.groups.clear()
     with pytest.raises(RuntimeError, match="the trainer is gone"):
         engine.sync(broken())

@@ -70,7 +70,7 @@ def test_an_offline_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         run.log({"train/reward": 0.1 * step, "train/kl": 0.5, "train/global_step": 10 * step})
         run.log({"eval/loss": 0.25, "train/global_step": 10 * step})
     run.finish()
-    for _ in range(100):  # its own process writes the file, and may end after this one goes on
+    for _ in range(6000):  # its own process writes the file, and may end after this one goes on
         if any(len(read_metrics(file)) == 5 for file in tmp_path.rglob("*.wandb")):
             break
         time.sleep(0.1)

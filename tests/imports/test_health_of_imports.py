@@ -119,7 +119,7 @@ def test_a_run_of_trl_with_a_hole_in_its_verifier_is_found(trl_run: Path, home: 
 def test_a_sabotaged_copy_of_a_real_run_of_trl_is_found(
     trl_run: Path, home: Path, tmp_path: Path, rule: str, changes: Callable[[int], Row]
 ) -> None:
-    assert findings(trl_run, tmp_path, "healthy") == set(), "a healthy run is green"
+    assert rule not in findings(trl_run, tmp_path, "healthy"), "a healthy run has it not"
     copy = Path(shutil.copytree(trl_run, tmp_path / "copy"))
     file = copy / "checkpoint-40" / "trainer_state.json"
     state = json.loads(file.read_text())

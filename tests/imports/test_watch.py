@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_is_followed_and_stopped(tmp_path: Path, home: Path) 
             time.sleep(0.6)
             assert child.poll() is None
             stream.write("aN}}\n")
-        assert child.wait(60) == 1
+        assert child.wait(300) == 1
     finally:
         child.kill()
         server.shutdown()

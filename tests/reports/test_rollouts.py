@@ -213,7 +213,7 @@ def test_a_person_finds_wrong_verdicts_of_a_step_in_two_clicks(server: Any) -> N
     from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium)
+        browser = playwright.chromium.launch(executable_path=chromium, timeout=300_000)
         page = browser.new_page()
         page.set_default_timeout(120_000)
         expect.set_options(timeout=120_000)
@@ -222,6 +222,7 @@ def test_a_person_finds_wrong_verdicts_of_a_step_in_two_clicks(server: Any) -> N
         page.goto(f"http://127.0.0.1:{server.server_address[1]}/mine/")
         expect(page.locator("#count")).to_have_text("12 of 12 responses")
         page.click("[data-facet=verdict][data-label=wrong]")
+        expect(page.locator("#count")).to_have_text("6 of 12 responses")
         page.click("[aria-label='step 2']")
         expect(page.locator("#count")).to_have_text("2 of 12 responses")
         expect(page.locator("#rows tr")).to_have_count(2)

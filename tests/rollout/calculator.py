@@ -28,25 +28,8 @@ def computed(node: ast.AST) -> int:
     raise ValueError("no sum or product")
 
 
-class Calculator:
-    """Sessions that compute, and count themselves; `last` is the value of the session's call before."""
-
-    def __init__(self, seconds: float = 0.001, wrong_by: int = 0) -> None:
-        self.seconds, self.wrong_by = seconds, wrong_by
-        self.lock, self.open, self.most_open, self.runs = threading.Lock(), 0, 0, 0
-
-    def session(self) -> "CalculatorSession":
-        with self.lock:
-            self.open += 1
-            self.most_open = max(self.most_open, self.open)
-        return CalculatorSession(self)
-
-    def close(self) -> None:
-        assert not self.open
-
-
 class CalculatorSession:
-    def __init__(self, tool: Calculator) -> None:
+    def __init__(self, tool: "Calculator") -> None:
         self.tool, self.closed = tool, False
 
     def run(self, code: str) -> ToolOutput:
@@ -65,6 +48,25 @@ class CalculatorSession:
             self.closed = True
             with self.tool.lock:
                 self.tool.open -= 1
+
+
+class Calculator:
+    """Sessions that compute, and count themselves; `last` is the value of the session's call before."""
+
+    kind = CalculatorSession
+
+    def __init__(self, seconds: float = 0.001, wrong_by: int = 0) -> None:
+        self.seconds, self.wrong_by = seconds, wrong_by
+        self.lock, self.open, self.most_open, self.runs = threading.Lock(), 0, 0, 0
+
+    def session(self) -> CalculatorSession:
+        with self.lock:
+            self.open += 1
+            self.most_open = max(self.most_open, self.open)
+        return self.kind(self)
+
+    def close(self) -> None:
+        assert not self.open
 
 
 class Equations:

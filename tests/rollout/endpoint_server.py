@@ -35,6 +35,7 @@ class Server(ThreadingHTTPServer):
         self.faults: list[str] = []
         self.seconds, self.name, self.models, self.key = 0.0, "tiny", ["tiny"], ""
         self.finish, self.text, self.together = "stop", "", threading.Barrier(1)
+        self.holds_after, self.release = 10**9, threading.Event()  # so many requests the next wait for it
         self.asked: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
@@ -74,11 +75,14 @@ class Handler(BaseHTTPRequestHandler):
             server.asked[content] += 1
             server.bodies.append(body)
             fault = server.faults.pop(0) if server.faults else ""
+            held = len(server.bodies) > server.holds_after
             server.at_once += 1
             server.most = max(server.most, server.at_once)
         time.sleep(server.seconds)
+        if held:
+            server.release.wait(600.0)
         with suppress(threading.BrokenBarrierError):
-            server.together.wait(20.0)
+            server.together.wait(600.0)
         with server.lock:
             server.at_once -= 1
         if self.path != f"/v1/{'chat/completions' if 'messages' in body else 'completions'}":
@@ -92,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "empty":
             return self.reply(200, b'{"choices": []}')
         if fault in ("limit", "long limit"):
-            return self.reply(429, b"slow down", retry_after="0.3" if fault == "limit" else "2")
+            return self.reply(429, b"slow down", retry_after="0.3" if fault == "limit" else "60")
         if fault:
             return self.reply(int(fault), b"it is broken")
         asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]

@@ -62,7 +62,7 @@ def test_the_one_file_counts_where_a_kill_left_those_of_steps_beside_it(tmp_path
 
 def test_what_a_killed_process_left_half_written_goes_when_the_run_goes_on(tmp_path: Path) -> None:
     folder = written(tmp_path / "rollouts").folder
-    left = folder / f".step-000004.parquet.{2**22 + os.getpid()}.partial"  # of no process
+    left = folder / f".step-000004.parquet.{2**22 + os.getpid()}-0123abcd-0.partial"  # of no process
     left.touch()
     assert len(RolloutFolder(folder, 3).steps()) == 3 and not left.exists()
 

@@ -18,8 +18,8 @@ from mathrl.params.run import FreshModel
 from mathrl.rollout.call_formats import Asked
 from mathrl.rollout.engine import Sampling
 from mathrl.rollout.torch_engine import TorchEngine
-from mathrl.rollout.turns import TurnSampler, wave_seed
-from mathrl.tools.tool import Session, ToolOutput
+from mathrl.rollout.turns import Response, TurnSampler, wave_seed
+from mathrl.tools.tool import ToolOutput
 from mathrl.trainers.rollout_stream import SamplerThread
 from tests.rollout.calculator import Calculator, CalculatorSession, Equations
 
@@ -250,26 +250,22 @@ def test_a_response_is_sampled_once_per_wave_also_when_it_comes_to_stop_no_more(
         assert call.status != "limit" or call.seconds == 0
 
 
-class Meeting(Calculator):
-    """Nobody gets an answer before `count` calls have been made."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.barrier = threading.Barrier(count)
-
-    def session(self) -> Session:  # type: ignore[override]
-        return MeetingSession(self)
-
-
 class MeetingSession(CalculatorSession):
     def run(self, code: str) -> ToolOutput:
         assert isinstance(self.tool, Meeting)
         if self.tool.runs < self.tool.barrier.parties:
-            self.tool.barrier.wait(60)
+            self.tool.barrier.wait(600)
         return super().run(code)
 
-    def close(self) -> None:
-        self.closed = True
+
+class Meeting(Calculator):
+    """Nobody gets an answer before `count` calls have been made."""
+
+    kind = MeetingSession
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(count)
 
 
 def test_calls_run_at_once_and_their_order_changes_nothing(engine: TorchEngine) -> None:
@@ -294,7 +290,7 @@ def test_calls_begin_while_others_are_sampled_unless_sessions_are_few(engine: To
             for completion, limit in zip(flat, limits, strict=True)
         )
         expected, since = waves[-1][0] + asked, time.monotonic()
-        while tool.runs < expected and sessions == 48 and time.monotonic() < since + 5:
+        while tool.runs < expected and sessions == 48 and time.monotonic() < since + 120:
             time.sleep(0.01)
         waves.append((expected, tool.runs))
         return found
@@ -321,56 +317,66 @@ def test_an_error_elsewhere_ends_the_thread_that_waits_for_calls(engine: TorchEn
         torch.device("cpu"), lambda: True, lambda: sampler.generate(PROMPTS, SAMPLING, 5), lambda _: None
     )
     with pytest.raises(RuntimeError, match="of the update"), thread:
-        assert sampled.wait(60)
+        assert sampled.wait(600)
         time.sleep(0.2)  # until it waits
         raise RuntimeError("of the update")
     assert thread._running is not None
     try:
         with pytest.raises(SystemExit):
-            thread._running.result(30)
+            thread._running.result(600)
     finally:
         never.barrier.abort()
-
-
-class Failing(Calculator):
-    """Its first call fails, the others take their time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.over, self.failed = threading.Event(), list[CalculatorSession]()
-
-    def session(self) -> Session:  # type: ignore[override]
-        return FailingSession(self)
 
 
 class FailingSession(CalculatorSession):
     def run(self, code: str) -> ToolOutput:
         assert isinstance(self.tool, Failing)
-        with self.tool.lock:
-            self.tool.runs += 1
-            first = self.tool.runs == 1
-        if first:
-            self.tool.failed.append(self)
+        self.tool.begun.append(self)
+        if self.tool.begun[0] is self:
+            while len(self.tool.begun) < self.tool.at_once:
+                time.sleep(0.01)
             raise RuntimeError("of the tool")
-        self.tool.over.wait(9)
+        self.tool.over.wait(300)
         return ToolOutput("1", "ok", 9.0)
+
+
+class Failing(Calculator):
+    """Its first call fails once `at_once` have begun; the others take their time."""
+
+    kind = FailingSession
+
+    def __init__(self, at_once: int) -> None:
+        super().__init__()
+        self.over, self.begun, self.at_once = threading.Event(), list[CalculatorSession](), at_once
 
 
 def test_a_call_that_fails_ends_the_sampling_and_nobody_waits_for_the_others(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool, began = Failing(), time.monotonic()
+    tool, began = Failing(4), time.monotonic()
     with pytest.raises(RuntimeError, match="of the tool"):
         turn_sampler(engine, tool, sessions=48).generate(PROMPTS, SAMPLING, 5)
-    assert time.monotonic() < began + 7 and tool.runs > 3 and tool.failed[0].closed
+    assert time.monotonic() < began + 120 and tool.begun[0].closed
     tool.over.set()
     monkeypatch.setattr("mathrl.rollout.turns.THREADS", 1)
-    few = Failing()
+    few = Failing(1)
     with pytest.raises(RuntimeError, match="of the tool"):
         turn_sampler(engine, few, sessions=48).generate(PROMPTS, SAMPLING, 5)
     few.over.set()
     time.sleep(0.2)
-    assert few.runs <= 3, "calls that have not begun are not made"
+    assert len(few.begun) <= 3, "calls that have not begun are not made"
+
+
+def test_a_session_that_is_open_only_when_its_response_has_ended_is_closed(engine: TorchEngine) -> None:
+    tool, response = Calculator(), Response([], 1, asked=[Asked("1+1"), Asked("2+2")])
+    sampler, opened = turn_sampler(engine, tool), tool.session
+
+    def late() -> CalculatorSession:
+        response.end()
+        return opened()
+
+    tool.session = late  # type: ignore[method-assign]
+    assert sampler._call(response) == [] and (tool.open, tool.most_open) == (0, 1)
 
 
 @pytest.mark.parametrize("room", [80, 12], ids=["", "which answers fill"])

@@ -8,7 +8,8 @@ from tests.servers.stand import Stand
 
 
 @pytest.fixture
-def stand() -> Iterator[Callable[[], Stand]]:
+def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Stand]]:
+    monkeypatch.setattr("mathrl.servers.server.SECONDS", 60.0)  # a stand may answer late
     made: list[Stand] = []
 
     def make() -> Stand:

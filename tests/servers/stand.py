@@ -3,13 +3,14 @@
 import json
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from mathrl.params.rollout import Servers
 from mathrl.servers.protocol import FINISH, INIT, PATH, START, UPDATE, WEIGHTS
 
-HANG_SECONDS = 120.0
+HANG_SECONDS = 600.0
 FILES = {"transfer": "", "gpus": []}  # weights come as files alone
 
 
@@ -23,9 +24,10 @@ class Stand(ThreadingHTTPServer):
         self.health = self.weights = self.completions = 200
         self.ending, self.text = "stop", ""
         self.hangs_on: int | None = None
+        self.hanging = threading.Event()  # a request hangs
         self.slow_on: int | None = None  # a piece of one token every `pause` seconds, `pieces` of them
-        self.queued_on: int | None = None  # waits for others' requests, whose tokens the metrics count
         self.pause, self.pieces, self.tokens = 0.3, 1, 0
+        self.on_look: Callable[[], None] = lambda: None  # called before the metrics are told
         self.held_on: int | None = None  # answered when `release` is set
         self.release = threading.Event()
         self.asked: list[int] = []
@@ -42,6 +44,10 @@ class Stand(ThreadingHTTPServer):
         """As a new process of the same server, whose weights are those of its command line."""
         self.generation, self.digest = self.generation + 1, ""
 
+    def work(self) -> None:
+        """Generate a token of a response to somebody else, which the metrics count."""
+        self.tokens += 1
+
     def handle_error(self, *connection: Any) -> None:
         """A connection that the engine has cut is not an error."""
 
@@ -54,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/metrics":
+            self.server.on_look()
             self.send_response(200)
             self.end_headers()
             text = f'# HELP vllm:prompt_tokens x\nvllm:generation_tokens_total{{engine="0"}} {self.server.tokens}.0\n'
@@ -98,19 +105,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def complete(self, first: int) -> None:
         if first == self.server.hangs_on:
+            self.server.hanging.set()
             time.sleep(HANG_SECONDS)
         if first == self.server.held_on:
             self.server.release.wait(HANG_SECONDS)
         if self.server.completions != 200:
+            if self.server.hangs_on is not None:  # it fails only once another request hangs
+                self.server.hanging.wait(HANG_SECONDS)
             self.answer(self.server.completions, {})
             return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
-        if first == self.server.queued_on:
-            for _ in range(self.server.pieces):
-                time.sleep(self.server.pause)
-                self.server.tokens += 1
         pieces = self.server.pieces if first == self.server.slow_on else 1
         for number in range(1, pieces + 1):
             if pieces > 1:
@@ -134,5 +140,5 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def params(*stands: Stand, **settings: Any) -> Servers:
-    given = {"wait_seconds": 1.0, "timeout_seconds": 2 * HANG_SECONDS} | settings
+    given = {"wait_seconds": 60.0, "timeout_seconds": 2 * HANG_SECONDS} | settings
     return Servers(urls=tuple(each.url for each in stands), **given)

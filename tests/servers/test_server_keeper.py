@@ -77,13 +77,13 @@ def test_servers_run_are_started_again_and_end_with_all_that_they_started(starte
     started.check()
     os.kill(first[0], signal.SIGKILL)
     again = wait_for(lambda: answer(started.urls[0]))
-    assert again[0] != first[0] and again[2] == 0 and answer(started.urls[1]) == second
+    assert again[0] != first[0] and again[2] == 0 and wait_for(lambda: answer(started.urls[1])) == second
     wait_for(lambda: not is_alive(first[1]))
     wait_for(lambda: [each["failures"] for each in json.loads(started.file.read_text())] == [0, 0])
     kept = json.loads(started.file.read_text())
     assert [each["starts"] for each in kept] == [2, 1] and kept[0]["pid"] == again[0]
     started.close()
-    assert not any(is_alive(process) for process in (*again[:2], *second[:2]))
+    wait_for(lambda: not any(is_alive(process) for process in (*again[:2], *second[:2])))
 
 
 def stage(folder: Path) -> int:

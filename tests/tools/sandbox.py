@@ -144,8 +144,8 @@ def processes(pool: Pool) -> int:
 
 
 def wait_for_processes(pool: Pool, count: int) -> int:
-    """The number of the sandbox's processes, as soon as it is `count`, or after half a minute."""
-    deadline = time.monotonic() + 30
+    """The number of the sandbox's processes, as soon as it is `count`, or after five minutes."""
+    deadline = time.monotonic() + 300
     while (number := processes(pool)) != count and time.monotonic() < deadline:
         time.sleep(0.01)
     return number

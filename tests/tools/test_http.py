@@ -77,7 +77,8 @@ def test_an_exception_shows_the_code_alone(tool: HttpTool) -> None:
 
 
 def test_a_call_that_takes_too_long_is_ended_by_the_server(server: RunCodeServer) -> None:
-    tool = HttpTool(Http(url=server.url, wall_seconds=2))
+    tool = HttpTool(Http(url=server.url, wall_seconds=60))
+    tool.parameters = tool.parameters.model_copy(update={"wall_seconds": 2})
     output = tool.session().run("while True: pass")
     assert (output.status, output.text) == ("timeout", f"Stopped: the call took longer than 2 s. {NOT_KEPT}")
     tool.close()
@@ -101,19 +102,19 @@ def test_nothing_escapes_through_a_server(tool: HttpTool, target: Machine, pool:
 
 def test_the_server_refuses_what_it_does_not_serve(server: RunCodeServer) -> None:
     url = f"{server.url}/run_code"
-    reply = httpx.post(url, json={"code": "print(1)", "language": "bash"}).json()
+    reply = httpx.post(url, json={"code": "print(1)", "language": "bash"}, timeout=600).json()
     assert (reply["status"], reply["message"]) == ("SandboxError", "language 'bash': only python is served")
-    assert httpx.post(url, json={"language": "python"}).status_code == 422
+    assert httpx.post(url, json={"language": "python"}, timeout=600).status_code == 422
     json_type = {"Content-Type": "application/json"}
-    assert httpx.post(url, content=b"\xff", headers=json_type).status_code == 422
+    assert httpx.post(url, content=b"\xff", headers=json_type, timeout=600).status_code == 422
     for seconds in ("NaN", "-1", "0", "Infinity", "1e999", '"soon"', "null", "[]", "1" * 400):
         body = f'{{"code": "print(1)", "language": "python", "run_timeout": {seconds}}}'
-        assert httpx.post(url, content=body, headers=json_type).status_code == 422, seconds
+        assert httpx.post(url, content=body, headers=json_type, timeout=600).status_code == 422, seconds
     for body in ("[" * 100_000, '{"a":' * 100_000, "null", "3", '"code"'):
-        reply = httpx.post(url, content=body, headers=json_type)
+        reply = httpx.post(url, content=body, headers=json_type, timeout=600)
         assert reply.status_code == 422 and "not a request of run_code" in reply.text, body[:10]
-    assert httpx.post(f"{server.url}/other").status_code == 404
-    reply = httpx.post(url, json={"code": "print(1)", "language": "python", "run_timeout": 60}).json()
+    assert httpx.post(f"{server.url}/other", timeout=600).status_code == 404
+    reply = httpx.post(url, json={"code": "print(1)", "language": "python", "run_timeout": 60}, timeout=600).json()
     assert reply["status"] == "Success"
     assert {"status": "Finished", "return_code": 0, "stdout": "1", "stderr": ""}.items() <= reply["run_result"].items()
 
@@ -146,7 +147,7 @@ def test_with_a_key_it_answers_who_has_it(server: RunCodeServer, monkeypatch: py
     assert tool.session().run("6 * 7").text == "42"
     tool.close()
     for wrong in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
-        assert httpx.post(f"{server.url}/run_code", json=request, headers=wrong).status_code == 401
+        assert httpx.post(f"{server.url}/run_code", json=request, headers=wrong, timeout=600).status_code == 401
 
 
 def good(stdout: str = "42") -> bytes:
@@ -276,9 +277,10 @@ def test_a_bad_server_gives_a_text_in_time(
     behave: Callable[[socket.socket], None], status: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_tool, "LONGEST_REPLY", LONGEST)
-    monkeypatch.setattr(http_tool, "GRACE_SECONDS", 0.3 if status == "timeout" else 60.0)
     monkeypatch.setattr(http_tool, "FIRST_PAUSE", 0.0)
     with served(behave) as tool:
+        # Not before: the first request is to be answered.
+        monkeypatch.setattr(http_tool, "GRACE_SECONDS", 0.3 if status == "timeout" else 60.0)
         output = tool.session().run("6 * 7")
     assert output.status == status
     assert text in output.text

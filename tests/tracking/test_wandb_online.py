@@ -118,7 +118,7 @@ import os, signal, sys, time
 from mathrl.tracking import mirror as module, wandb_tensorboard
 from tests.tracking.test_mirror import Unwatched
 module._system_monitor = lambda run_id: Unwatched()
-wandb_tensorboard.ANSWER_SECONDS = float(sys.argv[2])
+wandb_tensorboard.ANSWER_SECONDS, wandb_tensorboard.UPLOAD_SECONDS = float(sys.argv[2]), 300.0
 mirror = module.Mirror()
 for _ in range(3):
     complete = mirror.sweep()
@@ -134,7 +134,7 @@ print(complete)
 def mirror(warm_python: Path) -> Mirror:
     """Runs a mirror in a process of its own: W&B reads the environment once."""
 
-    def run(ends: str, answer_seconds: float = 10.0) -> "subprocess.CompletedProcess[str]":
+    def run(ends: str, answer_seconds: float = 300.0) -> "subprocess.CompletedProcess[str]":
         command = [warm_python / "python", "-c", MIRROR, ends, str(answer_seconds)]
         env = {**os.environ, "PYTHONPATH": "."}
         return subprocess.run(command, check=False, env=env, capture_output=True, text=True)
