@@ -45,9 +45,10 @@ class Server(ThreadingHTTPServer):
         if operation == "RunResumeStatus":
             run = self.runs.get(values["name"])
             tail = json.dumps([json.dumps(row) for row in self.rows[-1:]])
+            begun = json.dumps({"t": {}} if run else {})  # without it the client takes the run for one that never began
             known = {"id": "b", "summaryMetrics": "{}", "displayName": "rl", "logLineCount": 0, "eventsLineCount": 0,
                      "historyLineCount": len(self.rows), "historyTail": tail, "eventsTail": "[]", "config": "{}",
-                     "tags": [], "notes": None, "wandbConfig": "{}", "name": values["name"]}  # fmt: skip
+                     "tags": [], "notes": None, "wandbConfig": begun, "name": values["name"]}  # fmt: skip
             return {"model": {**names, "bucket": known if run else None}}
         if operation == "UpsertBucket":
             self.runs.setdefault(values["name"], {}).update({k: v for k, v in values.items() if v is not None})
@@ -69,6 +70,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+    def do_GET(self) -> None:
+        self._reply(self.server.steps())
 
     def do_PUT(self) -> None:
         self._body()
@@ -109,12 +113,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("WANDB_BASE_URL", server.address)
     monkeypatch.setenv("WANDB_PROJECT", "mathrl")
     monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL", "0.5")  # not after 15 s
     yield server
     server.shutdown()
 
 
 MIRROR = """
-import os, signal, sys, time
+import json, os, signal, sys, time, urllib.request
+import psutil
 from mathrl.tracking import mirror as module, wandb_tensorboard
 from tests.tracking.test_mirror import Unwatched
 module._system_monitor = lambda run_id: Unwatched()
@@ -123,7 +129,10 @@ mirror = module.Mirror()
 for _ in range(3):
     complete = mirror.sweep()
 if sys.argv[1] == "is killed":
-    time.sleep(3)
+    while json.load(urllib.request.urlopen(os.environ["WANDB_BASE_URL"])) != [1, 2, 3]:
+        time.sleep(0.05)
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
     os.kill(os.getpid(), signal.SIGKILL)
 mirror.finish()
 print(complete)
