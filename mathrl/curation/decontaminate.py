@@ -34,6 +34,7 @@ from mathrl.data.grams import numbers as numbers_of
 from mathrl.params.data import Decontaminate, Embedding
 
 SHORTEST = 3
+OTHERS = 20  # further evaluation ids that a hit lists
 PARTS = ("model.safetensors", "tokenizer.json", "config.json")
 Floats = npt.NDArray[np.float32]
 
@@ -218,7 +219,7 @@ class EvaluationIndex:
                     continue
                 number, cosine = max(near, key=lambda pair: (RANK[judged.get(pair[0])], pair[1], -pair[0]))
                 id, part = self.texts[number]
-                others = tuple(dict.fromkeys(self.texts[n][0] for n, _ in near if n != number))[:20]
+                others = tuple(dict.fromkeys(self.texts[n][0] for n, _ in near if n != number))[:OTHERS]
                 yield Hit(
                     train_id, id, part, "", False, cosine, 0, text, self.raw[number], others, judged.get(number), True
                 )
@@ -280,15 +281,19 @@ class EvaluationIndex:
     def _others(
         self, words: Sequence[str], numbers: list[int], shares: list[float], first: list[int], best: int
     ) -> tuple[str, ...]:
-        """Further evaluation ids by falling share, at most 20; at equal shares, in the order of the training text."""
+        """At most OTHERS further evaluation ids by falling share; equal shares in the order of the training text."""
         if len(numbers) == 1:
             return ()
         unknown = 0
         runs = np.array([unknown := unknown + (word not in self._known) for word in words])  # of indexed grams alone
         sizes, places = self._windows.sizes[numbers], np.array(first)
         order = np.lexsort((np.array(numbers), places, sizes, sizes < self.ngram, runs[places], -np.array(shares)))
-        ordered = (self.texts[numbers[i]][0] for i in order.tolist() if i != best)
-        return tuple(islice(dict.fromkeys(id for id in ordered if id != self.texts[numbers[best]][0]), 20))
+        listed = {self.texts[numbers[best]][0]: None}
+        for i in order.tolist():
+            listed[self.texts[numbers[i]][0]] = None
+            if len(listed) > OTHERS:
+                break
+        return tuple(listed)[1:]
 
     def _decisions_on(self, text: str, numbers: Iterable[int]) -> dict[int, Verdict]:
         """The decisions on this training text, by number of the evaluation text."""

@@ -71,7 +71,7 @@ def question_tokens(text: str) -> list[str]:
         plain = _NOTHING.sub(" ", _HYPHEN.sub(" ", _MATH.sub(_formula, plain)))
     tokens = rule.findall(plain)
     tokens = list(map(_SAME.get, tokens, tokens))
-    return [token.replace(",", "") for token in tokens] if "," in plain else tokens
+    return [token.replace(",", "") for token in tokens] if "," in "".join(tokens) else tokens
 
 
 def signature(text: str, tokens: list[str]) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def signature(text: str, tokens: list[str]) -> tuple[str, ...]:
     ('>', '3', '2', '-', '1', 'PROOF')
     """
     marks = [token for token in tokens if token[0].isdigit() or token[0] == "." or token in _OPERATORS]
-    if _LISTS_OPTIONS.search(text):
+    if "A" in text and "B" in text and _LISTS_OPTIONS.search(text):
         marks += [token for token in tokens if _VARIABLE.fullmatch(token)]
     return (*marks, *_CAPITALS.findall(text))
 

@@ -7,6 +7,7 @@ of thousands of training texts are looked up at once.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -17,6 +18,7 @@ Hashes = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 CHUNK = 4096  # rows whose tokens are in memory at a time
 MATCHES = 1 << 18  # windows of training texts in evaluation texts that are in memory at a time
+MOST_BITS = 24  # of a window's hash that index a table of 16 MiB
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _PLACE = np.int64(24)  # bits of a place in a text
 
@@ -90,10 +92,25 @@ class Postings:
         new = np.append(True, (np.diff(self.texts) != 0) | (self.hashes[1:] != self.hashes[:-1]))
         return Postings(self.hashes[new], self.texts[new], self.places[new])
 
+    @cached_property
+    def _bits(self) -> int:
+        """How many bits tell most windows from these: there are 16 to 32 times as many values of so many bits."""
+        return min(len(self.hashes).bit_length() + 4, MOST_BITS)
+
+    @cached_property
+    def _with_first_bits(self) -> npt.NDArray[np.bool_]:
+        """Whether one of these has so many first bits, by their value: shape (2^bits,)."""
+        table = np.zeros(1 << self._bits, bool)
+        table[self.hashes >> np.uint64(64 - self._bits)] = True
+        return table
+
     def has(self, values: Hashes) -> npt.NDArray[np.bool_]:
-        """Whether each window is one of these."""
-        place = np.minimum(np.searchsorted(self.hashes, values), len(self.hashes) - 1)
-        return self.hashes[place] == values  # type: ignore[no-any-return]
+        """Whether each window is one of these; the first bits spare most of them a search."""
+        found: npt.NDArray[np.bool_] = self._with_first_bits[values >> np.uint64(64 - self._bits)]
+        likely = values[found]
+        place = np.minimum(np.searchsorted(self.hashes, likely), len(self.hashes) - 1)
+        found[found] = self.hashes[place] == likely
+        return found
 
     def matches(self, values: Hashes, rows: Integers, places: Integers) -> "_Matches":
         """The windows, each of which is one of these, with their postings."""

@@ -82,11 +82,12 @@ def grams(text: str) -> list[str]:
     """
     if text.isascii():
         matches: list[str] = _ASCII_GRAM.findall(text.lower())
-        if "," not in text and "'" not in text:
+        joined = " ".join(matches)
+        if "," not in joined and "'" not in joined:  # most texts have commas, few have them within a gram
             return matches
     else:
-        matches = _ANY_GRAM.findall(fold(text))
-    return " ".join(matches).translate(_DROPPED).split()
+        joined = " ".join(_ANY_GRAM.findall(fold(text)))
+    return joined.translate(_DROPPED).split()
 
 
 def compared_grams(text: str) -> list[str]:
