@@ -7,6 +7,7 @@ without one a share of its cores. `mathrl ui` makes the global concurrency limit
 is one flow, and nothing to limit.
 """
 
+import asyncio
 import os
 import secrets
 import socket
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -90,8 +91,32 @@ def _checked_once(check: Callable[..., None]) -> Callable[..., None]:
     return check_once
 
 
+def load_automations_later() -> None:
+    """Let Prefect load a changed automation without waiting for it.
+
+    Prefect up to 3.8.5 lets the server's event loop wait until a thread has loaded it. The thread waits for a lock, and
+    when a task of the event loop holds that, the server never answers again (PrefectHQ/prefect#23055). Later versions
+    do what this does, but need a FastAPI that vLLM 0.32 refuses.
+    """
+    from prefect.server.events.models import automations
+    from prefect.utilities.asyncutils import create_task
+
+    in_a_thread = automations.run_coro_as_sync  # type: ignore[attr-defined]
+
+    def load(changed: Coroutine[Any, Any, None]) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            in_a_thread(changed)
+        else:
+            create_task(changed)
+
+    automations.run_coro_as_sync = load  # type: ignore[attr-defined,assignment]
+
+
 def _guard(server: Any) -> Any:
     check_schemas_once()
+    load_automations_later()
     origins = [origin.strip().lower() for origin in os.environ.get(ORIGINS, "").split(",")]
     # Around the application and not a middleware of it: Prefect's services ask it in memory, under another host name.
     return OwnRequests(server, [origin for origin in origins if origin])

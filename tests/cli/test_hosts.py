@@ -114,6 +114,42 @@ def test_the_prefect_server_of_a_command_answers_it_alone(
     assert len(login) > 40 and not {"PREFECT_API_AUTH_STRING", "PREFECT_API_URL"} & set(os.environ)
 
 
+CHANGE_AN_AUTOMATION = """
+import asyncio, faulthandler, json
+faulthandler.dump_traceback_later(240, exit=True)
+from httpx import ASGITransport, AsyncClient
+from prefect.server.events import triggers
+from mathrl.tasks.prefect_server import app
+
+made = {"name": "a", "trigger": {"type": "event", "posture": "Reactive", "expect": ["a"], "threshold": 1, "within": 0},
+        "actions": [{"type": "do-nothing"}]}
+
+async def main():
+    async with AsyncClient(transport=ASGITransport(app()), base_url="http://127.0.0.1:4200/api") as client:
+        async with triggers._automations_lock():  # as the service that evaluates triggers does
+            answer = await client.post("/automations/", json=made)
+            assert answer.status_code == 201, answer.text
+        while not triggers.automations_by_id:
+            await asyncio.sleep(0.01)
+        path = "/automations/" + answer.json()["id"]
+        async with triggers._automations_lock():
+            assert (await client.patch(path, json={"enabled": False})).status_code == 204
+        while triggers.automations_by_id:
+            await asyncio.sleep(0.01)
+
+asyncio.run(main())
+"""
+
+
+def test_prefect_answers_while_the_automations_that_it_has_are_in_use(tmp_path: Path, empty_prefect: Path) -> None:
+    """Its event loop waited for them in Prefect 3.7, and never went on (PrefectHQ/prefect#23055)."""
+    home = shutil.copytree(empty_prefect, tmp_path / "prefect")
+    environment = os.environ | {"PREFECT_HOME": str(home), "PREFECT_API_BLOCKS_REGISTER_ON_START": "0"}
+    command = [sys.executable, "-c", CHANGE_AN_AUTOMATION]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_a_vllm_server_without_a_key_answers_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The middleware of the command that starts it, over HTTP, in front of an application that answers everything."""
     monkeypatch.delenv(KEY, raising=False)

@@ -48,9 +48,9 @@ class Servers:
             headers={"content-type": "application/json"},
         )
         deadline = time.monotonic() + 300
-        while True:  # as Prefect's client does: 503 means that the database is locked for the moment
+        while True:  # as Prefect's client does: 503 says, after a minute, that the database is locked
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                with urllib.request.urlopen(request, timeout=180) as answer:
                     return json.loads(answer.read() or "null")
             except urllib.error.HTTPError as error:
                 if error.code != 503 or time.monotonic() > deadline:
