@@ -278,8 +278,8 @@ def test_ranks_gather_weights_while_rank_0_sends_them(two: Two, tmp_path: Path, 
 def test_a_server_that_is_lost_within_a_transfer_gets_the_weights_as_files(
     two: Two, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # Each weight is sent as it is taken, and an update may take 10 s.
-    network, engine = with_transfer(two, tmp_path, buffer_bytes=1, seconds=10.0)
+    # Each weight is sent as it is taken, and an update may take 30 s.
+    network, engine = with_transfer(two, tmp_path, buffer_bytes=1, seconds=30.0)
     engine.sync(full_weights(network))
     # Another rank, which uses the servers that this stage started: the same ones.
     own = Rollout(engine="vllm_server", max_sequences=32, servers=Servers(start=2))
@@ -322,7 +322,7 @@ def test_a_server_that_is_lost_within_a_transfer_gets_the_weights_as_files(
     assert idle.generate(PROMPTS, SAMPLING, 5) in [group for _, group in answers]
     engine.pool.revive()
     assert gaps() == [True]  # the first has the other rank's weights: it is left out until it has these
-    within(60, lambda: engine.pool.revive() or len(engine.pool.alive()) == 2)
+    within(200, lambda: engine.pool.revive() or len(engine.pool.alive()) == 2)
     assert gaps() == [True, True] and len(sent()) == 1
     assert [each.name for each in engine.folder.iterdir()] == ["transferred"]
     # The next transfer finds it in a group of its own, and leaves no file.
@@ -335,12 +335,12 @@ def test_a_server_that_is_lost_within_a_transfer_gets_the_weights_as_files(
     engine.sync(lost_by(signal.SIGSTOP))
     assert [server.alive for server in engine.pool.servers] == [True, False] and gaps() == [True]
     two.signal(1, signal.SIGCONT)
-    within(60, lambda: engine.pool.revive() or engine.pool.servers[1].alive)
+    within(200, lambda: engine.pool.revive() or engine.pool.servers[1].alive)
     assert gaps() == [True, True] and len(sent()) == 1
 
 
 def test_a_folder_that_the_servers_cannot_see_is_named(two: Two, tmp_path: Path) -> None:
-    engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=4.0), "cpu")[0]
+    engine: Any = open_engine(two.folder, MODEL, two.rollout(wait_seconds=20.0), "cpu")[0]
     with pytest.raises(UserError, match=r"answered /mathrl/weights with 500.*finds no.* set rollout\.servers\.folder"):
         engine.sync_folder(tmp_path)  # it is empty
 
@@ -365,20 +365,20 @@ def test_hung_and_dead_servers(two: Two, capfd: pytest.CaptureFixture[str]) -> N
     def opened(rollout: Rollout) -> Any:
         return training_engine(network, two.folder, tokenizer, MODEL, rollout, False, LORA)
 
-    engine = opened(two.rollout(timeout_seconds=8.0, wait_seconds=60.0))  # of the model that gets adapters below
+    engine = opened(two.rollout(timeout_seconds=20.0, wait_seconds=120.0))  # of the model that gets adapters below
     engine.sync(full_weights(network))
     expected = engine.generate(PROMPTS, SAMPLING, 5)
 
     # A hung server: its requests time out and go to the other; when it answers again, it gets the new weights.
     two.signal(0, signal.SIGSTOP)
     assert engine.generate(PROMPTS, SAMPLING, 5) == expected
-    assert "made no progress for 8 s; 1 other server" in capfd.readouterr().err
+    assert "made no progress for 20 s; 1 other server" in capfd.readouterr().err
     assert [server.alive for server in engine.pool.servers] == [False, True]
     add_lora(network, LORA, seed=0)
     changed_adapter(network, 0)
     engine.sync(full_weights(network))
     two.signal(0, signal.SIGCONT)
-    within(60, lambda: engine.pool.revive() or engine.pool.servers[0].alive)
+    within(200, lambda: engine.pool.revive() or engine.pool.servers[0].alive)
     assert [largest_gap(network, group) < 1e-4 for _, group in engine.probe(PROMPTS, SAMPLING, 5)] == 2 * [True]
 
     # A server killed during requests: nothing is lost.

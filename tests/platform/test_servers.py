@@ -19,15 +19,11 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import hold_port
+
 ROOT = Path(__file__).parents[2]
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-store", "AWS_DEFAULT_REGION": "us-east-1"}
 Checkout = Any
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +31,9 @@ def s3() -> Iterator[str]:
     """moto's S3 with an empty bucket `store`; its address."""
     moto = pytest.importorskip("moto.server", reason="pip install 'moto[s3]' dvc-s3")
     boto3 = pytest.importorskip("boto3", reason="pip install 'moto[s3]' dvc-s3")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    url = f"http://127.0.0.1:{server._port}"
+    url = "http://{}:{}".format(*server.get_host_and_port())
     client = boto3.client(
         "s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="x", region_name="us-east-1"
     )
@@ -51,7 +47,8 @@ def postgres() -> Iterator[str]:
     """A PostgreSQL with an empty database; its URI. It refuses to run as root, then `nobody` runs it."""
     if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
         pytest.skip("no PostgreSQL here (initdb, pg_ctl)")
-    folder, port = (Path(tempfile.mkdtemp(prefix="postgres-")), free_port())  # pytest's are for their owner alone
+    folder, held = Path(tempfile.mkdtemp(prefix="postgres-")), hold_port()  # pytest's are for their owner alone
+    port = held.getsockname()[1]
     as_user: dict[str, Any] = {}
     if os.geteuid() == 0:
         shutil.chown(folder, "nobody")
@@ -69,13 +66,16 @@ def postgres() -> Iterator[str]:
     run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
     yield f"postgresql://mlflow:pa55-of-the-database@127.0.0.1:{port}/postgres"
     run("pg_ctl", "-D", str(data), "-m", "immediate", "stop")
+    held.close()
     shutil.rmtree(folder)
 
 
 @pytest.fixture
-def server(postgres: str, s3: str, tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def server(
+    postgres: str, s3: str, tmp_path: Path, held_port: socket.socket
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """mlflow/postgres-s3.sh over both; its address."""
-    port = free_port()
+    port = held_port.getsockname()[1]
     environment = (
         os.environ
         | KEYS

@@ -119,7 +119,7 @@ def test_a_worker_that_lost_its_trial_writes_nothing_more(inputs: Path) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
+def server(tmp_path: Path, held_port: socket.socket) -> Iterator[str]:
     """The URL of a PostgreSQL server of this test's own, on loopback."""
     as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
     missing = [name for name in ("initdb", "pg_ctl", "postgres", *as_user[:1]) if not shutil.which(name)]
@@ -130,9 +130,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="mathrl-postgres-"))
     if as_user:
         shutil.chown(folder, "postgres")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = held_port.getsockname()[1]
     data = str(folder / "data")
 
     def run(*words: str) -> None:
