@@ -115,7 +115,7 @@ def test_the_prefect_server_of_a_command_answers_it_alone(
 
 
 CHANGE_AN_AUTOMATION = """
-import asyncio, faulthandler, json
+import asyncio, faulthandler
 faulthandler.dump_traceback_later(240, exit=True)
 from httpx import ASGITransport, AsyncClient
 from prefect.server.events import triggers
