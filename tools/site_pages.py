@@ -89,8 +89,8 @@ def as_page(text: str, name: str, page: str) -> str:
 
     def moved(match: "re.Match[str]") -> str:
         before, link, anchor, after = match.groups(default="")
-        inside = posixpath.relpath(resolved(name, link), "docs")  # ../params/x.yaml for a file that is not a page
-        return before + posixpath.relpath(inside, posixpath.dirname(page) or ".") + anchor + after
+        here = posixpath.join("/docs", posixpath.dirname(page))  # "/" is the repository's top, whatever its name
+        return before + posixpath.relpath(posixpath.join("/", resolved(name, link)), here) + anchor + after
 
     return LINK.sub(moved, text)
 

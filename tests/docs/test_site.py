@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[2]
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "form": "action"}
 
 
-def build(config: Path, out: Path) -> "subprocess.CompletedProcess[str]":
+def build(config: Path, out: Path, folder: Path = ROOT) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(out)],
-        cwd=ROOT,
+        cwd=folder,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
         text=True,
         capture_output=True,
@@ -32,8 +32,9 @@ def build(config: Path, out: Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site")
-    done = build(ROOT / "mkdocs.yml", out)
+    out, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("clone") / "mathrl"
+    folder.mkdir()  # as a clone is called: links were written from the name of the folder of the build
+    done = build(ROOT / "mkdocs.yml", out, folder)
     assert done.returncode == 0, done.stderr
     return out
 
