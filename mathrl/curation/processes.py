@@ -57,12 +57,13 @@ def in_order(work: Callable[[Shared, Task], Result], shared: Shared, tasks: Iter
 def _context(work: Callable[..., Any]) -> ForkServerContext:
     """Not fork: the stage has threads (MLflow, numpy), which a forked child would not have.
 
-    The server imports the modules that a worker needs: each worker of each pool would take seconds to import them.
+    The server imports what this program has imported of mathrl: each worker of each pool would take seconds for it.
+    Not the program's own module, which Python runs again in every worker.
     """
     context = get_context("forkserver")
-    program = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`; a worker imports it
-    name = program.name if program is not None else "__main__"
-    context.set_forkserver_preload([work.__module__, *([] if name.endswith("__main__") else [name])])
+    program = getattr(sys.modules["__main__"], "__spec__", None)
+    imported = [name for name in sys.modules if name.startswith("mathrl.") and name != (program and program.name)]
+    context.set_forkserver_preload([work.__module__, *imported])
     return context
 
 

@@ -1,6 +1,8 @@
 """Rows on disk: the same curation for any number of shards and processes, and after a kill."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -233,6 +235,21 @@ def test_an_error_in_a_stream_comes_after_the_results_before_it(monkeypatch: pyt
             for result in in_order(square, 100, stream()):
                 results.append(result)
         assert results == [100, 101, 104, 109, 116]
+
+
+WITH_WORKERS = """
+import importlib.util, operator, sys
+import mathrl.reading.sniff
+from mathrl.curation import processes
+sys.modules["__main__"].__spec__ = importlib.util.find_spec("mathrl.reading.sniff")  # as python -m sets it
+processes.cores = lambda: 2
+print(list(processes.in_order(operator.add, 100, range(4))))
+"""
+
+
+def test_workers_of_a_module_that_runs_as_a_program_warn_of_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", WITH_WORKERS], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[100, 101, 102, 103]\n", "")
 
 
 def test_a_list_on_disk_is_a_list(tmp_path: Path) -> None:
