@@ -90,26 +90,21 @@ class Spill(Generic[Item]):
     def __init__(self, file: Path, kind: type[Item]) -> None:
         self._kind = kind
         self._ends = array("q")
-        self._file = file.open("w+b")
-        self._at_end = True  # of the file: a seek would flush what is not yet written
+        self._writer, self._reader = file.open("wb"), file.open("rb")
 
     def append(self, item: Item) -> None:
         line = json.dumps(to_fields(item)).encode() + b"\n"
-        start = self._ends[-1] if self._ends else 0
-        if not self._at_end:
-            self._file.seek(start)
-            self._at_end = True
-        self._file.write(line)
-        self._ends.append(start + len(line))
+        self._writer.write(line)
+        self._ends.append((self._ends[-1] if self._ends else 0) + len(line))
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def __getitem__(self, index: int) -> Item:
         at = range(len(self))[index]
-        self._file.seek(self._ends[at - 1] if at else 0)
-        self._at_end = False
-        return from_fields(self._kind, json.loads(self._file.readline()))
+        self._writer.flush()
+        self._reader.seek(self._ends[at - 1] if at else 0)
+        return from_fields(self._kind, json.loads(self._reader.readline()))
 
     def __iter__(self) -> Iterator[Item]:
         return (self[index] for index in range(len(self)))
@@ -164,8 +159,9 @@ def _read(
     numbers = np.fromiter(repeats, np.int64, len(repeats))
     store.drop(numbers)
     read.left_out.update({"left out by keep": sum(summary.left_out for summary in summaries)})
-    good = np.setdiff1d(np.arange(first, len(store)), numbers, assume_unique=True)
-    return good, bad, sum(summary.cut_turns for summary in summaries)
+    good = np.ones(len(store) - first, bool)
+    good[numbers - first] = False
+    return first + np.flatnonzero(good), bad, sum(summary.cut_turns for summary in summaries)
 
 
 def _items(resolved: ResolvedSource, seed: int, read: Read) -> tuple[Iterator[RowItem], Reader | None]:

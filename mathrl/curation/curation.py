@@ -76,11 +76,12 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None, folder: 
     generated = frozenset(r.name for r in planned.sources if r.generated)
     curated = Curated(RowStore(folder, digesting), generated)
     remedy = "correct the row, or set curate.on_bad_row to reject" if curate.on_bad_row == "stop" else None
-    problems = read_sources(planned.sources, seed, remedy, curated)
-    if not problems:
+    kept = read_sources(planned.sources, seed, remedy, curated)
+    if not kept:
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
     dropped, curated.variants = deduplicate(curated.store, curate.deduplicate)
-    kept = curated.drop("deduplicate", problems, dropped)
+    kept = curated.drop("deduplicate", kept, dropped)
+    curated.store.release()
     if curate.quality:
         kept = pass_gate(kept, planned.samples, curate.quality, curated)
     share_out(kept, "test", curate.test_share, seed)

@@ -21,7 +21,6 @@ from mathrl.core.types import Problem
 from mathrl.curation.question_digests import question_tokens
 from mathrl.curation.row_shards import SPLITS
 from mathrl.curation.row_store import RowStore, StoredProblems
-from mathrl.curation.token_windows import Hashes
 from mathrl.grading import compare
 from mathrl.params.data import Deduplicate, NearDuplicates
 
@@ -67,23 +66,23 @@ def near_clusters(store: RowStore, params: NearDuplicates) -> tuple[Clusters, Cl
     similar row is one of them). The second, the variants, hold rows of which at least two differ there.
     """
     pairs, same = store.similar_pairs(params.threshold)
-    similar = _clusters(len(store), pairs)
+    similar = _clusters(pairs)
     if not params.same_numbers:
         return similar, similar.where(np.zeros(len(similar), bool))
     if not len(similar):
         return similar, similar
-    salts = store.column("salt")[similar.numbers]
+    salts = store.values("salt", similar.numbers)
     several = np.minimum.reduceat(salts, similar.starts) < np.maximum.reduceat(salts, similar.starts)
-    return _clusters(len(store), pairs[same]), similar.where(several)
+    return _clusters(pairs[same]), similar.where(several)
 
 
-def _clusters(rows: int, pairs: Numbers) -> Clusters:
+def _clusters(pairs: Numbers) -> Clusters:
     """The rows that `pairs`, shape (pairs, 2), connect, directly or by others."""
-    graph = coo_array((np.ones(len(pairs), bool), pairs.T), shape=(rows, rows))
+    rows, ends = np.unique(pairs, return_inverse=True)
+    graph = coo_array((np.ones(len(pairs), bool), ends.reshape(pairs.shape).T), shape=(len(rows), len(rows)))
     labels = connected_components(graph, directed=False)[1]
-    linked = np.flatnonzero(np.bincount(labels)[labels] > 1) if rows else np.empty(0, np.int64)
-    linked = linked[np.argsort(labels[linked], kind="stable")]
-    return Clusters.of(linked, labels[linked].astype(np.int64))
+    order = np.argsort(labels, kind="stable")
+    return Clusters.of(rows[order], labels[order].astype(np.int64))
 
 
 HELD_OUT = {"test": 0, "dev": 1}  # the splits whose rows win, and their ranks
@@ -180,17 +179,16 @@ class Deduplicated(NamedTuple):
 def deduplicate(store: RowStore, params: Deduplicate) -> Deduplicated:
     """Find the duplicates. No row of the test split is dropped."""
     dropped: list[Losses] = []
-    answers = store.column("answers")
     variants: list[Variants] = []
     if params.exact:
         clusters = Clusters.of(*store.alike("high", "low"))  # equal after normalisation
         variants += _twins(store, clusters)
-        dropped.append(Losses.of(store, _settle(store, clusters, answers, "exact")))
+        dropped.append(Losses.of(store, _settle(store, _with_answers(store, clusters), "exact")))
     if params.near:
         near, similar = near_clusters(store, params.near)
-        parts = (part for cluster in near for part in _same_questions(store, cluster, answers))
+        parts = (part for rows in _with_answers(store, near) for part in _same_questions(store, rows))
         detail = f"jaccard >= {params.near.threshold}"
-        dropped.append(Losses.of(store, _settle(store, (part for part in parts if len(part) > 1), answers, detail)))
+        dropped.append(Losses.of(store, _settle(store, (part for part in parts if len(part.numbers) > 1), detail)))
         stays = np.ones(len(store), bool)
         stays[dropped[-1].numbers] = False
         variants += [
@@ -210,18 +208,33 @@ def _twins(store: RowStore, clusters: Iterable[Sequence[int]]) -> Iterator[Varia
             yield Variants.of(store, rows, "nothing: a benchmark asks it twice")
 
 
-def _equal_answers(cluster: Sequence[int], answers: Hashes) -> bool:
-    """Whether all rows accept the same answers, by the hashes of all rows' answers: then none has to be read."""
-    first = answers[cluster[0]]
-    return all(answers[number] == first for number in cluster)
+class Alike(NamedTuple):
+    """The numbers of rows that ask one question, and the hash of the answers that each accepts.
+
+    Example:
+        Alike(numbers=[3, 17], answers=[8167355210, 8167355210])
+    """
+
+    numbers: list[int]
+    answers: list[int]
+
+    @property
+    def same_answers(self) -> bool:
+        """Whether all rows accept the same answers: then none has to be read."""
+        return len({*self.answers}) == 1
 
 
-def _same_questions(store: RowStore, cluster: Sequence[int], answers: Hashes) -> list[Sequence[int]]:
+def _with_answers(store: RowStore, clusters: Clusters) -> Iterator[Alike]:
+    answers = store.values("answers", clusters.numbers)
+    return map(Alike, clusters, Clusters(answers, clusters.starts))
+
+
+def _same_questions(store: RowStore, rows: Alike) -> list[Alike]:
     """The near-duplicates among similar rows: those that share an answer, or all tokens."""
-    if _equal_answers(cluster, answers):
-        return [cluster]
+    if rows.same_answers:
+        return [rows]
     parts: list[list[int]] = []
-    problems = {number: store.problem(number) for number in cluster}
+    problems = {number: store.problem(number) for number in rows.numbers}
     tokens = {number: question_tokens(problem.question) for number, problem in problems.items()}
     for number, problem in problems.items():
         same = (p for p in parts if agree(problems[p[0]], problem) or any(tokens[number] == tokens[i] for i in p))
@@ -230,20 +243,19 @@ def _same_questions(store: RowStore, cluster: Sequence[int], answers: Hashes) ->
             parts.append([number])
         else:
             part.append(number)
-    return [*parts]
+    answers = dict(zip(*rows, strict=True))
+    return [Alike(part, [answers[number] for number in part]) for part in parts]
 
 
-def _settle(
-    store: RowStore, clusters: Iterable[Sequence[int]], answers: Hashes, detail: str
-) -> Iterator[tuple[int, Reason]]:
+def _settle(store: RowStore, clusters: Iterable[Alike], detail: str) -> Iterator[tuple[int, Reason]]:
     """The numbers of the rows of the clusters that go, and why."""
     for cluster in clusters:
-        ranked = sorted(cluster, key=lambda number: (HELD_OUT.get(store.split(number), 2), number))
-        if _equal_answers(cluster, answers):
+        ranked = sorted(cluster.numbers, key=lambda number: (HELD_OUT.get(store.split(number), 2), number))
+        if cluster.same_answers:
             reason = Reason("duplicate", store.id(ranked[0]), detail)
             yield from ((number, reason) for number in ranked[1:] if store.split(number) != BENCHMARK)
             continue
-        problems = {number: store.problem(number) for number in cluster}
+        problems = {number: store.problem(number) for number in cluster.numbers}
         winner = problems[ranked[0]]
         conflict = next((problems[i] for i in ranked[1:] if not agree(winner, problems[i])), None)
         for number in ranked:

@@ -119,6 +119,15 @@ def shingles(tokens: Sequence[Sequence[str]], ngram: int) -> Rows:
     return Rows(values[first], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
 
+def sketches(shingles: Rows) -> Hashes:
+    """64 bits per row: a bit is set if an odd number of the row's shingles have it, by their hashes' first six bits."""
+    bits = np.uint64(1) << (shingles.flat >> np.uint64(58))
+    filled = np.diff(shingles.starts) > 0
+    found = np.zeros(len(shingles), np.uint64)
+    found[filled] = np.bitwise_xor.reduceat(bits, shingles.starts[:-1][filled]) if len(bits) else 0
+    return found
+
+
 @dataclass(frozen=True)
 class Digests:
     """What the search for near-duplicates keeps of the rows.

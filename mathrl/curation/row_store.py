@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from mathrl.core.types import Problem
 from mathrl.curation.processes import cores
+from mathrl.curation.question_digests import sketches
 from mathrl.curation.row_shards import (
     ROWS,
     SPLITS,
@@ -32,6 +33,7 @@ from mathrl.curation.row_shards import (
     is_complete,
     write_shard,
 )
+from mathrl.curation.token_windows import Rows
 from mathrl.reading.reading import Reader
 
 MEMORY = "300MB"  # that DuckDB may take before it writes to disk
@@ -57,9 +59,12 @@ class RowStore:
         self.sources: list[str] = []  # per shard
         self.splits = np.empty(0, np.uint8)
         self._renamed = np.empty(0, bool)  # rows with the id SOURCE/SPLIT/ID
-        database = self.folder / "rows.duckdb"
-        for left in (database, database.with_name("rows.duckdb.wal")):  # of a run that was killed
+        self._database = self.folder / "rows.duckdb"
+        for left in (self._database, self._database.with_name("rows.duckdb.wal")):  # of a run that was killed
             left.unlink(missing_ok=True)
+        self._duckdb = self._connect()
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
         place = os.fsencode(self.folder).decode("utf-8", "surrogateescape")  # DuckDB's paths are UTF-8 in any locale
         settings: dict[str, str | int | float | list[str]] = {
             "memory_limit": MEMORY,
@@ -67,7 +72,12 @@ class RowStore:
             "temp_directory": f"{place}/spilled",
             "preserve_insertion_order": "false",
         }
-        self._duckdb = duckdb.connect(f"{place}/{database.name}", config=settings)
+        return duckdb.connect(f"{place}/{self._database.name}", config=settings)
+
+    def release(self) -> None:
+        """Write to disk what DuckDB holds in memory: other steps need the memory."""
+        self._duckdb.close()
+        self._duckdb = self._connect()
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -97,6 +107,10 @@ class RowStore:
     def _insert(self, shard: Shard, first: int) -> None:
         names = [*COLUMNS, *(("salt", "shingles") if self.digesting.near else ())]
         batch = shard.table.select(names).append_column("number", pa.array(np.arange(first, first + len(shard))))
+        if self.digesting.near:
+            shingles = shard.rows("shingles", np.arange(len(shard)))
+            batch = batch.append_column("size", pa.array(np.diff(shingles.starts)))
+            batch = batch.append_column("sketch", pa.array(sketches(shingles)))
         self._duckdb.register("batch", batch)
         self._duckdb.execute("CREATE TABLE IF NOT EXISTS rows AS FROM batch LIMIT 0")
         self._duckdb.execute("INSERT INTO rows FROM batch")
@@ -124,7 +138,8 @@ class RowStore:
         Of the rows that no step has dropped. Two such rows share one of their rarest shingles (see `_rare_shingles`). A
         row is compared with the first row and with the one before it that have a rare shingle of its own, and with the
         first and NEIGHBOURS before it that have the same salt too. Boilerplate, which gives many rows one shingle,
-        would make comparing all pairs quadratic.
+        would make comparing all pairs quadratic. Most pairs need no comparison: two rows differ in at least as many
+        shingles as their sketches in bits, and may differ in no more than (1 - threshold) / (1 + threshold) of both.
         """
         if not self.digesting.near or not self.shards:
             return np.empty((0, 2), np.int64), np.empty(0, bool)
@@ -139,11 +154,12 @@ class RowStore:
             f"first_value(number) OVER same, {before}]) AS earlier FROM rare JOIN rows USING (number) "
             "WINDOW alike AS (PARTITION BY hash ORDER BY number), "
             "same AS (PARTITION BY hash, salt ORDER BY number)), "
-            "compared AS (SELECT a.number AS earlier, b.number, a.salt = b.salt AS same, "
-            "len(a.shingles) + len(b.shingles) AS total, len(list_intersect(a.shingles, b.shingles)) AS shared "
+            "likely AS MATERIALIZED (SELECT earlier, near.number, a.salt = b.salt AS same, a.size + b.size AS total "
             "FROM near JOIN rows a ON a.number = earlier JOIN rows b ON b.number = near.number "
-            "WHERE earlier < near.number AND least(len(a.shingles), len(b.shingles)) >= "
-            "$1 * greatest(len(a.shingles), len(b.shingles))) "
+            "WHERE earlier < near.number AND least(a.size, b.size) >= $1 * greatest(a.size, b.size) "
+            "AND bit_count(xor(a.sketch, b.sketch)) * (1 + $1) <= (1 - $1) * (a.size + b.size) + 1e-6), "
+            "compared AS (SELECT likely.*, len(list_intersect(a.shingles, b.shingles)) AS shared "
+            "FROM likely JOIN rows a ON a.number = earlier JOIN rows b ON b.number = likely.number) "
             "SELECT earlier, number, same FROM compared WHERE shared >= $1 * (total - shared) ORDER BY earlier, number",
             [threshold],
         ).fetchnumpy()
@@ -159,17 +175,18 @@ class RowStore:
         Operator for Similarity Joins in Data Cleaning). A counter may count several shingles: the order changes alone.
         """
         counters = np.zeros(1 << COUNTER_BITS, np.uint32)
-        place = np.uint64(64 - COUNTER_BITS)
         for shard in self.shards:
-            np.add.at(counters, (shard.rows("shingles", np.arange(len(shard))).flat >> place).astype(np.int64), 1)
+            places = np.sort(_counter(shard.rows("shingles", np.arange(len(shard)))))
             shard.release()
+            first = np.flatnonzero(np.diff(places, prepend=-1))
+            counters[places[first]] += np.diff(first, append=len(places)).astype(np.uint32)
         for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
             shingles = shard.rows("shingles", np.arange(len(shard)))
             shard.release()
             sizes = np.diff(shingles.starts)
             row = np.repeat(np.arange(len(shard)), sizes)
-            counts = counters[(shingles.flat >> place).astype(np.int64)]
-            order = np.lexsort((shingles.flat, counts, row))
+            counts = counters[_counter(shingles)]
+            order = np.argsort(row << 32 | counts, kind="stable")  # by row, count and hash: a row's hashes ascend
             rank = np.arange(len(row)) - shingles.starts[row]
             enough = sizes - np.ceil(threshold * sizes - 1e-9) + 1
             chosen = (rank < enough[row]) & (counts[order] > 1)
@@ -249,16 +266,18 @@ class RowStore:
                 yield encode(self._make_problem(start + place, line)) if other else line
 
     def values(self, column: str, numbers: Numbers) -> Any:
-        """The values of ascending numbers in a column of numbers."""
+        """The values of the numbers, in any order, in a column of numbers."""
+        order = np.argsort(numbers, kind="stable")
         parts = []
-        for shard, at in self.by_shard(numbers):
+        for shard, at in self.by_shard(numbers[order]):
             parts.append(self.shards[shard].column(column)[at])
             self.shards[shard].release()
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-    def column(self, name: str) -> Any:
-        """The values of all rows in a column of numbers."""
-        return self.values(name, np.arange(len(self)))
+        if not parts:
+            return np.empty(0, np.int64)
+        ascending = np.concatenate(parts)
+        values = np.empty_like(ascending)
+        values[order] = ascending
+        return values
 
     def count_by_source(self, numbers: Numbers) -> dict[str, int]:
         """The number of rows of each source among ascending numbers, in the order of the sources."""
@@ -276,6 +295,11 @@ class RowStore:
 
     def _make_problem(self, number: int, line: bytes) -> Problem:
         return _problem(line, int(self.splits[number]), bool(self._renamed[number]))
+
+
+def _counter(shingles: Rows) -> Numbers:
+    """The number of each shingle's counter."""
+    return (shingles.flat >> np.uint64(64 - COUNTER_BITS)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -342,8 +366,10 @@ class StoredProblems:
         return StoredProblems(self.store, self.numbers[np.isin(self.store.splits[self.numbers], codes)])
 
     def without(self, numbers: Numbers) -> "StoredProblems":
-        """Those with other numbers."""
-        return StoredProblems(self.store, self.numbers[~np.isin(self.numbers, numbers)])
+        """Those with other numbers; the numbers are some of these."""
+        kept = np.ones(len(self), bool)
+        kept[np.searchsorted(self.numbers, numbers)] = False
+        return StoredProblems(self.store, self.numbers[kept])
 
     def pieces(self) -> Iterator[ShardRows]:
         """The rows shard by shard, for `in_order`."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from mathrl.core.errors import UserError
 from mathrl.params.messages import near_path
@@ -40,8 +40,7 @@ KNOWN = f"{', '.join(SUFFIXES)}; {', '.join(PACKED)} of {', '.join(TEXT)}"
 NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One row with its location; `problem` says why it cannot be read.
 
     Example:
