@@ -62,7 +62,7 @@ def decontaminate(
     answer_key: Annotated[str | None, typer.Option(help="Field with the answer.")] = None,
     id_key: Annotated[str | None, typer.Option(help="Field with the row's id.")] = None,
     decisions: Annotated[
-        Path | None, typer.Option(help="A person's decisions on doubtful hits, written by mathrl decide.")
+        Path | None, typer.Option(help="A person's decisions on doubtful hits, written by mathrl data decide.")
     ] = None,
     more: Annotated[list[Path] | None, typer.Argument(help="More files of evaluation rows.")] = None,
     as_json: AsJson = False,
@@ -89,7 +89,7 @@ KEYS: dict[str, Verdict] = {"k": "keep", "d": "drop"}
 
 @data.command()
 def decide(
-    hits: Annotated[Path, typer.Argument(help="Hits: data/curated/hits.jsonl, or a report of mathrl decontaminate.")],
+    hits: Annotated[Path, typer.Argument(help="Hits: data/curated/hits.jsonl, or a report of mathrl data decontaminate.")],
     decisions: Annotated[Path, typer.Option(help="File of decisions; new ones are added.")] = Path("decisions.jsonl"),
     low: Annotated[float, typer.Option(min=0, max=1, help="Lowest share that is doubtful.")] = 0.2,
     high: Annotated[float, typer.Option(min=0, max=1, help="Highest share that is doubtful.")] = 0.8,

@@ -194,3 +194,18 @@ def _sections(kind: Any) -> list[type[Section]]:
     if isinstance(kind, type) and issubclass(kind, Section):
         return [kind]
     return [section for inner in get_args(kind) for section in _sections(inner)]
+
+
+def inner_commands(group: Any) -> Iterator[str]:
+    for name in group.list_commands(None):
+        if hasattr(command := group.get_command(None, name), "commands"):
+            yield from command.list_commands(None)
+            yield from inner_commands(command)
+
+
+def test_help_texts_and_messages_name_a_command_with_its_group() -> None:
+    """`mathrl data decide`, never `mathrl decide`."""
+    top: Any = get_command(app)
+    inner = re.compile(rf"\bmathrl ({'|'.join({*inner_commands(top)} - {*top.list_commands(None)})})\b")
+    texts = {file: file.read_text(encoding="utf-8") for file in (ROOT / "mathrl").rglob("*.py")}
+    assert not {(file.name, match[0]) for file, text in texts.items() for match in inner.finditer(text)}
