@@ -99,7 +99,8 @@ def function_problems(reward: Reward) -> Iterator[str]:
             if isinstance(part, FunctionPart):
                 problem, definitions = _definitions(part.options.path)
                 functions = [node for node in definitions if isinstance(node, ast.FunctionDef)]
-                problem = problem or next((_wrong_option(node, part.options.keywords()) for node in functions), "")
+                wrong = (_wrong_option(node, part.options.keywords()) or _takes_no_row(node) for node in functions)
+                problem = problem or next(wrong, "")
                 if problem:
                     yield f"{place}.{number}.options.{problem}"
 
@@ -175,10 +176,18 @@ def _wrong_option(function: ast.FunctionDef, options: dict[str, Any]) -> str:
         if option not in accepted:
             hint = did_you_mean(option, accepted)
             return f"{option}: unknown option{hint}; {function.name} accepts {', '.join(accepted)}"
-    takes_row = accepted[:1] != ["reward_input"] and accepted[:2] != ["data_source", "solution_str"]
-    if takes_row and "source" not in accepted:
-        return f"path: {function.name} must accept the fields of a problem's row: add **row to its parameters"
     return ""
+
+
+def _takes_no_row(function: ast.FunctionDef) -> str:
+    """The error of a reward function that is called with the fields of a problem's row and does not accept them."""
+    arguments = function.args
+    if arguments.kwarg is not None or function.decorator_list:
+        return ""
+    accepted = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    if accepted[:1] == ["reward_input"] or accepted[:2] == ["data_source", "solution_str"] or "source" in accepted:
+        return ""
+    return f"path: {function.name} must accept the fields of a problem's row: add **row to its parameters"
 
 
 def _source(module: str) -> Path | None:

@@ -131,6 +131,13 @@ def test_an_advantage_that_is_none_is_refused(name: str, problem: str, small: An
         small.run(small.short_rl(steps=1, advantage=own(name)))
 
 
+def test_a_function_of_tokens_or_responses_needs_no_row() -> None:
+    loss = f"rl.loss={{type: function, path: '{HERE}:clipped', options: {{high: 1}}}}"
+    advantage = f"rl.advantage={{type: function, path: '{HERE}:by_place'}}"
+    rl = load_params(ROOT / "params", overrides=[loss, advantage]).rl
+    assert rl.loss.type == rl.advantage.type == "function"
+
+
 def test_options_are_checked_before_a_run_and_another_engine_refuses_it() -> None:
     loss = f"rl.loss={{type: function, path: '{HERE}:clipped', options: {{hgih: 1}}}}"
     with pytest.raises(UserError, match=r"loss\.options\.hgih: unknown option \(did you mean high\?\)"):
