@@ -232,9 +232,10 @@ def tool_problems(params: Params) -> Iterator[str]:
             "rollout.vllm.tensor_parallel to 1, or rollout.engine to vllm_server"
         )
     if rollout.turns.format == "tool_call":
-        templates = {params.prompt.template, *(route.template for route in params.prompt.routes.values())} - {None}
-        if templates != {"chat"}:
-            yield (
-                f"rollout.turns.format is tool_call, but prompt.template is {params.prompt.template}: set it to chat, "
-                "or the format to python_block"
-            )
+        routes = {f"prompt.routes.{name}.template": route.template for name, route in params.prompt.routes.items()}
+        for key, template in {"prompt.template": params.prompt.template, **routes}.items():
+            if template not in ("chat", None):  # a route without one has prompt.template
+                yield (
+                    f"rollout.turns.format is tool_call, but {key} is {template}: set it to chat, or the format to "
+                    "python_block"
+                )

@@ -20,6 +20,10 @@ TOOL = "rollout.tool.kind=bubblewrap"
         (["sample.continuations=2"], "sample.continuations continues the starts of responses"),
         (["rollout.engine=vllm", "rollout.vllm.tensor_parallel=2"], "set rollout.vllm.tensor_parallel to 1"),
         (["rollout.turns.format=tool_call"], "prompt.template is plain: set it to chat"),
+        (
+            ["rollout.turns.format=tool_call", "prompt.template=chat", "prompt.routes={aime: {template: boxed}}"],
+            "prompt.routes.aime.template is boxed: set it to chat",
+        ),
     ],
 )
 def test_what_does_not_go_with_a_tool_is_refused(overrides: list[str], words: str) -> None:
@@ -31,7 +35,9 @@ def test_what_does_not_go_with_a_tool_is_refused(overrides: list[str], words: st
 
 def test_a_tool_goes_with_the_defaults_and_with_chats() -> None:
     assert load_params(PARAMS, overrides=[TOOL]).rollout.turns.max_calls == 4
-    load_params(PARAMS, overrides=[TOOL, "rollout.turns.format=tool_call", "prompt.template=chat"])
+    load_params(
+        PARAMS, overrides=[TOOL, "rollout.turns.format=tool_call", "prompt.template=chat", "prompt.routes={aime: {}}"]
+    )
 
 
 def test_evaluate_takes_the_sandbox_or_the_tool_of_the_parameters() -> None:
