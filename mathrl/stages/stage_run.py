@@ -248,18 +248,19 @@ def _work(stage: _Stage, run: StageRun) -> None:
     processes = process_count(run.params.run, fewer=not learns) if ranks else 1
     if processes > 1:
         try:
-            run_ranks(
-                processes, lambda: exit_on_user_error(lambda: _record_work(stage, run)), run.record.folder / "ranks"
-            )
+            try:
+                run_ranks(
+                    processes, lambda: exit_on_user_error(lambda: _record_work(stage, run)), run.record.folder / "ranks"
+                )
+            finally:
+                run.record = read_record(run.record.folder) or run.record  # rank 0 has written to it
         except RankFailed as failed:
             run.record.update(status="failed", ended=time.time(), error=failed.message)
             raise
         except (KeyboardInterrupt, SystemExit) as error:
-            run.record = read_record(run.record.folder) or run.record
             if run.record.status == "running":  # rank 0 was killed before it could say so
                 run.record.update(status=_status(error), ended=time.time())
             raise
-        run.record = read_record(run.record.folder) or run.record  # rank 0 has written to it
     else:
         _record_work(stage, run)
     # First: a checkpoint that outlives a finished record is resumed without the rows before it.

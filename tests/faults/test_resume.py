@@ -72,6 +72,7 @@ def test_dead_rank_ends_the_stage_with_a_sentence(breakable: Make) -> None:
     assert Path(message.split()[-1]).exists()
     record = broken.workspace.record("sft")
     assert record["status"] == "failed" and f"error: {record['error']}" == message
+    assert record["health"]["colour"] == "green", "what rank 0 has recorded stays"
 
 
 def test_ranks_die_with_their_launcher(breakable: Make) -> None:
