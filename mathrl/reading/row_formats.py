@@ -320,7 +320,7 @@ def _options(row: Mapping[str, Any], key: str) -> tuple[list[str], list[str]]:
     value = from_json(look_up(row, key))
     labels: list[str] = []
     if isinstance(value, Mapping):  # {"text": […], "label": […]}, or {"A": …, "B": …}
-        labels = [str(label) for label in value.get("label", ())] if "text" in value else list(map(str, value))
+        labels = [str(label) for label in value.get("label") or ()] if "text" in value else list(map(str, value))
         value = value["text"] if "text" in value else list(value.values())
     value = list(value) if isinstance(value, list | tuple) else []
     while value and value[-1] is None:  # a column of structs has every letter that any row has
@@ -331,7 +331,7 @@ def _options(row: Mapping[str, Any], key: str) -> tuple[list[str], list[str]]:
     marks = [_LABEL.match(text) for text in texts]
     if all(mark and mark[1] == letter for mark, letter in zip(marks, string.ascii_uppercase, strict=False)):
         texts = [text[mark.end() :].strip() for text, mark in zip(texts, marks, strict=True) if mark]
-    return texts, labels
+    return texts, labels[: len(texts)]
 
 
 def _right_option(value: Any, texts: Sequence[str], labels: Sequence[str]) -> int | None:

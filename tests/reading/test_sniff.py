@@ -168,7 +168,18 @@ def test_an_options_text_is_no_answer_where_it_reads_as_a_letter(choices: Any, a
     assert to_problem(row, shape, name="f:1", source="s", split="test", seed=0).answers == answers
 
 
-@pytest.mark.parametrize(("choices", "answer"), [(["1", "2"], "E"), (["1", "2"], 2), (["1"], 0), ("no list", "A")])
+@pytest.mark.parametrize(
+    ("choices", "answer"),
+    [
+        (["1", "2"], "E"),
+        (["1", "2"], 2),
+        (["1"], 0),
+        ("no list", "A"),
+        ({"A": "1", "B": "2", "C": None}, "C"),
+        ({"text": ["1", "2"], "label": ["A", "B", "C"]}, "C"),
+        ({"text": ["1", "2"], "label": None}, "C"),
+    ],
+)
 def test_an_answer_that_is_none_of_the_options_is_a_bad_row(choices: Any, answer: Any) -> None:
     row = {"question": "Q?", "choices": choices, "answer": answer}
     with pytest.raises(BadRow, match="options"):
