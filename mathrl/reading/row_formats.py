@@ -98,8 +98,10 @@ def to_problem(row: Mapping[str, Any], shape: RowShape, *, name: str, source: st
     answers = tuple(dict.fromkeys(parts["answers"]))
     row_id = optional(row, shape.id_key)
     row_id = parts.get("id") if row_id is None else row_id
-    keys = (shape.answer_key, shape.solution_key, shape.id_key, shape.level_key, shape.subject_key, shape.pass_rate_key)
-    used = {*_prompt_fields(row, shape), *keys, *parts.get("used", ()), "source", "split"}
+    keys = (shape.solution_key, shape.id_key, shape.level_key, shape.subject_key, shape.pass_rate_key)
+    used = {*keys, *parts.get("used", ()), "source", "split"}
+    if shape.format == "fields":  # the other formats name prompt and answer themselves
+        used |= {*_prompt_fields(row, shape), shape.answer_key}
     further = {key: _read(row, key, payload) for key, value in row.items() if key not in used and value is not None}
     extra = {str(key): value for key, value in further.items() if value not in (None, "", [], {})}
     subject = parts.get("subject") or optional(row, shape.subject_key)

@@ -114,6 +114,8 @@ def test_rlinf_rows() -> None:
     assert (problem.id, problem.answers) == ("q1", ("1/2", "0.5"))
     assert problem.extra == {} and problem.control == Control(templated=True, task="math")
     assert not read({**row, "prompt": "Find x."}, format="rlinf").control.templated
+    further = {"question": "as published", "answer": "one half"}
+    assert read({**row, **further}, format="rlinf").extra == further
 
 
 def test_verl_rows_with_text_and_with_a_chat_list() -> None:
