@@ -6,6 +6,7 @@ Nothing in it is loaded from anywhere. It is made from what the stages left (rep
 from their records; `mathrl runs report` writes it, and the stage register keeps one with its MLflow run.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +101,7 @@ def step_material(root: Path, recipe: str, step: str) -> Material:
 def record_material(folder: Path) -> Material:
     """The material of a record without outputs in a checkout: a run that was imported from another trainer."""
     training = read_training_run(folder)
-    command = f"mathrl import {training.record.workspace}" if training.record else ""
+    command = f"mathrl import {shlex.quote(training.record.workspace)}" if training.record else ""
     return Material(training.name, folder, [training], None, None, [], command)
 
 
@@ -286,9 +287,9 @@ def commands(material: Material, steps: Sequence[Step]) -> str:
     commit = next((step.commit for step in steps if step.commit), "")
     presets = [text.removeprefix("preset ") for text in material.overrides if text.startswith("preset ")]
     words = [material.command, *(f"--preset {preset}" for preset in presets)]
-    words += [text for text in material.overrides if is_group(text)]
+    words += [shlex.quote(text) for text in material.overrides if is_group(text)]
     typed = [text for text in material.overrides if not (text.startswith("preset ") or is_group(text))]
-    words += ["--set '{}'".format(text.replace("'", r"'\''")) for text in typed]
+    words += [f"--set {shlex.quote(text)}" for text in typed]
     lines = [f"git checkout {commit}" if commit else "# the commit is not known on this machine"]
     if any(step.dirty for step in steps):
         lines.append("# there were uncommitted changes, which are not in that commit")

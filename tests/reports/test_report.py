@@ -277,7 +277,7 @@ def test_dots_are_a_problem_each() -> None:
     assert length_and_accuracy([], ["sft"]) == []
 
 
-def test_the_command_of_a_report_keeps_an_apostrophe() -> None:
-    asked = "prompt.system=It's 2"
-    material = Material("t", Path(), [], None, None, [], "mathrl run pipeline", overrides=[asked])
-    assert shlex.split(commands(material, []).splitlines()[-1])[-2:] == ["--set", asked]
+def test_the_command_of_a_report_keeps_apostrophes_and_spaces() -> None:
+    data, asked = "data=/my rows/train.jsonl", "prompt.system=It's 2"
+    material = Material("t", Path(), [], None, None, [], "mathrl run pipeline", overrides=[data, asked])
+    assert shlex.split(commands(material, []).splitlines()[-1])[-3:] == [data, "--set", asked]
