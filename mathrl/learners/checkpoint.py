@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,9 +50,11 @@ class CheckpointFolder:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then remove the oldest.
 
+        Unfinished ones of killed processes are removed first, since the new one may need their room on the disk.
         Tensors of a GPU are copied to the CPU's memory meanwhile; those of a CPU are not copied.
         """
         name = f"step-{checkpoint.step:08d}"
+        self._remove_all_but({name, *(manifest.stem for manifest in self._manifests())})
         with written_aside(self.folder / f"{name}.safetensors") as aside:
             write_tensors(checkpoint.tensors, aside)
             sha256 = file_digest(aside)
@@ -65,10 +67,7 @@ class CheckpointFolder:
                 "parts": flushed_digests(self.parts(checkpoint.step)),
             },
         )
-        for old in self._manifests()[KEEP:]:
-            old.unlink()
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
-            shutil.rmtree(old.with_suffix(".parts"), ignore_errors=True)
+        self._remove_all_but({manifest.stem for manifest in self._manifests()[:KEEP]})
 
     def latest(self) -> Checkpoint | None:
         """The newest intact checkpoint; a damaged one is skipped with a warning."""
@@ -78,6 +77,16 @@ class CheckpointFolder:
             except (OSError, ValueError, KeyError) as error:
                 warnings.warn(f"{manifest}: damaged; using the checkpoint before it ({error})", stacklevel=2)
         return None
+
+    def _remove_all_but(self, names: Collection[str]) -> None:
+        """Remove the files of other checkpoints, manifests first, and those that were being written aside."""
+        for path in sorted((*self.folder.glob("step-*"), *self.folder.glob(".step-*"))):
+            if path.name.partition(".")[0] in names:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def _manifests(self) -> list[Path]:
         """Newest first."""

@@ -2,11 +2,13 @@ import errno
 import hashlib
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+from mathrl.core.files import written_aside
 from mathrl.learners.checkpoint import KEEP, Checkpoint, CheckpointFolder, flushed_digests, write_tensors
 
 
@@ -62,6 +64,24 @@ def test_tensors_without_a_manifest_do_not_count(tmp_path: Path) -> None:
     found = folder.latest()
     assert found is not None and found.step == 5
     assert json.loads((tmp_path / "step-00000005.json").read_text())["step"] == 5
+
+
+def test_what_kills_left_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(checkpoint(5))
+    folder.parts(7).mkdir()
+    (folder.parts(7) / "rank-0.bin").write_bytes(b"half")
+    write_tensors(checkpoint(8).tensors, tmp_path / "step-00000008.safetensors")
+    if (child := os.fork()) == 0:
+        with written_aside(tmp_path / "step-00000009.safetensors") as aside:
+            aside.write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.iterdir())) == 5
+    folder.save(checkpoint(10))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"step-{step:08d}.{kind}" for step in (5, 10) for kind in ("json", "safetensors")
+    }
 
 
 def test_the_files_of_a_backend_come_and_go_with_their_checkpoint(tmp_path: Path) -> None:
