@@ -7,13 +7,14 @@ from its last checkpoint; a signal ends it at the next step with exit status 75.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mathrl.core.environment import rank
 from mathrl.core.files import written_aside
-from mathrl.core.types import read_problems
+from mathrl.core.types import Problem, read_problems
 from mathrl.engines.engine import check_installed
 from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
@@ -71,18 +72,32 @@ def work(
         tokenize_demonstrations(
             part, params.prompt, tokenizer, params.sft.terse_share, seed, params.sft.call_format is not None
         )
-        for part in (problems, read_problems(dev))
+        if part
+        else []
+        for part in (problems, _demonstrable(dev, params.sft.terse_share))
     )
     network, figures = train(start, demonstrations, held_out, params, training)
-    summary = {"loss": figures["loss"], "dev/loss": figures["dev/loss"], "tokens": figures["tokens_seen"]}
+    summary, dev_loss = {"loss": figures["loss"], "tokens": figures["tokens_seen"]}, "no demonstrations on dev"
+    if held_out:
+        summary["dev/loss"] = figures["dev/loss"]
+        dev_loss = f"loss on dev demonstrations {figures['dev/loss']:.4f}"
     card = (
         f"# SFT model of mathrl\n\nFine-tuned from {start} on {len(demonstrations):,} "
         f"demonstrations, {params.sft.terse_share:.0%} of them without the steps: {params.sft.steps} steps, "
-        f"{int(figures['tokens_seen']):,} tokens, seed {seed}; "
-        f"loss on dev demonstrations {figures['dev/loss']:.4f}.\n"
+        f"{int(figures['tokens_seen']):,} tokens, seed {seed}; {dev_loss}.\n"
     )
     write_model(network, tokenizer, model, card)
     write_report(run, report, TITLE, PANELS, {"sft": data}, summary, health)
+
+
+def _demonstrable(dev: Path, terse_share: float) -> list[Problem]:
+    """The dev problems with a demonstration: RL's rows, of which dev may be a share, often have no solution."""
+    problems = read_problems(dev)
+    kept = [each for each in problems if each.solution or each.control.response is not None or terse_share == 1]
+    if len(kept) < len(problems) and rank() == 0:
+        without = f"{len(problems) - len(kept)} of {len(problems)} dev problems have no worked solution"
+        print(f"sft: {without}; the loss on dev is without them", file=sys.stderr, flush=True)
+    return kept
 
 
 def _trainer(engine: str) -> Train:

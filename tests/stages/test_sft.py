@@ -1,4 +1,7 @@
-"""sft.steps 0 hands the base model on: no rank is started, no model is loaded, no optimizer is looked at."""
+"""sft.steps 0 hands the base model on: no rank is started, no model is loaded, no optimizer is looked at.
+
+Dev problems without a solution, a share of RL's rows, have no part in the loss on dev.
+"""
 
 import json
 from pathlib import Path
@@ -54,3 +57,22 @@ def test_the_base_model_has_a_tokenizer_trained_on_the_sft_split(
     tokenizer = load.load_tokenizer(sft.MODEL)
     assert len(tokenizer) == 400 and len(tokenizer.encode(" How many")) == 2
     assert "400 tokens, trained on 60 problems" in (tmp_path / sft.BASE / "README.md").read_text()
+
+
+@pytest.mark.parametrize("solved", [2, 0])
+def test_dev_problems_without_a_solution_are_left_out_and_counted(
+    solved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = ["sft.steps=1", "sft.tokens_per_step=64", "sft.terse_share=0.5", "run.processes=1", "run.device=cpu"]
+    run = StageRun("sft", load_params(PARAMS, overrides=overrides), tmp_path / "state", RunRecord(tmp_path / "record"))
+    run.artifacts.mkdir(parents=True)
+    problems = list(generate("chain", {"sft": 9, "dev": 4}, {}, seed=0))
+    dev = [problem for problem in problems if problem.split == "dev"]
+    write_problems(sft.PROBLEMS, [problem for problem in problems if problem.split == "sft"])
+    write_problems(sft.DEV, [*dev[:solved], *(problem.with_(solution=None) for problem in dev[solved:])])
+    sft.work(run)
+    assert f"sft: {4 - solved} of 4 dev problems have no worked solution" in capsys.readouterr().err
+    assert set(run.record.summary) == {"loss", "tokens", *(["dev/loss"] if solved else [])}
+    card = (sft.MODEL / "README.md").read_text()
+    assert ("loss on dev demonstrations" in card) == bool(solved) != ("no demonstrations on dev" in card)
