@@ -102,7 +102,7 @@ def watch(
         return gathered.rows, validate_section(Rl, gathered.rl, str(folder))
 
     reported: dict[str, int] = {}
-    steps, changed, state = -1, time.monotonic(), None
+    steps, changed, state, waiting = -1, time.monotonic(), None, ""
     while True:
         run, problem = _read(folder, system, wait=idle > 0)
         if run is not None:
@@ -119,8 +119,9 @@ def watch(
             _report(state, reported, lambda finding: _tell(finding, folder, webhook))
             if stop_on_red and state.colour == "red":
                 raise SystemExit(EXIT_NO)
-        elif problem and idle == 0:
-            raise UserError(problem)
+        elif problem != waiting:
+            waiting = problem
+            print(f"waiting: {problem}", flush=True)
         if time.monotonic() - changed >= idle * 60:
             break
         time.sleep(every)

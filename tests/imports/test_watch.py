@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mathrl.cli.other_trainers import watch
 from mathrl.core.errors import UserError
 from tests.imports.conftest import verl_metrics
 from tests.imports.test_import import command
@@ -90,3 +91,9 @@ def test_a_run_that_goes_on_is_followed_and_stopped(tmp_path: Path, home: Path) 
 def test_a_folder_without_a_run_is_an_error_at_one_look(tmp_path: Path, home: Path) -> None:
     with pytest.raises(UserError, match="no run of another trainer"):
         command("watch", tmp_path, "--idle", "0")
+
+
+def test_what_is_waited_for_is_printed_once(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        watch(tmp_path / "nowhere", every=0.1, idle=0.01)
+    assert capsys.readouterr().out == f"waiting: {tmp_path / 'nowhere'}: no such folder\n"
