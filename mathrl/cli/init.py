@@ -263,9 +263,9 @@ def _git(*arguments: str) -> None:
 
 
 def _commit(folder: Path, message: str) -> None:
-    """Make the folder a git repository with one commit, by the person's own identity where git knows it."""
-    identified = subprocess.run(["git", "config", "--global", "user.email"], capture_output=True, check=False)
-    identity = [] if identified.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
+    """Make the folder a git repository with one commit, by the person's own identity where git knows one there."""
     _git("init", "--quiet", "--initial-branch", "main", str(folder))
+    identified = subprocess.run(["git", "-C", str(folder), "config", "user.email"], capture_output=True, check=False)
+    identity = [] if identified.returncode == 0 else ["-c", "user.name=mathrl", "-c", "user.email=mathrl@localhost"]
     _git("-C", str(folder), "add", "--all")
     _git("-C", str(folder), *identity, "commit", "--quiet", "--message", message)

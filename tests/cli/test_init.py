@@ -1,6 +1,7 @@
 """`mathrl init` with a file and a model folder that nobody prepared: other fields, architecture and tokenizer."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -108,6 +109,21 @@ def test_a_project_of_own_rows_and_an_own_model(
     assert len(files) <= 30 and {"sums/rewards.py", "tests/test_own_code.py", "constraints.txt"} < {*files}
     with pytest.raises(UserError, match="sums: exists and is not empty"):
         init(Path("sums"), data=folder / "sums.jsonl", model=str(folder / "neox"))
+
+
+def test_the_first_commit_is_by_the_identity_of_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    Path("gitconfig").write_text(f'[includeIf "gitdir:{tmp_path}/work/"]\npath = {tmp_path}/work.cfg\n')
+    Path("work.cfg").write_text("[user]\nname = Ada\nemail = ada@work.example\n")
+    authors = []
+    for folder in (Path("work/p"), Path("other/p")):
+        init(folder, demo=True)
+        log = ["git", "-C", str(folder), "log", "--format=%an %ae"]
+        authors.append(subprocess.run(log, capture_output=True, text=True, check=True).stdout.strip())
+    assert authors == ["Ada ada@work.example", "mathrl mathrl@localhost"]
 
 
 def test_the_demo_is_this_repositorys_own_top_level(
