@@ -24,15 +24,16 @@ CURATED, REPORT = Path("data/curated"), Path("reports/curate")
 
 
 def resolve(params: Params) -> list[str]:
-    """The sources that curate and evaluate would read, one line per source: for a dry run.
+    """The sources that curate, rl and evaluate would read, one line per source: for a dry run.
 
     Raises:
         UserError: a file, a folder, a generator or a name that does not exist.
     """
-    settings = params.evaluate
-    names = dict.fromkeys([*settings.benchmarks, *(each.name for each in params.rl.eval_benchmarks)])
-    benchmarks = (resolve_benchmark(name, settings.data_folder) for name in names if name != TEST)
-    return curation.plan(params.curate).describe() + [f"benchmark {b.describe()}" for b in benchmarks]
+    evaluated = [(name, params.evaluate.data_folder) for name in params.evaluate.benchmarks]
+    while_training = [(each.name, None) for each in params.rl.eval_benchmarks]  # the stage rl reads $MATHRL_DATA alone
+    named = [(name, folder) for name, folder in (*evaluated, *while_training) if name != TEST]
+    lines = [f"benchmark {resolve_benchmark(name, folder).describe()}" for name, folder in named]
+    return curation.plan(params.curate).describe() + list(dict.fromkeys(lines))
 
 
 def files(params: Params) -> dict[str, Path]:

@@ -276,6 +276,16 @@ def test_a_dry_run_names_what_would_be_read(monkeypatch: pytest.MonkeyPatch) -> 
         curate.resolve(load_params(PARAMS, overrides=["evaluate.benchmarks=[gsm9k]"]))
 
 
+def test_a_dry_run_looks_for_benchmarks_where_their_stage_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MATHRL_DATA", raising=False)
+    (tmp_path / "math500").mkdir()
+    (tmp_path / "math500" / "test.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    overrides = ["evaluate.benchmarks=[math500]", f"evaluate.data_folder={tmp_path}"]
+    overrides.append("rl.eval_benchmarks=[{name: math500, every: 20}]")
+    of_evaluate, of_rl = curate.resolve(load_params(PARAMS, overrides=overrides))[-2:]
+    assert str(tmp_path) in of_evaluate and "hub HuggingFaceH4/MATH-500" in of_rl
+
+
 def test_every_rank_samples_equal_models_once(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank other than 0 gets no result; if it sampled the second folder, it would wait for rank 0 forever."""
     models(params)
