@@ -1,9 +1,9 @@
 """Attention over packed tokens, put under any Hugging Face model through its attention interface.
 
 A model's own code does everything but attention: its input is one row of T tokens without padding. Which
-token sees which is in a `Layout` (training, prefill), a `CausalLayout` (training on long sequences), a `VarlenLayout`
-(both, on GPUs) or a `DecodeCache` (one new token per sequence), passed through the model's forward as the keyword
-argument `layout`. `mathrl.models.kernels` says which of them a device takes.
+token sees which is in a `Layout` (training, prefill), a `CausalLayout` (training on long sequences), `LayoutsInTurn`
+(long ones beside others), a `VarlenLayout` (both, on GPUs) or a `DecodeCache` (one new token per sequence), passed
+through the model's forward as the keyword argument `layout`. `mathrl.models.kernels` says which of them a device takes.
 
 On a CPU the results of a layout are the same to the bit in every run. On a GPU the forward passes of all kernels
 here are too, but not the backward passes of flash and memory-efficient attention, which add the gradient of the
@@ -113,6 +113,19 @@ class CausalLayout:
             for q, k, v in parts
         ]
         return torch.cat(outs, dim=2).transpose(1, 2)
+
+
+@dataclass
+class LayoutsInTurn:
+    """Parts of the row one after the other, each with a layout of its own: `lengths` sum to T."""
+
+    layouts: list[RowLayout]
+    lengths: list[int]
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """[1, H, T, d], [1, K, T, d], [1, K, T, d] → [1, T, H, d]."""
+        parts = zip(self.layouts, *(torch.split(heads, self.lengths, 2) for heads in (query, key, value)), strict=True)
+        return torch.cat([layout.attend(module, q, k, v, scale) for layout, q, k, v in parts], 1)
 
 
 @dataclass

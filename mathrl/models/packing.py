@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mathrl.core.types import Sampled, TokenIds
-from mathrl.models.attention import Block, CausalLayout, Layout, RowLayout, VarlenLayout
+from mathrl.models.attention import Block, CausalLayout, Layout, LayoutsInTurn, RowLayout, VarlenLayout
 from mathrl.models.device import Device, to_device
 from mathrl.models.prepared import Kernel
 from mathrl.models.shapes import LONG, rounded_up
@@ -131,9 +131,40 @@ class _Sequence:
 def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu") -> PackedBatch:
     """Pack groups into one row; every group has a non-empty prompt and non-empty responses.
 
-    Only the kernel varlen shares the prompt of groups that are `long`.
+    Only the kernel varlen shares the prompt of groups that are `long`; with another these come first in the row.
     """
-    long = kernel != "varlen" and any(group.long for group in groups)
+    long = [kernel != "varlen" and group.long for group in groups]
+    if len(set(long)) < 2:
+        return _pack_alike(groups, any(long), device, kernel)
+    ahead = [group for group, is_long in zip(groups, long, strict=True) if is_long]
+    behind = [group for group, is_long in zip(groups, long, strict=True) if not is_long]
+    first = _pack_alike(ahead, True, device, kernel, padded=False)
+    tokens = first.input_ids_1T.shape[1]
+    second = _pack_alike(behind, False, device, kernel, ahead=tokens)
+    counts = [sum(group.counts) for group in groups]
+    return PackedBatch(
+        input_ids_1T=torch.cat([first.input_ids_1T, second.input_ids_1T], 1),
+        position_ids_1T=torch.cat([first.position_ids_1T, second.position_ids_1T], 1),
+        layout=LayoutsInTurn([first.layout, second.layout], [tokens, second.input_ids_1T.shape[1]]),
+        rows_R=torch.cat([first.rows_R, second.rows_R + tokens]),
+        row_of_N=_merge(long, counts, first.row_of_N, second.row_of_N + len(first.rows_R)),
+        targets_N=_merge(long, counts, first.targets_N, second.targets_N),
+    )
+
+
+def _merge(in_first: Sequence[bool], counts: Sequence[int], first_N: Tensor, second_N: Tensor) -> Tensor:
+    """The values of groups in the groups' order; each has as many as it counts, in one of two tensors."""
+    parts = {}
+    for kind, values_N in ((True, first_N), (False, second_N)):
+        sizes = [count for count, is_first in zip(counts, in_first, strict=True) if is_first == kind]
+        parts[kind] = iter(torch.split(values_N, sizes))
+    return torch.cat([next(parts[is_first]) for is_first in in_first])
+
+
+def _pack_alike(
+    groups: Sequence[Group], long: bool, device: Device, kernel: Kernel, *, ahead: int = 0, padded: bool = True
+) -> PackedBatch:
+    """Pack groups of which all or none are `long`, the row padded so that it has a usual size with those `ahead`."""
     if long:
         groups = [single for group in groups for single in group.alone()]
     tokens: list[TokenIds] = []
@@ -169,7 +200,7 @@ def pack(groups: Sequence[Group], device: Device = "cpu", kernel: Kernel = "cpu"
             elif inputs:
                 sequences.append(_Sequence(first, inputs, start, prompt))
     # Padding tokens, which no token sees and which have no loss.
-    padding = rounded_up(total) - total
+    padding = rounded_up(ahead + total) - ahead - total if padded else 0
     if padding and (long or kernel == "varlen"):
         sequences.append(_Sequence(total, padding))
     elif padding:

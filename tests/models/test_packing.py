@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from mathrl.models import head
-from mathrl.models.attention import CausalLayout
+from mathrl.models.attention import CausalLayout, LayoutsInTurn
 from mathrl.models.linear import HalfLinear, keep_rounded_only, use_half_products
 from mathrl.models.logprobs import _padded_logprobs, prepare_language_model, response_logprobs, token_logprobs
 from mathrl.models.packing import Group, pack, rounded_up
@@ -99,6 +100,32 @@ def test_long_sequences_do_not_share_their_prompt_and_agree(
         "mathrl.models.packing.CausalLayout", lambda _: CausalLayout([lengths[0] + 1, lengths[1] - 1, *lengths[2:]])
     )
     assert not torch.allclose(response_logprobs(model, groups, 0.7)[0], expected, atol=TOLERANCE)
+
+
+def test_a_long_group_leaves_the_others_their_shared_prompts(
+    network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [
+        Group((7, 10, 5), ((5, 9, 2), (3, 2), (4, 4, 2))),
+        Group((7, 3), ((6,) * 9, (5, 2))),
+        Group((5, 5, 8, 9), ((3, 9), (2,)), (np.array([False, True]), np.array([True]))),
+        Group((9, 8, 7, 6), ((4, 3, 2, 6, 8, 9),), (np.array([True, False, True, True, False, True]),)),
+    ]
+    expected = pack(groups)
+    model = network()
+    logprobs, _ = response_logprobs(model, groups, 0.7)
+    monkeypatch.setattr("mathrl.models.packing.LONG", 8)
+    assert [group.long for group in groups] == [False, True, False, True]
+    batch = pack(groups)
+    assert isinstance(batch.layout, LayoutsInTurn)
+    assert (
+        batch.input_ids_1T.shape[1]
+        == rounded_up(sum(group.packed_tokens for group in groups))
+        == sum(batch.layout.lengths)
+    )
+    assert torch.equal(batch.targets_N, expected.targets_N)
+    assert torch.allclose(response_logprobs(model, groups, 0.7)[0], logprobs, atol=TOLERANCE)
+    check_equals_reference(model, [Group(group.prompt, group.responses) for group in groups], 0)
 
 
 def test_a_wrong_prefix_would_be_seen(network: Callable[..., Any]) -> None:
