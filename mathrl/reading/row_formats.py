@@ -72,9 +72,7 @@ class RowShape:
 
 
 def source_fields(shape: RowShape, every: bool = False) -> dict[str, Any]:
-    """What a source of params/curate.yaml says of these rows: the keys that are no defaults, or `every` one that names
-    a field.
-    """
+    """The keys that a source in params/curate.yaml writes: those off their defaults, or `every` one with a field."""
     written = {entry.name: getattr(shape, entry.name) for entry in fields(RowShape) if entry.name != "keep"}
     idle = () if shape.format == "fields" else ("prompt_key", "answer_key")
     defaults = RowShape()
@@ -383,7 +381,7 @@ def _show_field(row: Mapping[str, Any], key: str) -> str:
 
 
 def _joined_text(row: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The texts of the fields, joined. One that has nothing in this row is left out, but not the last that has."""
+    """The texts of the fields, joined. Those that are empty in this row are left out, unless all are."""
     filled = [key for key in keys if not _is_empty(row, key)] or keys
     *parts, last = (_text(row, key) for key in filled)
     return " ".join([*map(_end_sentence, parts), last]).strip()
