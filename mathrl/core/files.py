@@ -60,6 +60,24 @@ def written_aside(target: Path) -> Iterator[Path]:
         _remove(aside)
 
 
+def walk_files(top: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """The files below a folder, by name; a link to a folder counts as a copy of it, unless it closes a circle.
+
+    A link that leads nowhere is among them. `above` has the real folders on the way from the first one to `top`.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    real = top.resolve()
+    if real in above:
+        return
+    for path in sorted(top.iterdir()):
+        if path.is_dir():
+            yield from walk_files(path, above | {real})
+        else:
+            yield path
+
+
 def remove_leftovers(target: Path) -> None:
     """Remove what `written_aside` of a killed process left beside `target`, or within it if it is a folder."""
     for path in (*target.parent.glob(f".{target.name}.*"), *(target.rglob(".*") if target.is_dir() else [])):

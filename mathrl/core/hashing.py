@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.files import walk_files
+
 LENGTH = 16
 
 
@@ -27,11 +29,11 @@ def hash_text(text: str) -> int:
 
 
 def digest_path(path: Path) -> str:
-    """Digest of a file's bytes, or of a folder's relative names and bytes."""
+    """Digest of a file's bytes, or of a folder's relative names and bytes, links followed."""
     path = Path(path)
     if path.is_file():
         return sha256_file(path)[:LENGTH]
-    names = sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    names = sorted(p for p in walk_files(path) if p.is_file() and "__pycache__" not in p.parts)
     return digest([[p.relative_to(path).as_posix(), sha256_file(p)[:LENGTH]] for p in names])
 
 

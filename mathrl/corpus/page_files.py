@@ -82,7 +82,7 @@ def page_files(files: Sequence[str], field: str) -> list[Path]:
     for path in map(Path, files):
         path = path if path.is_absolute() else main_checkout() / path
         try:
-            matching += _archives(path) or list_files(path)
+            matching += list_files(path, CRAWLS)
         except UserError as error:
             reason = str(error).removesuffix(", of a source in params/curate.yaml")
             raise UserError(f"params/pages.yaml: {field}: {reason}") from None
@@ -90,14 +90,6 @@ def page_files(files: Sequence[str], field: str) -> list[Path]:
         twice = next(file for file in matching if matching.count(file) > 1)
         raise UserError(f"params/pages.yaml: {field}: {twice} is named twice; write it once")
     return matching
-
-
-def _archives(path: Path) -> list[Path]:
-    """The web archives that a path names: itself, those in a folder, or those that match a pattern."""
-    if path.is_file():
-        return [path] if is_archive(path) else []
-    files = path.rglob("*") if path.is_dir() else path.parent.glob(path.name)
-    return sorted(file for file in files if file.is_file() and is_archive(file))
 
 
 def is_archive(file: Path) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_json, write_jsonl, written_aside
+from mathrl.core.files import walk_files, write_json, write_jsonl, written_aside
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.records import IMPORTED, METRICS, ROLLOUTS, RunRecord, read_record, records_folder
 from mathrl.health.rules import ACCURACY, DEV
@@ -149,7 +149,7 @@ def _input_digests(run: ForeignRun) -> dict[str, str]:
 
 
 def _bytes(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    files = [path] if path.is_file() else [file for file in walk_files(path) if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
 

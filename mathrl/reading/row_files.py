@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from mathrl.core.errors import UserError
+from mathrl.core.files import walk_files
 from mathrl.params.messages import near_path
 
 Wanted = Callable[[], bool]
@@ -55,36 +56,62 @@ class Row(NamedTuple):
     shown: str = ""
 
 
-def list_files(path: Path) -> list[Path]:
+def list_files(path: Path, further: tuple[str, ...] = ()) -> list[Path]:
     """The file, the files that a pattern such as shards/*.parquet matches, or the data files of a folder, by name.
 
+    Links are followed, and a file with several names there counts once, by its first name that needs no link, if any.
+    The endings in `further` count as known formats.
+
     Raises:
-        UserError: there is no such file or folder, or no file of a known format.
+        UserError: there is no such file or folder, no file of a known format, or a link leads nowhere.
     """
     if path.is_file():
-        if not kind_of(path):
-            raise UserError(f"{path}: unknown format; known: {KNOWN}")
+        if not (kind_of(path) or path.name.endswith(further)):
+            raise UserError(f"{path}: unknown format; known: {', '.join([KNOWN, *further])}")
         return [path]
     if path.is_dir():
-        inside, top, what = path.rglob("*"), path, "in this folder"
+        top, pattern, what = path, "**/*", "in this folder"
     elif glob.has_magic(str(path)):
         top = next(folder for folder in path.parents if folder.is_dir())  # its own name may have dots and brackets
-        inside, what = top.glob(str(path.relative_to(top))), "matches this pattern"
+        pattern, what = str(path.relative_to(top)), "matches this pattern"
     else:
         raise UserError(f"{path}: no such file or folder{near_path(path)}")
     try:
-        files = sorted(file for file in inside if holds_rows(file, top))
-    except ValueError as error:  # "**" in a name
+        inside = list(_matches(top, pattern))
+    except (ValueError, OSError) as error:  # "**" in a name, or a folder that cannot be read
         raise UserError(f"{path}: {error}") from None
+    files = [file for file in inside if holds_rows(file, top, further)]
     if not files:
-        raise UserError(f"{path}: no {', '.join(SUFFIXES)} file {what}")
-    return files
+        raise UserError(f"{path}: no {', '.join([*SUFFIXES, *further])} file {what}")
+    real = {file: file.resolve() for file in files}
+    files.sort(key=lambda file: (real[file] != top.resolve() / file.relative_to(top), file), reverse=True)
+    return sorted({real[file]: file for file in files}.values())
 
 
-def holds_rows(file: Path, top: Path) -> bool:
-    """Whether the file has a known format, is no note about the data and is not hidden, as .cache is, below `top`."""
-    hidden = any(part.startswith(".") for part in file.relative_to(top).parts)
-    return file.is_file() and bool(kind_of(file)) and file.name not in NOT_ROWS and not hidden
+def _matches(top: Path, pattern: str) -> Iterator[Path]:
+    """What a pattern matches below `top`; unlike pathlib's, its ** goes through links to folders."""
+    before, stars, after = f"/{pattern}".partition("/**/")
+    if not stars:
+        yield from top.glob(pattern)
+        return
+    for folder in filter(Path.is_dir, top.glob(before[1:]) if before else [top]):
+        below = {place for file in walk_files(folder) for place in file.parents if folder in place.parents}
+        for place in below | {folder}:
+            yield from _matches(place, after)
+
+
+def holds_rows(file: Path, top: Path, further: tuple[str, ...] = ()) -> bool:
+    """Whether the file has a known format, is no note about the data and is not hidden, as .cache is, below `top`.
+
+    Raises:
+        UserError: it is a link that leads nowhere.
+    """
+    if any(part.startswith(".") for part in file.relative_to(top).parts):
+        return False
+    if file.is_symlink() and not file.exists():
+        raise UserError(f"{file}: a link to {file.readlink()}, which cannot be found; correct or remove the link")
+    known = bool(kind_of(file)) or file.name.endswith(further)
+    return file.is_file() and known and file.name not in NOT_ROWS
 
 
 def labels(files: Iterable[Path]) -> dict[Path, str]:

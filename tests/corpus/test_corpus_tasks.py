@@ -151,6 +151,20 @@ def test_web_archives_are_read_without_markup(tmp_path: Path) -> None:
     assert second.text.strip() == PARAGRAPH.strip()
 
 
+def test_a_folder_of_pages_is_read_whole_archives_beside_rows_and_through_links(tmp_path: Path) -> None:
+    names = ["corpus/a.jsonl", "corpus/b.warc.gz", "disk/c.wet", "disk/d.jsonl"]
+    for file in (tmp_path / name for name in names):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    (tmp_path / "corpus" / "more").symlink_to(tmp_path / "disk")
+    expected = ["a.jsonl", "b.warc.gz", "c.wet", "d.jsonl"]
+    for path in ("corpus", "corpus/**/*"):
+        assert [file.name for file in page_files.page_files([str(tmp_path / path)], "files")] == expected
+    with pytest.raises(UserError, match=r"unknown format; known: .*\.warc"):
+        (tmp_path / "a.txt").touch()
+        page_files.page_files([str(tmp_path / "a.txt")], "files")
+
+
 def test_a_missing_package_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_files, "CRAWL_PACKAGES", {"no_such_module": "no-such-package"})
     page_files.check_readers([tmp_path / "a.jsonl"])

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from mathrl.core.errors import UserError
+from mathrl.core.hashing import digest_path
 from mathrl.reading.row_files import list_files, read_rows
 
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": '他, "x"?', "answer": "3"}]
@@ -179,6 +180,36 @@ def test_a_pattern_finds_files_whatever_the_folder_before_it_is_called(tmp_path:
         list_files(tmp_path / "*" / "*" / "data" / "a.jsonl")
     with pytest.raises(UserError, match=r"\*\*\.jsonl: "):
         list_files(tmp_path / "**.jsonl")
+
+
+def test_folders_that_are_links_are_read_and_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "data", tmp_path / "disk" / "shards"
+    for file in (folder / "b" / "own.jsonl", elsewhere / "deep" / "far.jsonl"):
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    before = digest_path(folder)
+    (folder / "more").symlink_to(elsewhere)
+    (folder / "a").symlink_to(folder / "b")
+    (folder / "b" / "again.jsonl").symlink_to("own.jsonl")
+    (elsewhere / "deep" / "circle").symlink_to(folder)
+    expected = [folder / "b" / "own.jsonl", folder / "more" / "deep" / "far.jsonl"]
+    assert list_files(folder) == expected == list_files(folder / "**" / "*.jsonl")
+    assert {file.resolve() for file in list_files(folder / "m*" / "**" / "*.jsonl")} == {f.resolve() for f in expected}
+    with_links = digest_path(folder)
+    (elsewhere / "deep" / "far.jsonl").write_text("{} ")
+    assert len({before, with_links, digest_path(folder)}) == 3
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / ".#a.jsonl").symlink_to("someone@a-machine")  # Emacs's lock
+    assert list_files(tmp_path) == [tmp_path / "a.jsonl"]
+    (tmp_path / "more").symlink_to("no-such-disk")
+    for path in (tmp_path, tmp_path / "*"):
+        with pytest.raises(
+            UserError, match=r"^\S*more: a link to no-such-disk, which cannot be found; correct or remove"
+        ):
+            list_files(path)
 
 
 def test_a_line_that_is_not_utf_8_is_a_bad_row_after_the_first_line(tmp_path: Path) -> None:
