@@ -192,7 +192,7 @@ def compare_in_looks(
 
 
 def _responses(folder: Path, benchmark: str, params: Params, part: Sequence[Problem], number: str) -> Sequence[EvalRow]:
-    whole = output_of(folder, name_of(folder), benchmark, params)
+    whole = output_of(folder, name_of(folder), benchmark, params, part)
     output = whole.with_name(f"{whole.name}-{number}")
     if not (output / RESPONSES).is_file():
         evaluate_once(folder, benchmark, params, output, problems=part)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import derive_seed
+from mathrl.core.hashing import derive_seed, digest
 from mathrl.core.paths import CURATED_SFT, CURATED_TEST
 from mathrl.core.types import EvalRow, Problem, read_problems
 from mathrl.data.sft_sets import few_shot_examples
@@ -117,6 +117,11 @@ def benchmark_problems(name: str, params: Params, test: Path = CURATED_TEST) -> 
         UserError: as `read_benchmark`.
     """
     return read_benchmark(name, params, test).problems
+
+
+def digest_problems(problems: Sequence[Problem]) -> str:
+    """The digest of what is asked and of the true answers."""
+    return digest([[problem.id, problem.question, list(problem.answers)] for problem in problems])
 
 
 def read_benchmark(name: str, params: Params, test: Path = CURATED_TEST) -> Benchmark:

@@ -8,6 +8,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl
 from mathrl.core.types import EvalRow
+from mathrl.grading import grade
 from mathrl.params.messages import did_you_mean
 
 NEEDED = ("model", "benchmark", "problem_id", "sample", "correct", "extracted", "length", "truncated")
@@ -19,7 +20,7 @@ class ModelRun:
 
     Example:
         ModelRun(label="rl", where="reports/evaluate/responses.jsonl", benchmark="test", rows=[EvalRow(…), …],
-                 questions={"chain/test/00003": "7+5-3*4="})
+                 questions={"chain/test/00003": "7+5-3*4="}, answers={"chain/test/00003": ["0"]})
     """
 
     label: str
@@ -27,6 +28,7 @@ class ModelRun:
     benchmark: str
     rows: list[EvalRow]
     questions: Mapping[str, str]
+    answers: Mapping[str, Sequence[str]]  # the true ones, as far as the rows have them
 
 
 def read_run(file: Path, model: str | None, benchmark: str | None) -> ModelRun:
@@ -73,6 +75,7 @@ def _run(file: Path, model: str, benchmark: str, rows: Sequence[tuple[int, dict[
         benchmark,
         _eval_rows(file, rows),
         {str(row["problem_id"]): str(row.get("question", "")) for _, row in rows},
+        {str(row["problem_id"]): row.get("answers") or [] for _, row in rows},
     )
 
 
@@ -124,19 +127,10 @@ def common_problems(runs: Sequence[ModelRun], *, allow_missing: bool) -> list[Mo
     """The runs with the problems that all of them have, in one order.
 
     Raises:
-        UserError: different benchmarks, one id for two questions, no problem in common, or, unless
-            `allow_missing`, problems that not all runs have.
+        UserError: as `check_same_problems`, no problem in common, or, unless `allow_missing`, problems that not all
+            runs have.
     """
-    first = runs[0]
-    for run in runs[1:]:
-        if run.benchmark != first.benchmark:
-            raise UserError(
-                f"{first.where} is an evaluation on {first.benchmark}, {run.where} on {run.benchmark}: "
-                "compare on one benchmark (--benchmark)"
-            )
-        for id in sorted(first.questions.keys() & run.questions.keys()):
-            if first.questions[id] != run.questions[id]:
-                raise UserError(f"problem {id} asks one thing in {first.where} and another in {run.where}")
+    check_same_problems(runs)
     common = set.intersection(*(set(run.questions) for run in runs))
     for run in runs if not allow_missing else ():
         more = sorted(set(run.questions) - common)
@@ -151,3 +145,34 @@ def common_problems(runs: Sequence[ModelRun], *, allow_missing: bool) -> list[Mo
         replace(run, rows=sorted((row for row in run.rows if row.problem_id in common), key=lambda row: row.problem_id))
         for run in runs
     ]
+
+
+def check_same_problems(runs: Sequence[ModelRun]) -> None:
+    """Check that the runs are of one benchmark, which has not changed between them.
+
+    Raises:
+        UserError: different benchmarks, or one id for two questions or two true answers.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if run.benchmark != first.benchmark:
+            raise UserError(
+                f"{first.where} is an evaluation on {first.benchmark}, {run.where} on {run.benchmark}: "
+                "compare on one benchmark (--benchmark)"
+            )
+        for id in sorted(first.questions.keys() & run.questions.keys()):
+            answers = (first.answers.get(id, []), run.answers.get(id, []))
+            if first.questions[id] != run.questions[id]:
+                change = f"asks one thing in {first.where} and another in {run.where}"
+            elif all(answers) and not _agree(*answers):
+                change = f"has the true answer {answers[0][0]} in {first.where} and {answers[1][0]} in {run.where}"
+            else:
+                continue
+            raise UserError(
+                f"problem {id} {change}: {run.benchmark} has changed between the two evaluations; repeat the older one"
+            )
+
+
+def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether two lists of accepted answers have one in common, which other trainers may write in another way."""
+    return first == second or any(grade(answer, second).correct for answer in first)

@@ -22,7 +22,7 @@ from mathrl.core.results import Comparison, Interval
 from mathrl.core.types import Problem, read_problems
 from mathrl.curation.decisions import decisions_of
 from mathrl.curation.decontaminate import EvaluationIndex, find_hits
-from mathrl.evaluation.benchmark import benchmark_problems
+from mathrl.evaluation.benchmark import benchmark_problems, digest_problems
 from mathrl.evaluation.compare import compare_pair
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.health.mismatch import ALIGNMENT, CANARY, LAG
@@ -342,7 +342,7 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
         getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
     ]
     examples = split_of(back, CURATED_SFT) if params.prompt.few_shot else None
-    content = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
+    content = digest_problems(problems)
     key = digest([back.digest, benchmark, content, sections, examples and digest_path(examples)])
     output = Path("reports/evaluations") / f"{back.name}-{back.version}-{benchmark}-{key[:10]}"
     if not (output / "responses.jsonl").is_file():

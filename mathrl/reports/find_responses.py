@@ -11,6 +11,8 @@ from mathrl.core.hashing import digest, digest_path
 from mathrl.core.paths import CURATED_SFT, CURATED_TEST, RECIPES
 from mathrl.core.records import records_folder
 from mathrl.core.results import short_name
+from mathrl.core.types import Problem
+from mathrl.evaluation.benchmark import benchmark_problems, digest_problems
 from mathrl.evaluation.compare import compare_sides, holm
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run, read_runs
 from mathrl.params import Params
@@ -166,17 +168,24 @@ def _evaluate_folder(folder: Path, label: str, benchmark: str | None, params: Pa
     return replace(read_run(output / RESPONSES, None, benchmark), label=label)
 
 
-def output_of(folder: Path, label: str, benchmark: str, params: Params) -> Path:
-    """Where an evaluation of a model folder is kept: by its bytes and everything that its responses depend on."""
+def output_of(
+    folder: Path, label: str, benchmark: str, params: Params, problems: Sequence[Problem] | None = None
+) -> Path:
+    """Where an evaluation of a model folder is kept: by its bytes and everything that its responses depend on.
+
+    `problems` are those of a benchmark of the hub, which is read if they are not known: its revision may have moved.
+    """
     sections = [
         getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
     ]
-    settings, files = params.evaluate, [CURATED_TEST]
+    settings, files, content = params.evaluate, [CURATED_TEST], []
     if benchmark != TEST:
         resolved = resolve_benchmark(benchmark, settings.data_folder, settings.fields.get(benchmark))
         files = list(resolved.files)
+        if resolved.hub:
+            content.append(digest_problems(benchmark_problems(benchmark, params) if problems is None else problems))
     files += [CURATED_SFT] if params.prompt.few_shot else []
-    content = [digest_path(file) for file in files if file.is_file()]
+    content += [digest_path(file) for file in files if file.is_file()]
     key = digest([digest_path(folder), benchmark, content, sections])
     return Path("reports/evaluations") / f"{label}-{short_name(benchmark)}-{key[:10]}"
 

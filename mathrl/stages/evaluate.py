@@ -14,12 +14,12 @@ from pathlib import Path
 from mathrl.core.environment import rank, world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
-from mathrl.core.hashing import digest, digest_path
+from mathrl.core.hashing import digest_path
 from mathrl.core.metrics import progress
 from mathrl.core.paths import CURATED_SFT, CURATED_TEST
 from mathrl.core.results import PIPELINE, BenchmarkResults, EvaluationSummary
 from mathrl.core.types import Problem
-from mathrl.evaluation.benchmark import EvaluatedModel, prompt_of, read_benchmark
+from mathrl.evaluation.benchmark import EvaluatedModel, digest_problems, prompt_of, read_benchmark
 from mathrl.evaluation.compare import compare_models, verdict_of
 from mathrl.params import Params
 from mathrl.params.evaluate import TEST
@@ -77,8 +77,7 @@ def work(
         for note in read.notes(benchmark) if rank() == 0 else ():
             print(note, file=sys.stderr, flush=True)
         if benchmark != TEST:
-            content = [[problem.id, problem.question, list(problem.answers)] for problem in problems]
-            run.dataset(benchmark, INPUTS / "evaluate", digest(content))
+            run.dataset(benchmark, INPUTS / "evaluate", digest_problems(problems))
         asked, few_shot = prompt_of(benchmark, params, problems, examples)
         if start.is_dir():  # else it is refused by name below
             run.check_lengths(problems, partial(load_tokenizer, start, params.model), few_shot)

@@ -7,7 +7,7 @@ from mathrl.core.results import BenchmarkResults, write_recipe_summary
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.claim import claim_results
 from mathrl.evaluation.compare import compare_models
-from mathrl.evaluation.responses import read_runs
+from mathrl.evaluation.responses import ModelRun, check_same_problems, read_runs
 from mathrl.evaluation.summary import summarise_seeds
 from mathrl.params.evaluate import Evaluate
 from mathrl.params.recipe_steps import Claim
@@ -31,8 +31,10 @@ def work(run: StageRun, *, evaluated: Sequence[Sequence[str]], out: Path, claim:
     """
     settings = run.params.evaluate
     rows: dict[str, dict[str, dict[str, Runs]]] = {}
+    firsts: dict[tuple[str, str], ModelRun] = {}
     for step, folder in evaluated:
         for model in read_runs(Path(folder) / "responses.jsonl"):
+            check_same_problems([firsts.setdefault((step, model.benchmark), model), model])
             models = rows.setdefault(step, {}).setdefault(model.benchmark, {})
             models.setdefault(model.label, []).append(model.rows)
     summary = {

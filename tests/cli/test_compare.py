@@ -58,6 +58,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Pat
     write_jsonl(folder / "cut.jsonl", rows("a", 0.5, 3)[:-1])
     changed = [row | {"question": "else"} for row in rows("changed", 0.5, 3)]
     write_jsonl(folder / "changed.jsonl", changed)
+    write_jsonl(folder / "corrected.jsonl", [row | {"answers": ["2"]} for row in rows("corrected", 0.5, 3)])
+    foreign = [row | {"answers": ["So it is 1.\n#### 1"]} for row in rows("foreign", 0.5, 3)]
+    write_jsonl(folder / "foreign.jsonl", foreign)
     (folder / "python").symlink_to(warm_python / "python")
     return folder
 
@@ -117,6 +120,7 @@ def test_several_seeds_and_a_difference_that_is_not_shown(checkout: Path) -> Non
         (["sft", "twice.jsonl"], "twice.jsonl, line 481: sample 0 of p000 occurs twice"),
         (["sft", "cut.jsonl"], "some problems have 7 responses and others 8"),
         (["sft", "changed.jsonl"], "problem p000 asks one thing"),
+        (["sft", "corrected.jsonl", "--common"], "the true answer 1 in reports/evaluate/responses.jsonl and 2 in"),
         (["sft", "base"], "model 'base' is not in it; there are: rl, sft"),
         (["sft", "reports/evaluate:rll"], "model 'rll' is not in it (did you mean rl?)"),
         (["sft", "reports/evalute:rl"], "reports/evalute: no such file or folder (did you mean "),
@@ -144,6 +148,11 @@ def test_problems_in_common_by_choice(checkout: Path) -> None:
     assert done.returncode == 0 and "test: 59 problems" in done.stdout
 
 
+def test_true_answers_in_other_words_are_the_same(checkout: Path) -> None:
+    done = compare(checkout, "sft", "foreign.jsonl")
+    assert done.returncode == 0 and "test: 60 problems" in done.stdout, done.stderr
+
+
 def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> None:
     base = FreshModel(hidden_size=32, intermediate_size=48, layers=1, heads=2, alphabet="arithmetic")
     for seed in range(2):
@@ -166,15 +175,18 @@ def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> Non
     assert [file.stat().st_mtime_ns for file in kept] == stamps
 
 
-@pytest.mark.parametrize("benchmark", ["test", "own.jsonl"])
+@pytest.mark.parametrize("benchmark", ["test", "own.jsonl", "own/set::train"])
 def test_an_evaluation_is_kept_for_the_problems_that_it_was_made_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark: str
 ) -> None:
-    params, file = load_params(), Path("data/curated/test.jsonl" if benchmark == "test" else benchmark)
+    # The hub's client reads a folder too.
+    place = {"test": "data/curated/test.jsonl", "own/set::train": "own/set/train.jsonl"}
+    params, file = load_params(), Path(place.get(benchmark, benchmark))
     monkeypatch.chdir(tmp_path)
     Path("model").mkdir()
     outputs = []
-    for answer in ("2", "2", "3"):
+    for number, answer in enumerate(("2", "2", "3")):
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / f"cache{number}"))
         write_jsonl(file, [{"question": "1+1=", "answer": answer}])
         outputs.append(output_of(Path("model"), "model", benchmark, params))
     assert outputs[0] == outputs[1] != outputs[2]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mathrl.compose import load_params
+from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
 from mathrl.core.results import Comparison, EvaluationSummary, read_recipe_summary
 from mathrl.core.types import EvalRow
@@ -126,6 +127,16 @@ def test_several_seeds_are_compared_by_the_same_rule(params: Params, tmp_path: P
     assert results.models["rl_1"].seeds == 2 and results.models["rl_1"].by_level is None
 
 
+def test_seeds_that_were_evaluated_on_other_true_answers_are_not_summed_up(params: Params, tmp_path: Path) -> None:
+    for seed, answer in enumerate("12"):
+        rows = (row | {"question": "1+0=", "answers": [answer]} for row in responses_of("rl"))
+        write_jsonl(tmp_path / str(seed) / "responses.jsonl", rows)
+    stage = cast(StageRun, SimpleNamespace(params=params, summary=lambda figures: None))
+    steps = [("final", str(tmp_path / str(seed))) for seed in range(2)]
+    with pytest.raises(UserError, match=r"true answer 1 in .* and 2 in .*test has changed between the two evaluations"):
+        summarise_recipe(stage, evaluated=steps, out=tmp_path / "recipe.json")
+
+
 def test_one_problem_is_not_tested_and_nothing_fails(params: Params) -> None:
     models = [EvaluatedModel(label, "test", rows_of(label, problems=1), [], 0) for label in ("sft", "dpo")]
     summary = evaluate.summary_of({"test": models}, params)
@@ -138,7 +149,7 @@ def test_every_comparison_counts_the_responses_behind_its_values(params: Params)
     rng = np.random.default_rng(3)
     rates = rng.beta(0.6, 1.0, (30, 1)) * 0.8
     rows = {label: many(label, rng.random((30, 32)) < rates + gain) for label, gain in (("a", 0.0), ("b", 0.05))}
-    a, b = (ModelRun(label, label, "test", rows[label], {}) for label in "ab")
+    a, b = (ModelRun(label, label, "test", rows[label], {}, {}) for label in "ab")
     test = compare_models({label: [rows[label]] for label in "ab"}, params.evaluate)["a_to_b"]
     values = [values_of(rows[label], "pass_at_1") for label in "ab"]
     assert test == compare("a", "b", *values, responses=32) and test.shown
