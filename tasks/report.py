@@ -16,7 +16,7 @@ from prefect.artifacts import (
 from prefect.runtime import flow_run
 
 from mathrl.core.errors import without_logins
-from mathrl.core.markdown import table
+from mathrl.core.markdown import cell, table
 from mathrl.core.metrics import complete_rows
 from mathrl.core.mirroring import CURVES_VIEW, TRAINING, mlflow_page, results_address
 from mathrl.core.paths import RECIPES, rollouts_page, tracking_uri
@@ -149,10 +149,10 @@ def report_recipe(folder: Path, name: str) -> None:
         return
     key = artifact_key(f"recipe-{name}")
     for benchmark, results in summary.get(CLAIM, {}).items():
-        text = "\n".join(f"- {line}" for line in conclusion(results))
+        text = "\n".join(f"- {cell(line)}" for line in conclusion(results))
         about = f"What the controls of {name} leave of the gain: {benchmark}"
         create_markdown_artifact(text, key=artifact_key(f"{name}-{benchmark}"), description=about)
-    text = "\n".join(f"- {verdict}" for verdict in verdicts(summary))
+    text = "\n".join(f"- {cell(verdict)}" for verdict in verdicts(summary))
     about = f"Which models of recipe {name} are better"
     create_markdown_artifact(text or "One model: nothing to compare.", key=f"{key}-verdicts", description=about)
     # Last: Prefect shows the newest first.

@@ -20,6 +20,7 @@ from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
+from mathrl.core.markdown import cell
 from mathrl.core.mirroring import while_mirroring
 from mathrl.core.paths import home, main_checkout
 from mathrl.params.form import form_overrides
@@ -84,7 +85,7 @@ def compare_winner(overrides: Sequence[str], root: Path, folder: Path, jobs: int
         run_recipe(found["recipe"], jobs=jobs, folder=root.absolute())
         output_of("verdict", found["recipe"], str(found["winner"]))
     verdict = read_json(folder / "comparison.json")["verdict"]
-    create_markdown_artifact(verdict, key="sweep-comparison", description="Winner and present parameters on test")
+    create_markdown_artifact(cell(verdict), key="sweep-comparison", description="Winner and present parameters on test")
 
 
 @task(cache_policy=NO_CACHE, task_run_name="run")

@@ -25,8 +25,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     >>> table(["a", "b"], [[1, "x|y"]])
     ['| a | b |', '|---|---|', '| 1 | x&#124;y |']
     """
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return [*lines, *("| " + " | ".join(cell(str(c)) for c in row) + " |" for row in rows)]
+    first, *others = ("| " + " | ".join(cell(str(c)) for c in row) + " |" for row in (head, *rows))
+    return [first, "|" + "---|" * len(head), *others]
 
 
 def cell(text: str) -> str:

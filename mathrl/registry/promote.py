@@ -17,6 +17,7 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.hashing import digest, digest_path
+from mathrl.core.markdown import code
 from mathrl.core.paths import AUDITS, CURATED_SFT, CURATED_TEST, home, main_checkout
 from mathrl.core.results import Comparison, Interval
 from mathrl.core.types import Problem, read_problems
@@ -303,10 +304,10 @@ def own_params(back: Back, candidate: Back, preset: str | None, overrides: Seque
 
 
 def _prompts_differ(champion: Params, candidate: Params) -> list[str]:
-    """["each was asked with its own prompt: template plain, now r1_zero"], or nothing."""
+    """["each was asked with its own prompt: template `plain`, now `r1_zero`"], or nothing."""
     first, second = (flatten(params.prompt.model_dump(mode="json")) for params in (champion, candidate))
     changed = [
-        f"{key} {first.get(key)}, now {second.get(key)}"
+        f"{key} {code(str(first.get(key)))}, now {code(str(second.get(key)))}"
         for key in sorted({*first, *second})
         if first.get(key) != second.get(key)
     ]

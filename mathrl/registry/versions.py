@@ -25,6 +25,7 @@ from mathrl.core.environment import NO_HUB, ask_hub_once
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest_path
+from mathrl.core.markdown import cell
 from mathrl.core.paths import home
 from mathrl.core.types import Problem
 from mathrl.data.templates import prompt_text
@@ -150,7 +151,7 @@ def describe(client: Any, name: str, version: str, *, decision: str = "", card: 
 
     The card begins with its title, "# NAME version N".
     """
-    title = f"# {name} version {version}\n"
+    title = f"# {cell(name)} version {version}\n"
     before, heading, rest = (client.get_model_version(name, version).description or "").partition(title)
     text = f"{decision or before.strip()}\n\n{card or heading + rest}".strip()
     client.update_model_version(name, version, description=text[:LONGEST_DESCRIPTION])

@@ -305,11 +305,11 @@ def model_card(title: str, reference: str, digest: str, material: Material) -> s
     What was set comes last, because a long list is cut off there.
     """
     steps, _, complete = lineage(material)
-    lines = [f"# {title}", ""]
+    lines = [f"# {cell(title)}", ""]
     if material.summary is not None:
         lines += [f"**{cell(material.summary.verdict)}**", "", *_figures(material.summary), ""]
     lines += [f"Digest `{digest}`. {origin(steps)}.", "", "## Health", "", *_health(material), ""]
-    lines += ["## Lineage", "", *_lineage(steps), "", complete, ""]
+    lines += ["## Lineage", "", *_lineage(steps), "", cell(complete), ""]
     lines += ["## Reproduce", "", f"    mathrl models reproduce {reference}", "", "## Set, against the defaults", ""]
     changed = _changed_settings(steps)
     lines += [f"- {code(f'{name}: {value}')}" for name, value in changed.items()] or ["Nothing."]
@@ -332,9 +332,10 @@ def _health(material: Material) -> list[str]:
     lines = []
     for stage in material.trained:
         report = examine(stage.rows, *stage.settings()).report()
-        lines.append(f"- {stage.name}: {report['colour']}")
+        lines.append(f"- {cell(stage.name)}: {report['colour']}")
         lines += [
-            f"    - {finding['rule']} ({finding['colour']}): {cell(finding['cause'])}" for finding in report["findings"]
+            f"    - {cell(finding['rule'])} ({finding['colour']}): {cell(finding['cause'])}"
+            for finding in report["findings"]
         ]
     return lines or ["No training run on this machine."]
 

@@ -7,7 +7,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from mathrl.core.figures import BLUE, GREY, SOFT, VERMILION, panels, picture
+from mathrl.core.figures import BLUE, GREY, SOFT, VERMILION, panels, picture, plain
 from mathrl.core.files import write_json, write_text
 from mathrl.core.markdown import cell, code, table
 from mathrl.params.sweep import Axis, Categorical, ZeroOrLog
@@ -123,7 +123,7 @@ def draw_importance(shares: Mapping[str, float], complete: int, file: Path) -> N
     """Bars of each parameter's share of the score's variance over `complete` trials."""
     with picture(file, height=1.2 + 0.4 * len(shares)) as axes:
         names = list(shares)[::-1]
-        bars = axes.barh(names, [shares[name] for name in names], color=BLUE)
+        bars = axes.barh(list(map(plain, names)), [shares[name] for name in names], color=BLUE)
         axes.bar_label(bars, [f"{shares[name]:.2f}" for name in names], padding=3, fontsize=8)
         axes.set(
             xlim=(0, 1.1),
@@ -154,7 +154,7 @@ def _slice(axes: Any, trials: Sequence[FrozenTrial], key: str, axis: Axis) -> No
             marker="x" if early else "o",
         )
     if position is not None:
-        axes.set_xticks(range(len(position)), list(position))
+        axes.set_xticks(range(len(position)), list(map(plain, position)))
     elif axis.kind in ("log", "zero_or_log"):
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter("")
@@ -162,4 +162,4 @@ def _slice(axes: Any, trials: Sequence[FrozenTrial], key: str, axis: Axis) -> No
         axes.set_xlim(low * 0.9, axis.high * 1.1)
     if isinstance(axis, ZeroOrLog):
         axes.axvline(axis.low, color=SOFT, linestyle=":", linewidth=1)
-    axes.set(xlabel=key + (" (left of the line: 0)" if isinstance(axis, ZeroOrLog) else ""))
+    axes.set(xlabel=plain(key) + (" (left of the line: 0)" if isinstance(axis, ZeroOrLog) else ""))

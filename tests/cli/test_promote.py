@@ -311,7 +311,7 @@ def test_each_version_is_asked_with_its_own_prompt_and_measured_alike(
     assert {n: params.prompt.template for n, params in asked.items()} == {"1": "plain", "2": "r1_zero"}
     assert {params.evaluate.samples for params in asked.values()} == {3}, "the candidate's"
     said = capsys.readouterr().out
-    assert "own prompt: max_tokens 64, now 1000; template plain, now r1_zero" in said
+    assert "own prompt: max_tokens `64`, now `1000`; template `plain`, now `r1_zero`" in said
     with pytest.raises(SystemExit):
         promote("m:2", None, None, ["prompt.template=boxed", "prompt.max_tokens=1000", "evaluate.samples=2"])
     assert {(p.prompt.template, p.evaluate.samples) for p in asked.values()} == {("boxed", 2)}

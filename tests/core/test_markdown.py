@@ -106,7 +106,7 @@ def words(text: str) -> str:
 @example("x", "<\x02wzxhzdk:0\x03<img src=x onerror=alert(1)>")
 @given(TEXTS, TEXTS)
 def test_a_cell_a_span_and_a_block_show_the_text_and_nothing_else(one: str, other: str) -> None:
-    rows = table(["a", "b"], [[one, other], [other, "end"]])
+    rows = table([one, "b"], [[one, other], [other, "end"]])
     lines = [f"## {cell(one)}", "", *rows, "", f"- {code(one)} and {code(other)} ({cell(one)})", ""]
     lines += [f"  > {code(other, 300)}", "", code_block(one), "", f"**{cell(other)}** end", "", "last"]
     text = "\n".join(lines)
@@ -196,15 +196,15 @@ def test_cards_trials_health_and_pages(tmp_path: Path, monkeypatch: pytest.Monke
     bad = planted(0)
     finding = {"colour": "red", "rule": bad, "first": 1, "last": 2, "evidence": bad, "cause": bad, "remedy": bad}
     check(artifacts.health_markdown({"colour": "red", "steps": 3, "findings": [finding, finding]}))
-    trial = {"trial": 1, "state": "failed", "dev": None, "rl.prompt": bad, "seconds": 1.0, "error": bad}
+    trial = {"trial": 1, "state": "failed", "dev": None, f"rl.{bad}": bad, "seconds": 1.0, "error": bad}
     check(trials_markdown({"study": bad, "trials": [trial]}))
     step = Step("run", bad, "abc", False, {"prompt.template": bad}, {}, {bad: "1"}, {bad: "2"})
-    monkeypatch.setattr(html, "lineage", lambda _: ([step], [], "complete"))
-    model = {"name": bad, "pass": "0.5 [0.4, 0.6]", "maj@8": bad}
+    monkeypatch.setattr(html, "lineage", lambda _: ([step], [], bad))
+    model = {"name": bad, "pass": "0.5 [0.4, 0.6]", bad: bad}
     monkeypatch.setattr(html, "results_table", lambda _: [model])
     summary = SimpleNamespace(verdict=bad, benchmark=bad, models={})
     material: Any = SimpleNamespace(summary=summary, trained=[])
-    check(html.model_card("mathrl-chain version 3", "mathrl-chain:3", "0123", material))
+    check(html.model_card(f"{bad} version 3", "mathrl-chain:3", "0123", material))
     page = SimpleNamespace(host=f"{bad}.example", path=bad, text=bad)
     out: Any = SimpleNamespace(scores=np.zeros(1), rounds=[SimpleNamespace(collected=[0])], best=0)
     check("\n".join(pages_account._boundary(out, [page])))  # type: ignore[arg-type]

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 from matplotlib import image
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import create_trial
 
 from mathrl.core import figures
 from mathrl.core.results import GroupFigures, Interval, ModelFigures
+from mathrl.params.sweep import Categorical
 from mathrl.reports import pictures
+from mathrl.sweeps.report import draw_importance, draw_slices
 
 NAMES = ("base", "sft", "rft", "online_rft", "grpo", "grpo_process", "ppo", "dpo", "on_random")
 
@@ -61,3 +65,16 @@ def test_a_name_with_latex_is_drawn_as_it_stands(draw: Callable[..., None], tmp_
     figures = replace(figures_of(3), by_level={name: GroupFigures(100, Interval(0.5, 0.4, 0.6))})
     draw({name: figures}, tmp_path / "picture.png", f"Accuracy on {name}")
     assert (tmp_path / "picture.png").is_file()
+
+
+def test_pictures_of_a_study_show_values_with_latex(tmp_path: Path) -> None:
+    """Such as prompts that a space varies."""
+    key, values = r"own.$\no$", [r"Solve $\pmod{n$: {question}", "{question}"]
+    space = {key: Categorical(kind="choice", values=values)}
+    trials = [
+        create_trial(params={key: value}, distributions={key: CategoricalDistribution(values)}, value=0.5)
+        for value in values
+    ]
+    draw_slices(trials, space, tmp_path / "slices.png")
+    draw_importance({key: 1.0}, 4, tmp_path / "importance.png")
+    assert all((tmp_path / name).stat().st_size for name in ("slices.png", "importance.png"))
