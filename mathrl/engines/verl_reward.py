@@ -26,7 +26,9 @@ _grading = threading.Lock()  # the reward counts, and verl calls from several th
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], *, settings: str
 ) -> dict[str, float]:
-    """The composed reward as `score`, the verdict as `acc`, and the parts of the reward.
+    """The composed reward as `score`, the verdict as `acc`, and the parts of the reward that every route has.
+
+    verl puts what it gets into columns of a batch, so that every response must have the same keys.
 
     `extra_info` are a row's of `mathrl.engines.verl_rows`, with the response's token ids; `settings` is the file that
     it has written.
@@ -51,7 +53,8 @@ def compute_score(
             "seconds": time.perf_counter() - start,
         }
         _write(file_settings, str(extra_info["split"]), row)
-    return {**result.parts, "score": result.overall, "acc": float(result.correct)}  # whatever a part is called
+    parts = {name: result.parts[name] for name in reward.common_parts()}
+    return {**parts, "score": result.overall, "acc": float(result.correct)}  # whatever a part is called
 
 
 def reward_input(text: str) -> RewardInput:

@@ -303,6 +303,11 @@ class RewardFunction:
         """The parts of the first name (task, data source, source) that has a route, else the default ones (R7)."""
         return next((self.routes[name] for name in names if name in self.routes), self.parts)
 
+    def common_parts(self) -> list[str]:
+        """The names of the parts that every response has, whatever its route."""
+        routes = [{part.name for part in parts} for parts in self.routes.values()]
+        return [part.name for part in self.parts if all(part.name in names for names in routes)]
+
     def _reward(self, item: RewardInput, verdict: Verdict) -> RewardResult:
         self._rules[verdict.rule.split(";")[0].replace(" ", "_") or "none"] += 1
         self._timeouts += verdict.reason == "timeout"

@@ -226,6 +226,22 @@ def test_a_part_called_score_is_not_what_verl_trains_on(files: VerlFiles) -> Non
     assert grade(files, row, "= 3", [2, 1]) == {"score": 0.25, "acc": 1.0}
 
 
+def one_more(response: str, ground_truth: str, **row: Any) -> dict[str, float]:
+    return {"score": 0.5, response: 1.0}
+
+
+def test_verl_gets_the_same_keys_of_every_response(files: VerlFiles) -> None:
+    own = f"{{type: function, name: own, options: {{path: {__name__}.one_more}}}}"
+    routes = f"reward.routes={{source p: [{{type: overlong, options: {{buffer: 4}}}}, {own}, {{type: accuracy}}]}}"
+    of, _, _ = rows_of(files, "reward.extraction=lenient", f"reward.parts=[{{type: accuracy}}, {own}]", routes)
+    rows = pyarrow.parquet.read_table(files.train).to_pylist()
+    assert {*of.numbers} == {0, 1}, "one problem has a route"
+    graded = [grade(files, row, response, [2, 1]) for row in rows for response in ("= 3", "= 4")]
+    assert {tuple(sorted(each)) for each in graded} == {("acc", "accuracy", "own", "score")}
+    on_record = [set(each["parts"]) for folder in files.graded_folder.iterdir() for each in take_graded(folder)]
+    assert any("overlong" in parts for parts in on_record) and not all("overlong" in parts for parts in on_record)
+
+
 def test_the_reward_sees_tokens_and_truncation_and_its_parts_are_on_record(files: VerlFiles) -> None:
     of, params, _ = rows_of(files, *REWARD)
     rows = pyarrow.parquet.read_table(files.train).to_pylist()
