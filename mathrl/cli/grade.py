@@ -88,12 +88,16 @@ def _grade_run(
     from mathrl.imports.write_record import in_order
     from mathrl.reports.find_run import kept_files
 
-    files = kept_files(str(run)) or (in_order(read_run(run).rollouts) if run.is_dir() else [])
+    files, weights = kept_files(str(run)), list[float]()
+    if not files and run.is_dir():
+        theirs = read_run(run)
+        files, weights = in_order(theirs.rollouts), theirs.reward_weights
     if not files:
         missing = "no such file" if run.suffix else "no file of responses, and no run with rollouts"
         raise UserError(f"{run}: {missing}; `mathrl import` says what a run has")
     known = second_opinion.read_answers(answers) if answers else None
-    opinion = second_opinion.sum_up(second_opinion.grade_rollouts(files, known, extraction=extraction))
+    graded = second_opinion.grade_rollouts(files, known, extraction=extraction, weights=weights)
+    opinion = second_opinion.sum_up(graded)
     if output is not None:
         write_jsonl(output, map(second_opinion.case_row, opinion.cases))
     if as_json:

@@ -98,6 +98,11 @@ class ForeignRun:
         return named
 
     @property
+    def reward_weights(self) -> list[float]:
+        """The weights of TRL's reward functions in their order, which its rollouts do not have; empty: 1 each."""
+        return list(self.config.get("reward_weights") or ()) if self.system == "TRL" else []
+
+    @property
     def top(self) -> Path:
         return self.folder if self.folder.is_dir() else self.folder.parent
 

@@ -83,8 +83,8 @@ def first_row(file: Path) -> Mapping[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
-def read_rollouts(file: Path) -> Iterator[TheirRollout]:
-    """The rollouts of a file.
+def read_rollouts(file: Path, weights: Sequence[float] = ()) -> Iterator[TheirRollout]:
+    """The rollouts of a file; `weights` are those of TRL's reward functions, whose columns are unweighted.
 
     Raises:
         UserError: the file is damaged.
@@ -101,7 +101,7 @@ def read_rollouts(file: Path) -> Iterator[TheirRollout]:
         elif "content" in row and "rewards" in row:
             yield _of_messages(row, default)
         else:
-            yield _of_columns(row, default)
+            yield _of_columns(row, default, weights)
 
 
 def _step_of_parents(file: Path) -> int:
@@ -137,7 +137,7 @@ def _of_record(row: Mapping[str, Any]) -> TheirRollout:
     )  # fmt: skip
 
 
-def _of_columns(row: Mapping[str, Any], default: int) -> TheirRollout:
+def _of_columns(row: Mapping[str, Any], default: int, weights: Sequence[float]) -> TheirRollout:
     """TRL's and verl's rows, and those of whoever has a column per thing."""
     prompt = next((row[name] for name in PROMPTS if row.get(name) is not None), "")
     response = next((row[name] for name in RESPONSES if row.get(name) is not None), "")
@@ -148,6 +148,8 @@ def _of_columns(row: Mapping[str, Any], default: int) -> TheirRollout:
     numbers = {name: float(value) for name, value in row.items() if name not in known and _is_number(value)}
     # NaN: TRL's reward function gave None, since the response is none of its kind; TRL leaves it out of the sum.
     parts = {name: value for name, value in numbers.items() if not math.isnan(value)}
+    names = list(row)  # TRL's reward functions come after the completion, in their order
+    weight = dict(zip(names[names.index("completion") + 1 :] if "completion" in row else (), weights, strict=False))
     verdict = next((float(row[name]) for name in VERDICTS if name in row and _is_number(row[name])), None)
     step = step_of(row)
     return TheirRollout(
@@ -155,7 +157,9 @@ def _of_columns(row: Mapping[str, Any], default: int) -> TheirRollout:
         text_of(prompt, "user"),
         text_of(response, "assistant"),
         answers_of(truth),
-        float(total) if total is not None else sum(parts.values()),
+        float(total)
+        if total is not None
+        else sum((weight.get(name, 0.0) if weight else 1.0) * value for name, value in parts.items()),
         parts,
         bool(verdict) if verdict in (0.0, 1.0) else None,
         next((str(row[name]) for name in SOURCES if isinstance(row.get(name), str)), ""),

@@ -134,16 +134,17 @@ def grade_rollouts(
     *,
     extraction: ExtractionMode = "lenient",
     memo: Memo | None = None,
+    weights: Sequence[float] = (),
 ) -> Iterator[list[Graded]]:
-    """The rollouts of the files in order, graded, a list of all of a step at a time.
+    """The rollouts of the files in order, graded, a list of all of a step at a time; `weights` as in `read_rollouts`.
 
     With `memo` a text that was graded before is not graded again: a run that is watched is read many times.
 
     Raises:
         UserError: a file is damaged.
     """
-    from_half = HALF * _largest_reward(files)
-    for steps in _several_steps(files):
+    from_half = HALF * _largest_reward(files, weights)
+    for steps in _several_steps(files, weights):
         waiting = [row for step in steps for row in step]
         if answers:
             for row in waiting:
@@ -164,11 +165,11 @@ def _verdicts(rows: Sequence[TheirRollout], extraction: ExtractionMode, memo: Me
     return iter([memo[key] for key in keys])
 
 
-def _several_steps(files: Sequence[Path]) -> Iterator[list[list[TheirRollout]]]:
+def _several_steps(files: Sequence[Path], weights: Sequence[float]) -> Iterator[list[list[TheirRollout]]]:
     """The rollouts by step, as many steps at a time as are graded together."""
     steps: list[list[TheirRollout]] = []
     for file in files:
-        for row in read_rollouts(file):
+        for row in read_rollouts(file, weights):
             if steps and steps[-1][0].step == row.step:
                 steps[-1].append(row)
                 continue
@@ -180,11 +181,11 @@ def _several_steps(files: Sequence[Path]) -> Iterator[list[list[TheirRollout]]]:
         yield steps
 
 
-def _largest_reward(files: Sequence[Path]) -> float:
+def _largest_reward(files: Sequence[Path], weights: Sequence[float]) -> float:
     """The largest reward of all rollouts where none of them has a verdict of its own; else it is not needed."""
     largest = 0.0
     for file in files:
-        for row in read_rollouts(file):
+        for row in read_rollouts(file, weights):
             if row.verdict is not None:
                 return largest
             largest = max(largest, row.reward)

@@ -164,7 +164,8 @@ def gather(
     opinion = Opinion()
     figures: dict[int, dict[str, float]] = {}
     groups: list[tuple[int, int]] = []
-    for rows in grade_rollouts(in_order(run.rollouts), answers, memo=memo) if run.rollouts else ():
+    files, weights = in_order(run.rollouts), run.reward_weights
+    for rows in grade_rollouts(files, answers, memo=memo, weights=weights) if files else ():
         if writer:
             writer.write(rows)
         opinion.add(rows)

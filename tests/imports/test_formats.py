@@ -271,6 +271,16 @@ def test_a_reward_function_of_trl_that_gave_none_has_no_part_in_the_sum(tmp_path
     assert (figures["reward/overall"], figures["reward/math"], figures["reward/code"]) == (0.75, 1.0, 0.5)
 
 
+def test_reward_functions_of_trl_count_by_their_weights(tmp_path: Path) -> None:
+    """Its completions have them unweighted, before the columns that they log."""
+    row = {"step": 1, "prompt": "2+2?", "completion": "4", "math": 1.0, "code": 0.5, "seen": 7, "advantage": 0.1}
+    rows = [row, row | {"math": math.nan}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00001.parquet")
+    (tmp_path / "args.json").write_text(json.dumps({"reward_weights": [2.0, -1.0]}))
+    (figures,) = gather(read_run(tmp_path, "trl")).rows
+    assert (figures["reward/overall"], figures["reward/math"], figures["reward/code"]) == (0.5, 1.0, 0.5)
+
+
 def test_arguments_are_read_without_running_what_a_pickle_names(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[object, tuple[str]]:
