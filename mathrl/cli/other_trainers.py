@@ -3,7 +3,7 @@ compare read; and its health while it goes on. Its files are only read.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +19,7 @@ from mathrl.imports.foreign_run import ForeignRun, read_run
 from mathrl.imports.second_opinion import Memo, read_answers
 from mathrl.imports.write_record import Imported, gather, import_folder
 from mathrl.params.load import validate_section
+from mathrl.params.other_trainers import parameter_names
 from mathrl.params.train import Rl
 from mathrl.params.training import Health
 
@@ -52,7 +53,7 @@ def import_run(
         print(f"  {line}")
     for line in run.missing_lines():
         print(f"  missing: {line}")
-    for line in imported.gathered.notes:
+    for line in (*not_taken_over(run.system, imported.gathered.unused), *imported.gathered.notes):
         print(f"  {line}")
     if imported.gathered.opinion.rollouts:
         for line in imported.gathered.opinion.lines():
@@ -73,7 +74,18 @@ def document(imported: Imported, missing: list[str]) -> dict[str, Any]:
         "disagreement": opinion.disagreement if opinion.graded else None,
         "reward_for_wrong": opinion.wrong_share if opinion.graded else None,
         "missing": missing,
+        "not_taken_over": sorted(imported.gathered.unused),
     }
+
+
+def not_taken_over(system: str, unused: Mapping[str, Any]) -> list[str]:
+    """A line about the parameters that the section rl does not have, with those that mathrl has the like of by name."""
+    if not unused:
+        return []
+    table = {row.name: row.ours for row in parameter_names() if row.trainer == system and row.ours.startswith("rl")}
+    alike = [f"{name} ({table[name]})" for name, value in unused.items() if name in table and value is not None]
+    named = f", among them {', '.join(alike)}" if alike else ""
+    return [f"not taken over: {len(unused)} of their parameters, which run.json lists{named}"]
 
 
 def _more(imported: Imported, record: str) -> str:

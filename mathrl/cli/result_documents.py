@@ -100,6 +100,7 @@ class ImportDocument(TypedDict):
     disagreement: Annotated[float | None, "Share of graded responses on which their reward and our verifier disagree."]
     reward_for_wrong: Annotated[float | None, "Share of the positive reward that is for wrong answers."]
     missing: Annotated[list[str], "What was not found, and how the trainer is made to write it."]
+    not_taken_over: Annotated[list[str], "Their parameters that are in the record under their own names alone."]
 
 
 class AuditDocument(TypedDict):

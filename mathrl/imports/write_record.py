@@ -22,6 +22,7 @@ from mathrl.health.watch import blind_rules, examine, judging_rules
 from mathrl.imports.foreign_run import ForeignRun
 from mathrl.imports.rollout_shapes import STEP_IN_NAME
 from mathrl.imports.second_opinion import Answers, Graded, Memo, Opinion, RolloutWriter, grade_rollouts, step_figures
+from mathrl.imports.their_settings import derived_settings
 from mathrl.params.load import apply_override, validate_section
 from mathrl.params.other_trainers import VALUES, metric_names, our_metric, parameter_names
 from mathrl.params.train import Rl
@@ -33,11 +34,6 @@ MOST_BYTES = 8 * 2**30  # of a start or a data file whose digest is taken, at ab
 OURS = {row.ours for row in metric_names()} | {"loss", "skipped_updates"}
 
 # Parameters and metrics of verl whose meaning depends on others of them.
-KL_IN_LOSS = ("actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef")
-KL_IN_REWARD = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef")
-CONTROLLER = ("algorithm.kl_ctrl.type", "algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl")
-BATCHES = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
-ESTIMATOR, BY_STD = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
 LIMIT, LONGEST = "data.max_response_length", "response_length/max"
 TRUNCATED = "rollout/truncated_share"
 
@@ -241,10 +237,11 @@ def parameters(
     """The section rl that follows from their configuration and rollouts, and what of it has no counterpart."""
     table = {row.name: row for row in parameter_names() if row.trainer == run.system and row.ours and not row.note}
     values: dict[str, Any] = {"rl": {}}
-    derived, read = verl_settings(run.config) if run.system == "verl" else ({}, set())
-    for path, value in derived.items():
-        _takes(values, path, value)
-    unused = {}
+    unused, read = dict[str, Any](), set[str]()
+    for path, value, names in derived_settings(run.system, run.config):
+        read |= {*names}
+        if path and not _takes(values, path, value):
+            unused |= {name: run.config[name] for name in names if name in run.config}
     for name, value in run.config.items():
         if name in read:
             continue
@@ -334,36 +331,6 @@ def _times(run: ForeignRun) -> tuple[float, float]:
     files = [run.top / name for name in run.sources] + run.rollouts
     times = [file.stat().st_mtime for file in files]
     return min(times), max(times)
-
-
-def verl_settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Our parameters that follow from several of verl's, and verl's names that were read for them.
-
-    >>> config = {"algorithm.use_kl_in_reward": False, "algorithm.kl_ctrl.kl_coef": 0.001, "data.train_batch_size": 64}
-    >>> config |= {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": 0.01}
-    >>> config |= {"actor_rollout_ref.actor.ppo_mini_batch_size": 16, "algorithm.adv_estimator": "grpo"}
-    >>> verl_settings(config)[0]
-    {'rl.kl': '{type: loss, coef: 0.01}', 'rl.minibatches': 4, 'rl.advantage': 'grpo'}
-    """
-    derived: dict[str, Any] = {}
-    read: set[str] = set()
-    for place, (switch, coefficient) in (("loss", KL_IN_LOSS), ("reward", KL_IN_REWARD)):
-        if switch in config:
-            read |= {switch, coefficient}
-            if config[switch]:
-                derived["rl.kl"] = f"{{type: {place}, coef: {config.get(coefficient, 0)}}}"
-            else:
-                derived.setdefault("rl.kl", "{type: loss, coef: 0}")
-    if config.get(CONTROLLER[0]) == "fixed":
-        read |= {*CONTROLLER}
-    whole, part = (config.get(name) for name in BATCHES)
-    if isinstance(whole, int) and isinstance(part, int) and part > 0 and whole % part == 0:
-        derived["rl.minibatches"] = whole // part
-        read.add(BATCHES[1])
-    if (estimator := config.get(ESTIMATOR)) in ("grpo", "rloo", "gae"):
-        derived["rl.advantage"] = "dr_grpo" if estimator == "grpo" and config.get(BY_STD) is False else estimator
-        read |= {ESTIMATOR, BY_STD}
-    return derived, read
 
 
 def correct_truncation(rows: Sequence[dict[str, Any]], config: Mapping[str, Any]) -> None:
