@@ -95,8 +95,7 @@ def _matches(top: Path, pattern: str) -> Iterator[Path]:
         yield from top.glob(pattern)
         return
     for folder in filter(Path.is_dir, top.glob(before[1:]) if before else [top]):
-        below = {place for file in walk_files(folder) for place in file.parents if folder in place.parents}
-        for place in below | {folder}:
+        for place in {folder, *(p for file in walk_files(folder) for p in file.parents if folder in p.parents)}:
             yield from _matches(place, after)
 
 
