@@ -1,8 +1,8 @@
 """Our parameters that follow from several of another trainer's, or from a value that it writes in another way.
 
 Each is (our path, its value as in `--set`, the names of theirs that it comes from); an empty path says that nothing
-follows from these names. What is not here is taken over by
-its name (mathrl/params/other_trainers.py) or listed as theirs alone.
+follows from these names. What is not here is taken over by its name (mathrl/params/other_trainers.py) or listed as
+theirs alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -94,7 +94,7 @@ def _of_trl(config: Config) -> Iterator[Derived]:
     if whole is not None:
         even = isinstance(part, int) and part > 0 and whole % part == 0
         names = ("steps_per_generation", "gradient_accumulation_steps")
-        yield "rl.minibatches", whole // part if even else "uneven", names
+        yield "rl.minibatches", whole // part if even else "uneven", names  # which is refused, and so listed as theirs
     responses, group = config.get("generation_batch_size"), config.get("num_generations")
     if isinstance(responses, int) and isinstance(group, int) and group > 0 and responses % group == 0:
         yield "rl.prompts_per_step", responses // group, ("generation_batch_size",)
