@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 SIGINT_SECONDS, SIGTERM_SECONDS = 10.0, 5.0
 
@@ -89,14 +90,28 @@ def die_with_parent() -> None:
         return
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs; False for a zombie: it has ended, and its parent has not asked how.
+def process_start(pid: int) -> int | None:
+    """When a process of this machine began, in clock ticks since the boot; None if there is none, or not on Linux.
 
-    An orphan stays a zombie for as long as the machine's first process does not ask: in a container without an init,
-    until the container ends.
+    It tells a process from a later one with the same number, and no change of the clock moves it.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(b")")[2].split()[19])  # the name before ")" may have spaces
+
+
+def is_alive(pid: int, start: int | None = None) -> bool:
+    """Whether a process of this machine runs; with `start`, the one that began then (`process_start`).
+
+    False for a zombie: it has ended, and its parent has not asked how. An orphan stays one for as long as the
+    machine's first process does not ask: in a container without an init, until the container ends.
     """
     import psutil  # 20 ms, which few commands need
 
+    if start is not None and process_start(pid) != start:
+        return False
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

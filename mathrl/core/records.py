@@ -58,6 +58,7 @@ class RunRecord:
 
     `name` is the stage's, of a recipe's step recipe/step; `key` is the digest of the stage, its parameters and
     inputs; `pipeline` that of `pipeline_params`, which a stage's MLflow run has in common with those beside it;
+    `pid_start` tells the process from a later one with its number (core.guard.process_start), None in older records;
     `changed` has the pipeline's parameters that differ from those of the commit with the preset, {"rl.steps": 200};
     `composition` has the groups and presets that its parameters are made of, {"data": "gsm8k", "presets": ["long"]};
     `code` is what decided the results beside parameters and inputs, {"mathrl": "0.1.0", "value": "3", "own": ""}
@@ -77,6 +78,7 @@ class RunRecord:
     started: float = 0.0
     ended: float | None = None
     pid: int = 0
+    pid_start: int | None = None
     host: str = ""
     workspace: str = ""
     git: dict[str, Any] = field(default_factory=dict)

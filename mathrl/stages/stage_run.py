@@ -27,6 +27,7 @@ from mathrl.core.environment import Variable, rank, wait_without_spinning
 from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_STOPPED, UserError, exit_on_user_error, without_logins
 from mathrl.core.files import remove_leftovers
 from mathrl.core.gpus import gpu_count, use_expandable_segments
+from mathrl.core.guard import process_start
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.mirroring import while_mirroring
@@ -298,6 +299,7 @@ def _origin(stage: _Stage, sections: Mapping[str, Any]) -> dict[str, Any]:
         "status": "running",
         "started": time.time(),
         "pid": os.getpid(),
+        "pid_start": process_start(os.getpid()),
         "host": socket.gethostname(),
         "workspace": str(Path.cwd()),
         "git": code_version(),

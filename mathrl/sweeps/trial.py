@@ -20,7 +20,7 @@ from mathrl.compose import load_params
 from mathrl.core.environment import Variable
 from mathrl.core.errors import RESUMABLE, UserError
 from mathrl.core.files import write_json
-from mathrl.core.guard import end_group, signal_group
+from mathrl.core.guard import end_group, process_start, signal_group
 from mathrl.core.hashing import digest_path
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.paths import code_version, home, state_root
@@ -53,6 +53,7 @@ class TrialRecord:
             status="running",
             started=time.time(),
             pid=os.getpid(),
+            pid_start=process_start(os.getpid()),
             host=socket.gethostname(),
             workspace=str(Path.cwd()),
             git=code_version(),

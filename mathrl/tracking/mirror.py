@@ -290,7 +290,7 @@ def _elsewhere(record: RunRecord) -> bool:
 
 def _dead(record: RunRecord) -> bool:
     """Whether a record that says that the stage runs has no process."""
-    return record.status == "running" and not (_here(record) and is_alive(record.pid))
+    return record.status == "running" and not (_here(record) and is_alive(record.pid, record.pid_start))
 
 
 def _here(record: RunRecord) -> bool:

@@ -9,8 +9,9 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.core.records import RunRecord
-from mathrl.stages.stage_run import StageRun, _hold_lock, resume_key
+from mathrl.core.guard import process_start
+from mathrl.core.records import RunRecord, read_record
+from mathrl.stages.stage_run import StageRun, _hold_lock, resume_key, run_stage
 
 ROOT = Path(__file__).parents[2]
 CONTENDER = """
@@ -77,6 +78,20 @@ def test_the_removal_of_the_lock_lets_no_two_in(tmp_path: Path) -> None:
     errors = [contender.communicate(timeout=800)[1] for contender in contenders]
     assert [contender.returncode for contender in contenders] == [0] * 4, "\n".join(errors)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_of_a_running_stage_tells_its_process_from_a_later_one_with_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for name in ("HOME", "STATE", "RECORD"):
+        monkeypatch.setenv(f"MATHRL_{name}", str(tmp_path / name.lower()))
+    monkeypatch.setenv("MATHRL_MIRROR", "none")
+    records: list[RunRecord | None] = []
+    run_stage("curate", lambda run: records.append(read_record(run.record.folder)), inputs=[], outputs=[], overrides=[])
+    (record,) = records
+    assert record is not None and (record.status, record.pid) == ("running", os.getpid())
+    assert record.pid_start == process_start(os.getpid()) is not None
 
 
 def test_only_the_number_of_ranks_may_differ_in_a_run_that_resumes() -> None:

@@ -23,7 +23,8 @@ from mathrl.cli.main import app
 from mathrl.cli.sweep import _print_study
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.core.guard import is_alive
+from mathrl.core.guard import is_alive, process_start
+from mathrl.core.records import all_records
 from mathrl.params.load import parse_yaml
 from mathrl.recipes.graph import graph_file, write_recipe_graph
 from mathrl.sweeps.report import write_report
@@ -305,8 +306,10 @@ def test_the_trainer_of_a_killed_worker_ends_with_a_checkpoint(place: Place) -> 
     worker = place.start("mathrl.sweeps.run", "--worker", "-", *words)
     wait(lambda: len(steps_of(place.home / "sweeps" / "orphan" / "t0000-s0")) > 1)
     below = [child.pid for child in psutil.Process(worker.pid).children(recursive=True)]
+    begun = worker.pid, process_start(worker.pid)
     worker.kill()
     wait(lambda: not any(map(is_alive, below)))
+    assert [(record.pid, record.pid_start) for record in all_records("orphan-") if record.stage == "trial"] == [begun]
     assert place.record("orphan-t0000-s0")["status"] != "finished"  # "running" where it could not save in time
     assert list((place.home / "state").glob("orphan-t0000-s0-*/checkpoints/step-*.json"))
 

@@ -17,6 +17,7 @@ from filelock import FileLock
 from mlflow import MlflowClient
 
 from mathrl.core.files import write_json
+from mathrl.core.guard import process_start
 from mathrl.tracking import mirror as module
 from mathrl.tracking.client import connect
 from mathrl.tracking.mirror import Mirror
@@ -195,10 +196,22 @@ def test_a_run_whose_process_is_a_zombie_was_killed(record: Path) -> None:
     zombie.wait()
 
 
+def test_a_run_whose_process_number_another_process_has_taken_was_killed(record: Path) -> None:
+    """As after a reboot; a record of before starts were kept is judged by the number alone."""
+    own = process_start(os.getpid())
+    assert own is not None
+    for start in (None, own):
+        say(record, "running", 1.0, pid_start=start)
+        assert Mirror().sweep() == 0 and status() == "RUNNING"
+    say(record, "running", 1.0, pid_start=own - 1)
+    assert Mirror().sweep() == 1 and status() == "KILLED"
+
+
 def test_a_run_that_ends_while_its_record_is_read_was_not_killed(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say(record, "running", 1.0, pid=gone())
 
-    def is_alive(pid: int) -> bool:  # the last word comes between the reading and the look at the process
+    def is_alive(pid: int, start: int | None) -> bool:
+        # The last word comes between the reading and the look at the process.
         say(record, "finished", 1.0, pid=pid)
         return False
 
