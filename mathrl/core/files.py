@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mathrl.core.errors import UserError
-from mathrl.core.guard import is_alive
+from mathrl.core.guard import is_alive, process_start
 
 Made = TypeVar("Made")
 
 # Names the files that one process writes aside: others may have its id, on another machine or before a restart.
 _PROCESS, _numbers = secrets.token_hex(4), itertools.count()
-ASIDE = re.compile(r"\.(?P<target>.+)\.(?P<pid>\d+)-(?P<process>[0-9a-f]{8})-\d+\.(partial|old)", re.S)
+ASIDE = re.compile(
+    r"\.(?P<target>.+)\.(?P<pid>\d+)-((?P<start>\d+)-)?(?P<process>[0-9a-f]{8})-\d+\.(partial|old)", re.S
+)
 ESCAPE = "backslashreplace"  # how files encode what UTF-8 cannot: a lone surrogate becomes \ud83d
 
 
@@ -36,7 +38,8 @@ def written_aside(target: Path) -> Iterator[Path]:
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    writer = f"{os.getpid()}-{_PROCESS}-{next(_numbers)}"
+    start = process_start(os.getpid())
+    writer = "-".join(str(part) for part in (os.getpid(), start, _PROCESS, next(_numbers)) if part is not None)
     aside = target.with_name(f".{target.name}.{writer}.partial")
     try:
         yield aside
@@ -84,8 +87,8 @@ def remove_leftovers(target: Path) -> None:
         made = ASIDE.fullmatch(path.name)
         if made is None or (path.parent == target.parent and made["target"] != target.name):
             continue
-        own = int(made["pid"]) == os.getpid()
-        if made["process"] != _PROCESS if own else not is_alive(int(made["pid"])):
+        pid, start = int(made["pid"]), int(made["start"]) if made["start"] else None
+        if made["process"] != _PROCESS if pid == os.getpid() else not is_alive(pid, start):
             _remove(path)
 
 

@@ -21,6 +21,7 @@ from mathrl.core.files import (
     write_text,
     written_aside,
 )
+from mathrl.core.guard import process_start
 from mathrl.core.hashing import digest
 
 
@@ -48,14 +49,21 @@ def test_what_a_killed_process_left_is_removed_also_if_it_had_the_id_of_this_one
     """As after a restart of a container."""
     target = tmp_path / "model"
     target.mkdir()
-    names = [f".model.{os.getpid()}-0123abcd-0.partial", f"model/.a.{2**22 + os.getpid()}-0123abcd-0.old"]
-    for name in (*names, f".other.{os.getpid()}-0123abcd-0.partial", ".model.7.partial"):
+    parent, own = os.getppid(), os.getpid()
+    names = [
+        f".model.{own}-0123abcd-0.partial",
+        f"model/.a.{2**22 + own}-0123abcd-0.old",
+        f".model.{parent}-{process_start(own)}-0123abcd-0.partial",  # its number is now another's
+    ]
+    kept = [f".other.{own}-0123abcd-0.partial", ".model.7.partial", f".model.{parent}-0123abcd-0.old"]
+    kept += [f".model.{parent}-{process_start(parent)}-0123abcd-1.partial"]
+    for name in (*names, *kept):
         (tmp_path / name).touch()
     with written_aside(target / "b") as aside:
         aside.touch()
         remove_leftovers(target)
         assert aside.exists() and not any((tmp_path / name).exists() for name in names)
-    assert len(list(tmp_path.iterdir())) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "model"])
 
 
 def test_a_folder_replaces_a_folder_whole(tmp_path: Path) -> None:
