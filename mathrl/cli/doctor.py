@@ -23,6 +23,7 @@ from mathrl.compose import load_params
 from mathrl.core.environment import Variable, install_command, named_servers
 from mathrl.core.errors import EXIT_NO, UserError, without_logins
 from mathrl.core.gpus import nvidia_smi, visible_gpus
+from mathrl.core.guard import is_alive
 from mathrl.core.paths import home, main_checkout, tracking_uri
 from mathrl.core.records import all_records
 from mathrl.engines.verl_process import attention_of, verl_python
@@ -362,7 +363,7 @@ def sampling_servers() -> list[Finding]:
         remedy = "" if state.alive else f"mathrl serve MODEL --port {url.rpartition(':')[2]}"
         findings.append(("ok" if state.alive else "missing", f"vLLM server {state_text(state)}", remedy))
     for record in all_records():
-        if record.status != "running":
+        if record.status != "running" or (record.is_here and not is_alive(record.pid, record.pid_start)):
             continue
         for server in read_states(record.folder):
             kind = "ok" if server.alive else "other"

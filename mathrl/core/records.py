@@ -16,6 +16,7 @@ How a run is called in a list: after what it runs and what is different about it
 import glob
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -146,6 +147,11 @@ class RunRecord:
     def dirty(self) -> bool:
         """Whether the commit's files were changed."""
         return bool(self.git.get("dirty", False))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the run is this machine's, whose processes can be seen."""
+        return self.host in ("", socket.gethostname())
 
     def update(self, **changes: Any) -> None:
         """Set fields and write the record."""

@@ -8,7 +8,6 @@ folder, a running stage is left to the mirrors of its own machine, which alone s
 """
 
 import logging
-import socket
 import sys
 import threading
 import time
@@ -284,17 +283,13 @@ def _links(record: RunRecord) -> dict[str, str]:
 
 def _elsewhere(record: RunRecord) -> bool:
     """Whether the stage runs on another machine, as far as its record tells."""
-    running = record.status == "running" and not _here(record)
+    running = record.status == "running" and not record.is_here
     return running and time.time() - record.last_change() < AWAY_SECONDS
 
 
 def _dead(record: RunRecord) -> bool:
     """Whether a record that says that the stage runs has no process."""
-    return record.status == "running" and not (_here(record) and is_alive(record.pid, record.pid_start))
-
-
-def _here(record: RunRecord) -> bool:
-    return record.host in ("", socket.gethostname())
+    return record.status == "running" and not (record.is_here and is_alive(record.pid, record.pid_start))
 
 
 if __name__ == "__main__":

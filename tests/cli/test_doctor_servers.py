@@ -1,10 +1,12 @@
 """What the doctor says of vLLM servers: those that are named, and those that a running stage samples from."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from mathrl.cli.doctor import sampling_servers
+from mathrl.core.guard import process_start
 from mathrl.core.records import RunRecord
 from mathrl.servers.protocol import ServerState, read_states, servers_text, write_states
 from mathrl.servers.server import SentWeights
@@ -43,10 +45,13 @@ def test_named_servers_are_asked_and_those_of_running_stages_shown(
     ]
     monkeypatch.delenv("MATHRL_SERVERS")
     states = [ServerState("http://a:1", True, 5, "9f86", ""), ServerState("http://a:2", False, 7, "", "it broke off")]
-    for name, status in (("rl-1-1", "running"), ("rl-1-2", "finished")):
+    own = process_start(os.getpid())
+    assert own is not None
+    other = own - 1  # of a process that was killed
+    for name, status, start in (("rl-1-1", "running", own), ("rl-1-2", "finished", own), ("rl-1-3", "running", other)):
         folder = tmp_path / "records" / name
         folder.mkdir(parents=True)
-        RunRecord(folder).update(stage="rl", status=status)
+        RunRecord(folder).update(stage="rl", status=status, pid=os.getpid(), pid_start=start)
         monkeypatch.setenv("MATHRL_RECORD", str(folder))
         write_states(states)
     assert sampling_servers() == [
