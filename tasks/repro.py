@@ -119,7 +119,7 @@ class Preempted(UserError):
 def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
     """The environment of a stage's process: the venv first on PATH, absolute paths, quiet tools."""
     bin_folder = str(Path(sys.executable).parent)
-    progress = home() / f"progress-{os.getpid()}.json"
+    progress = home() / f"progress-{os.uname().nodename}-{os.getpid()}.json"  # machines may share the folder
     progress.unlink(missing_ok=True)  # left by an earlier process of this id
     variables = dict(os.environ)
     variables |= {
@@ -332,7 +332,7 @@ def _holders(workspace: Path) -> list[int]:
 
 
 def _left_behind(pid: int) -> bool:
-    """Whether the run that started this process has ended: the name of its progress file has the run's process id.
+    """Whether the run that started this process has ended: its progress file has the run's host and process id.
 
     Its parent says less: the guard outlives the run for as long as it ends the process.
     """
@@ -342,7 +342,7 @@ def _left_behind(pid: int) -> bool:
         progress = psutil.Process(pid).environ().get(Variable.PROGRESS, "")
     except psutil.Error:  # it has ended, or is another user's
         return False
-    starter = Path(progress).stem.rpartition("-")[2]
+    starter = Path(progress).name.removeprefix(f"progress-{os.uname().nodename}-").partition(".json")[0]
     return starter.isdigit() and not is_alive(int(starter))
 
 

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +20,12 @@ from mathrl.core.errors import UserError
 from mathrl.core.guard import is_alive
 from mathrl.params.load import dump_yaml
 from mathrl.tasks.graph import last_maker, needed_steps
-from mathrl.tasks.repro import Repro, _repair_locks, end_with_block, stages_up_to_date, was_stopped
+from mathrl.tasks.repro import Repro, _repair_locks, end_with_block, environment, stages_up_to_date, was_stopped
 from mathrl.tasks.runs import places_for, side_by_side
 
 Checkout = Any
 pytestmark = pytest.mark.timeout(1800)
+HOST = os.uname().nodename
 FLOW = """
 from pathlib import Path
 from prefect import flow
@@ -165,9 +168,25 @@ def test_a_list_of_locks_that_another_dvc_is_writing_is_left_alone(tmp_path: Pat
     assert not file.exists(), "nobody writes it"
 
 
-@pytest.mark.parametrize("killed", [True, False])
-def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: bool) -> None:
-    """DVC names a living holder of its locks as "busy"; one that a killed run left behind ends within seconds."""
+def test_machines_that_share_the_state_keep_their_progress_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As containers do, whose processes have the same numbers."""
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
+    files = list[Path]()
+    for host in ("node1", "node2.cluster"):
+        monkeypatch.setattr(os, "uname", partial(SimpleNamespace, nodename=host))
+        files.append(Path(environment(tmp_path)[Variable.PROGRESS]))
+        files[-1].write_text(host)
+    assert [file.read_text() for file in files] == ["node1", "node2.cluster"]
+
+
+@pytest.mark.parametrize(("killed", "host"), [(True, HOST), (False, HOST), (True, f"not-{HOST}")])
+def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: bool, host: str) -> None:
+    """DVC names a living holder of its locks as "busy"; one that a killed run left behind ends within seconds.
+
+    Whether another machine's run was killed cannot be seen.
+    """
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
     (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = True\n")
     (tmp_path / "dvc.yaml").write_text(dump_yaml({"stages": {
@@ -176,7 +195,7 @@ def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: 
     env, printed, file = os.environ | {"DVC_NO_ANALYTICS": "1"}, list[str](), tmp_path / ".dvc" / "tmp" / "rwlock"
     run = subprocess.Popen(["sleep", "600"])  # the run that started the holder, as far as anybody can see
     held = f"echo; read -t 600; rm {file}"  # as DVC, it leaves the list when it ends
-    of_run = env | {Variable.PROGRESS: f"/tmp/progress-{run.pid}.json"}
+    of_run = env | {Variable.PROGRESS: f"/tmp/progress-{host}-{run.pid}.json-qwen2.5-rl"}
     holder = subprocess.Popen(["bash", "-c", held], env=of_run, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout and holder.stdout.readline()  # it is bash by now, with its own environment
     lock = {"pid": holder.pid, "cmd": "dvc repro"}
@@ -192,7 +211,7 @@ def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: 
 
     try:
         repro = Repro(tmp_path, "a", env, show)
-        if killed:
+        if killed and host == HOST:
             repro.finish("a")  # without the wait: 'out' is busy
             assert "waiting for an earlier run in this folder to end" in printed[0]
             assert stages_up_to_date(tmp_path, ["a", "b"], env) == ["a"]
