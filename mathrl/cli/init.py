@@ -11,7 +11,6 @@ from glob import has_magic
 from importlib.metadata import packages_distributions
 from keyword import kwlist
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +22,7 @@ from mathrl.compose import load_params
 from mathrl.compose.load import read_layers
 from mathrl.core.environment import Variable
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_text, written_aside
+from mathrl.core.files import remove_leftovers, write_text, written_aside
 from mathrl.core.gpus import CPU, Hardware, gpu_count
 from mathrl.curation.inspection import inspect_rows
 from mathrl.params.load import dump_yaml
@@ -49,6 +48,7 @@ FILES = {
     "pyproject.toml": "project.toml",
     "README.md": "README.md",
 }
+ASIDE = ".new"  # holds the files of a project in an existing folder until they are complete
 FILLED = ("project.toml", "README.md")
 RESERVED = ("data", "models", "reports", "params", "pipelines", "tests", "runs", "mathrl", "prefect", "mlflow", "dvc")
 HEADINGS = {
@@ -91,6 +91,7 @@ def init(
     The project is a git repository of at most 30 files: parameters, the pipeline, the flows, and Python of your own.
     Nothing is trained yet.
     """
+    remove_leftovers(folder.resolve() / ASIDE if folder.exists() else folder.resolve())
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; name a new folder")
     if demo:
@@ -141,10 +142,11 @@ def _new_project(folder: Path) -> Iterator[Path]:
         with written_aside(folder) as aside:
             yield aside
         return
-    with TemporaryDirectory(dir=folder) as inside:
-        yield Path(inside)
-        for path in Path(inside).iterdir():
+    with written_aside(folder / ASIDE) as aside:
+        yield aside
+        for path in aside.iterdir():
             path.rename(folder / path.name)
+    (folder / ASIDE).rmdir()
 
 
 def _make_demo(folder: Path, as_json: bool) -> None:

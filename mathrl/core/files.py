@@ -1,5 +1,6 @@
 """Files that are either complete or absent: written aside, flushed, then renamed."""
 
+import glob
 import gzip
 import io
 import itertools
@@ -83,7 +84,8 @@ def walk_files(top: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path
 
 def remove_leftovers(target: Path) -> None:
     """Remove what `written_aside` of a killed process left beside `target`, or within it if it is a folder."""
-    for path in (*target.parent.glob(f".{target.name}.*"), *(target.rglob(".*") if target.is_dir() else [])):
+    beside = target.parent.glob(f".{glob.escape(target.name)}.*")
+    for path in (*beside, *(target.rglob(".*") if target.is_dir() else [])):
         made = ASIDE.fullmatch(path.name)
         if made is None or (path.parent == target.parent and made["target"] != target.name):
             continue

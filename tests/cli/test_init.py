@@ -163,6 +163,23 @@ def test_an_empty_folder_that_one_is_in_becomes_the_project(
     assert not subprocess.run(["git", "status", "--porcelain"], capture_output=True, check=True).stdout
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_what_a_kill_leaves_is_removed_by_the_next_attempt(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "sums [1]"
+    if exists:
+        place.mkdir()
+    code = (
+        "import os, sys; from pathlib import Path; from mathrl.cli.init import _new_project\n"
+        "with _new_project(Path(sys.argv[1])) as aside: (aside / 'params').mkdir(parents=True); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(place)], cwd=ROOT, check=False).returncode == -9
+    assert len(list((place if exists else tmp_path).iterdir())) == 1
+    init(place, demo=True)
+    assert list(tmp_path.iterdir()) == [place] and not list(place.glob("*/params"))
+
+
 def test_the_projects_own_code_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
