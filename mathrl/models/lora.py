@@ -19,9 +19,11 @@ from mathrl.core.hashing import derive_seed
 from mathrl.models.four_bit import is_coded, quantise_layers, restore_weight
 from mathrl.models.kernels import compute_dtype
 from mathrl.models.sharding import whole
+from mathrl.models.transformers_import import hide_packages
 from mathrl.params.optimizer import Adapters
 
 ADAPTER = "adapter"
+UNUSED = ("bitsandbytes",)  # peft has it for models that transformers loads in 4 or 8 bits, as mathrl never does
 _NAME = "default"  # peft's name of a model's only adapter
 
 
@@ -35,7 +37,8 @@ def add_lora(network: Any, lora: Adapters, seed: int) -> None:
     Raises:
         UserError: no linear layer has a name that ends in one of `lora.targets`.
     """
-    import peft  # here: only runs with adapters need it
+    with hide_packages(UNUSED):
+        import peft  # here: only runs with adapters need it
 
     heads = {id(head) for head in (network.get_output_embeddings(), getattr(network, "score", None)) if head}
     linear = [
@@ -59,7 +62,7 @@ def add_lora(network: Any, lora: Adapters, seed: int) -> None:
     network.requires_grad_(False)
     if lora.frozen == "nf4":
         quantise_layers(network, linear)
-    with torch.random.fork_rng(devices=[]):
+    with hide_packages(UNUSED), torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "lora"))
         peft.inject_adapter_in_model(config, network, adapter_name=_NAME)
     if lora.frozen == "nf4":

@@ -1,5 +1,6 @@
 """Adapters: the same model at the start, off again at any time, merged on export; checked by peft."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from mathrl.models.export import export_model
 from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.load import load_model
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
-from mathrl.models.lora import ADAPTER, adapters_off, add_lora, merged_state
+from mathrl.models.lora import ADAPTER, adapter_tensors, adapters_off, add_lora, merged_state
 from mathrl.models.norm import use_fast_norms
 from mathrl.models.packing import Group
 from mathrl.models.scores import make_scorer
@@ -50,6 +51,16 @@ def test_the_start_is_the_model_and_equal_seeds_give_equal_adapters(network: Mak
     name = "model.layers.0.self_attn.q_proj.lora_A.default.weight"
     factors = [dict(made.named_parameters())[name] for made in (one, same, other)]
     assert torch.equal(factors[0], factors[1]) and not torch.equal(factors[0], factors[2])
+
+
+def test_adapters_on_usual_weights_leave_bitsandbytes_alone(network: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import takes a second, and on some processors asks the hub for a file, with a warning."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("peft", "bitsandbytes")]:
+        monkeypatch.delitem(sys.modules, name)
+    made = network()
+    add_lora(made, LORA, 0)
+    adapter_tensors(made)
+    assert "peft" in sys.modules and "bitsandbytes" not in sys.modules
 
 
 def test_switched_off_is_the_start_and_on_again_learns(network: Make) -> None:
