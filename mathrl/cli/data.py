@@ -89,9 +89,7 @@ KEYS: dict[str, Verdict] = {"k": "keep", "d": "drop"}
 
 @data.command()
 def decide(
-    hits: Annotated[
-        Path, typer.Argument(help="Hits: data/curated/hits.jsonl, or a report of mathrl data decontaminate.")
-    ],
+    hits: Annotated[Path, typer.Argument(help="data/curated/hits.jsonl, or a report of mathrl data decontaminate.")],
     decisions: Annotated[Path, typer.Option(help="File of decisions; new ones are added.")] = Path("decisions.jsonl"),
     low: Annotated[float, typer.Option(min=0, max=1, help="Lowest share that is doubtful.")] = 0.2,
     high: Annotated[float, typer.Option(min=0, max=1, help="Highest share that is doubtful.")] = 0.8,
