@@ -21,6 +21,7 @@ from mathrl.core.types import Problem
 from mathrl.curation.question_digests import question_tokens
 from mathrl.curation.row_shards import SPLITS
 from mathrl.curation.row_store import RowStore, StoredProblems
+from mathrl.curation.similar_pairs import similar_pairs
 from mathrl.grading import compare
 from mathrl.params.data import Deduplicate, NearDuplicates
 
@@ -65,7 +66,7 @@ def near_clusters(store: RowStore, params: NearDuplicates) -> tuple[Clusters, Cl
     The first are of the same numbers and operators in the same order (unless `same_numbers` is false: then every
     similar row is one of them). The second, the variants, hold rows of which at least two differ there.
     """
-    pairs, same = store.similar_pairs(params.threshold)
+    pairs, same = similar_pairs(store, params.threshold)
     similar = _clusters(pairs)
     if not params.same_numbers:
         return similar, similar.where(np.zeros(len(similar), bool))

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from mathrl.core.types import Problem
 from mathrl.curation.processes import cores
-from mathrl.curation.question_digests import sketches
 from mathrl.curation.row_shards import (
     ROWS,
     SPLITS,
@@ -33,13 +32,10 @@ from mathrl.curation.row_shards import (
     is_complete,
     write_shard,
 )
-from mathrl.curation.token_windows import Rows
 from mathrl.reading.reading import Reader
 
 MEMORY = "300MB"  # that DuckDB may take before it writes to disk
-NEIGHBOURS = 8  # earlier rows with a rare shingle of its own that a row is compared with
 COLUMNS = ("id", "high", "low")
-COUNTER_BITS = 24  # of a shingle's hash: counters take 64 MiB
 
 
 class RowStore:
@@ -59,12 +55,13 @@ class RowStore:
         self.sources: list[str] = []  # per shard
         self.splits = np.empty(0, np.uint8)
         self._renamed = np.empty(0, bool)  # rows with the id SOURCE/SPLIT/ID
-        self._database = self.folder / "rows.duckdb"
-        for left in (self._database, self._database.with_name("rows.duckdb.wal")):  # of a run that was killed
-            left.unlink(missing_ok=True)
-        self._duckdb = self._connect()
+        self.stays = np.empty(0, bool)  # rows that no step has dropped
+        for left in self.folder.glob("*.duckdb*"):  # of a run that was killed
+            left.unlink()
+        self._duckdb = self.connect("rows")
 
-    def _connect(self) -> duckdb.DuckDBPyConnection:
+    def connect(self, name: str) -> duckdb.DuckDBPyConnection:
+        """A DuckDB database in the folder, which takes MEMORY and writes the rest to disk."""
         place = os.fsencode(self.folder).decode("utf-8", "surrogateescape")  # DuckDB's paths are UTF-8 in any locale
         settings: dict[str, str | int | float | list[str]] = {
             "memory_limit": MEMORY,
@@ -72,12 +69,12 @@ class RowStore:
             "temp_directory": f"{place}/spilled",
             "preserve_insertion_order": "false",
         }
-        return duckdb.connect(f"{place}/{self._database.name}", config=settings)
+        return duckdb.connect(f"{place}/{name}.duckdb", config=settings)
 
     def release(self) -> None:
         """Write to disk what DuckDB holds in memory: other steps need the memory."""
         self._duckdb.close()
-        self._duckdb = self._connect()
+        self._duckdb = self.connect("rows")
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -102,15 +99,11 @@ class RowStore:
         self.starts = np.concatenate([self.starts, ends]).astype(np.int64)
         self.splits = np.concatenate([self.splits, *(shard.column("split").astype(np.uint8) for shard in shards)])
         self._renamed = np.concatenate([self._renamed, np.zeros(len(self.splits) - len(self._renamed), bool)])
+        self.stays = np.concatenate([self.stays, np.ones(len(self.splits) - len(self.stays), bool)])
         return [int(start) for start in self.starts[-len(shards) - 1 : -1]]
 
     def _insert(self, shard: Shard, first: int) -> None:
-        names = [*COLUMNS, *(("salt", "shingles") if self.digesting.near else ())]
-        batch = shard.table.select(names).append_column("number", pa.array(np.arange(first, first + len(shard))))
-        if self.digesting.near:
-            shingles = shard.rows("shingles", np.arange(len(shard)))
-            batch = batch.append_column("size", pa.array(np.diff(shingles.starts)))
-            batch = batch.append_column("sketch", pa.array(sketches(shingles)))
+        batch = shard.table.select(COLUMNS).append_column("number", pa.array(np.arange(first, first + len(shard))))
         self._duckdb.register("batch", batch)
         self._duckdb.execute("CREATE TABLE IF NOT EXISTS rows AS FROM batch LIMIT 0")
         self._duckdb.execute("INSERT INTO rows FROM batch")
@@ -131,66 +124,6 @@ class RowStore:
             f"WHERE number >= {since} ORDER BY of_group, number"
         ).fetchnumpy()
         return np.asarray(table["number"], np.int64), np.asarray(table["of_group"], np.int64)
-
-    def similar_pairs(self, threshold: float) -> tuple[Numbers, Any]:
-        """Pairs of rows whose Jaccard similarity is at least `threshold`, shape (pairs, 2), and which have equal salts.
-
-        Of the rows that no step has dropped. Two such rows share one of their rarest shingles (see `_rare_shingles`). A
-        row is compared with the first row and with the one before it that have a rare shingle of its own, and with the
-        first and NEIGHBOURS before it that have the same salt too. Boilerplate, which gives many rows one shingle,
-        would make comparing all pairs quadratic. Most pairs need no comparison: two rows differ in at least as many
-        shingles as their sketches in bits, and may differ in no more than (1 - threshold) / (1 + threshold) of both.
-        """
-        if not self.digesting.near or not self.shards:
-            return np.empty((0, 2), np.int64), np.empty(0, bool)
-        self._duckdb.execute("CREATE OR REPLACE TABLE rare (number BIGINT, hash UBIGINT)")
-        for batch in self._rare_shingles(threshold):
-            self._duckdb.register("batch", batch)
-            self._duckdb.execute("INSERT INTO rare FROM batch")
-            self._duckdb.unregister("batch")
-        before = ", ".join(f"lag(number, {place}) OVER same" for place in range(1, NEIGHBOURS + 1))
-        table = self._duckdb.execute(
-            "WITH near AS (SELECT DISTINCT number, unnest([first_value(number) OVER alike, lag(number) OVER alike, "
-            f"first_value(number) OVER same, {before}]) AS earlier FROM rare JOIN rows USING (number) "
-            "WINDOW alike AS (PARTITION BY hash ORDER BY number), "
-            "same AS (PARTITION BY hash, salt ORDER BY number)), "
-            "likely AS MATERIALIZED (SELECT earlier, near.number, a.salt = b.salt AS same, a.size + b.size AS total "
-            "FROM near JOIN rows a ON a.number = earlier JOIN rows b ON b.number = near.number "
-            "WHERE earlier < near.number AND least(a.size, b.size) >= $1 * greatest(a.size, b.size) "
-            "AND bit_count(xor(a.sketch, b.sketch)) * (1 + $1) <= (1 - $1) * (a.size + b.size) + 1e-6), "
-            "compared AS (SELECT likely.*, len(list_intersect(a.shingles, b.shingles)) AS shared "
-            "FROM likely JOIN rows a ON a.number = earlier JOIN rows b ON b.number = likely.number) "
-            "SELECT earlier, number, same FROM compared WHERE shared >= $1 * (total - shared) ORDER BY earlier, number",
-            [threshold],
-        ).fetchnumpy()
-        self._duckdb.execute("DROP TABLE rare")
-        pairs = np.stack([table["earlier"], table["number"]], axis=1).astype(np.int64)
-        return pairs, np.asarray(table["same"], bool)
-
-    def _rare_shingles(self, threshold: float) -> Iterator[Any]:
-        """Per shard the numbers of its rows and the hashes of their rarest shingles, without those of no other row.
-
-        Of a row with n shingles, the n - ceil(threshold n) + 1 rarest: two rows as similar as the threshold share one
-        of these, in whatever order all rows rank the shingles (prefix filter; Chaudhuri et al. 2006, A Primitive
-        Operator for Similarity Joins in Data Cleaning). A counter may count several shingles: the order changes alone.
-        """
-        counters = np.zeros(1 << COUNTER_BITS, np.uint32)
-        for shard in self.shards:
-            places = np.sort(_counter(shard.rows("shingles", np.arange(len(shard)))))
-            shard.release()
-            first = np.flatnonzero(np.diff(places, prepend=-1))
-            counters[places[first]] += np.diff(first, append=len(places)).astype(np.uint32)
-        for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
-            shingles = shard.rows("shingles", np.arange(len(shard)))
-            shard.release()
-            sizes = np.diff(shingles.starts)
-            row = np.repeat(np.arange(len(shard)), sizes)
-            counts = counters[_counter(shingles)]
-            order = np.argsort(row << 32 | counts, kind="stable")  # by row, count and hash: a row's hashes ascend
-            rank = np.arange(len(row)) - shingles.starts[row]
-            enough = sizes - np.ceil(threshold * sizes - 1e-9) + 1
-            chosen = (rank < enough[row]) & (counts[order] > 1)
-            yield pa.table({"number": start + row[chosen], "hash": shingles.flat[order][chosen]})
 
     def in_earlier(self, since: int) -> Numbers:
         """The rows from the number `since` on whose id an earlier row has."""
@@ -216,7 +149,8 @@ class RowStore:
         self._duckdb.unregister("chosen")
 
     def drop(self, numbers: Numbers) -> None:
-        """Take rows out of what `alike` looks at."""
+        """Take rows out of what `alike` and `similar_pairs` look at."""
+        self.stays[numbers] = False
         if len(numbers):
             self._duckdb.register("chosen", pa.table({"number": numbers}))
             self._duckdb.execute("DELETE FROM rows USING chosen WHERE rows.number = chosen.number")
@@ -295,11 +229,6 @@ class RowStore:
 
     def _make_problem(self, number: int, line: bytes) -> Problem:
         return _problem(line, int(self.splits[number]), bool(self._renamed[number]))
-
-
-def _counter(shingles: Rows) -> Numbers:
-    """The number of each shingle's counter."""
-    return (shingles.flat >> np.uint64(64 - COUNTER_BITS)).astype(np.int64)
 
 
 @dataclass(frozen=True)

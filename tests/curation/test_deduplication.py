@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from mathrl.core.types import Problem
+from mathrl.curation import row_store
+from mathrl.curation import similar_pairs as search
 from mathrl.curation.deduplicate import Dropped, Variants, deduplicate, near_clusters
 from mathrl.curation.question_digests import digest, shingles
 from mathrl.curation.row_shards import Digesting
 from mathrl.curation.row_store import RowStore
+from mathrl.curation.similar_pairs import similar_pairs
 from mathrl.generators import generate
 from mathrl.params.data import Deduplicate, NearDuplicates
 
@@ -94,7 +97,7 @@ def test_pairs_are_all_that_sets_of_shingles_find(seed: int) -> None:
         parts[rng.integers(len(parts))] = str(rng.choice(["7", words[rng.integers(400)]]))
         texts.append(" ".join(parts[: len(parts) - int(rng.integers(2))]))
     store = RowStore.of([row(str(i), text) for i, text in enumerate(texts)], Digesting(near))
-    pairs, same = store.similar_pairs(near.threshold)
+    pairs, same = similar_pairs(store, near.threshold)
     digests = digest(texts, near.ngram)
     sets = [set(digests.shingles.row(i).tolist()) for i in range(len(texts))]
     similar = {
@@ -109,6 +112,21 @@ def test_pairs_are_all_that_sets_of_shingles_find(seed: int) -> None:
     assert len(found) > 20 and 0 < sum(found.values()) < len(found), "the seed shows nothing"
 
 
+def test_pairs_are_the_same_in_parts_and_within_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, near, words = np.random.default_rng(3), NearDuplicates(ngram=1), invented_words(9000)
+    texts = [" ".join(rng.choice(words, 12)) for _ in range(1500)]
+    texts += [" ".join([*text.split()[:-1], "other"]) for text in texts[:500]]
+    store = RowStore.of([row(str(i), text) for i, text in enumerate(texts)], Digesting(near))
+    pairs, same = similar_pairs(store, near.threshold)
+    assert len(pairs) >= 500
+    monkeypatch.setattr(search, "TOGETHER", 1000)
+    monkeypatch.setattr(search, "PAIRS", 70)
+    monkeypatch.setattr(row_store, "MEMORY", "20MB")
+    in_parts = similar_pairs(store, near.threshold)
+    assert np.array_equal(in_parts[0], pairs) and np.array_equal(in_parts[1], same)
+    assert not list(store.folder.glob("similar*"))
+
+
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 1.0])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10, 20, 40])
 def test_no_pair_just_at_the_threshold_is_missed(threshold: float, size: int) -> None:
@@ -117,14 +135,14 @@ def test_no_pair_just_at_the_threshold_is_missed(threshold: float, size: int) ->
     for shared in range(size + 1):
         rows = [row("a", " ".join(words[:size])), row("b", " ".join(words[:shared] + words[size : 2 * size - shared]))]
         near = NearDuplicates(threshold=threshold, ngram=1)
-        pairs, _ = RowStore.of(rows, Digesting(near)).similar_pairs(threshold)
+        pairs, _ = similar_pairs(RowStore.of(rows, Digesting(near)), threshold)
         assert len(pairs) == (shared >= threshold * (2 * size - shared) - 1e-12), shared
 
 
 def test_boilerplate_is_compared_with_its_first_row_and_the_rows_just_before() -> None:
     words = invented_words(40)
     rows = [row(str(i), " ".join([*words, f"other{'x' * i}"])) for i in range(60)]
-    pairs, _ = RowStore.of(rows, Digesting(NearDuplicates(ngram=1))).similar_pairs(0.8)
+    pairs, _ = similar_pairs(RowStore.of(rows, Digesting(NearDuplicates(ngram=1))), 0.8)
     assert {j for _, j in pairs.tolist()} == set(range(1, 60)) and len(pairs) <= 60 * 10
 
 
