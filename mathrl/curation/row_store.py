@@ -35,6 +35,7 @@ from mathrl.curation.row_shards import (
 from mathrl.reading.reading import Reader
 
 MEMORY = "300MB"  # that DuckDB may take before it writes to disk
+THREADS = 4  # of DuckDB at most: each needs memory that it cannot write to disk
 COLUMNS = ("id", "high", "low")
 
 
@@ -65,8 +66,8 @@ class RowStore:
         place = os.fsencode(self.folder).decode("utf-8", "surrogateescape")  # DuckDB's paths are UTF-8 in any locale
         settings: dict[str, str | int | float | list[str]] = {
             "memory_limit": MEMORY,
-            "threads": cores(),
-            "temp_directory": f"{place}/spilled",
+            "threads": min(cores(), THREADS),
+            "temp_directory": f"{place}/{name}-spilled",
             "preserve_insertion_order": "false",
         }
         return duckdb.connect(f"{place}/{name}.duckdb", config=settings)

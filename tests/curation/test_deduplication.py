@@ -112,7 +112,7 @@ def test_pairs_are_all_that_sets_of_shingles_find(seed: int) -> None:
     assert len(found) > 20 and 0 < sum(found.values()) < len(found), "the seed shows nothing"
 
 
-def test_pairs_are_the_same_in_parts_and_within_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_are_the_same_in_parts_and_within_little_memory_on_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, near, words = np.random.default_rng(3), NearDuplicates(ngram=1), invented_words(9000)
     texts = [" ".join(rng.choice(words, 12)) for _ in range(1500)]
     texts += [" ".join([*text.split()[:-1], "other"]) for text in texts[:500]]
@@ -121,7 +121,8 @@ def test_pairs_are_the_same_in_parts_and_within_little_memory(monkeypatch: pytes
     assert len(pairs) >= 500
     monkeypatch.setattr(search, "TOGETHER", 1000)
     monkeypatch.setattr(search, "PAIRS", 70)
-    monkeypatch.setattr(row_store, "MEMORY", "20MB")
+    monkeypatch.setattr(row_store, "MEMORY", "40MB")
+    monkeypatch.setattr(row_store, "cores", lambda: 64)
     in_parts = similar_pairs(store, near.threshold)
     assert np.array_equal(in_parts[0], pairs) and np.array_equal(in_parts[1], same)
     assert not list(store.folder.glob("similar*"))
