@@ -91,6 +91,8 @@ def _run(words: list[str], environment: dict[str, str], log: int, lock: int) -> 
     os.environ.update(environment)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.argv[1:] = words
+    # Curation may have started the server of forks, which then has all that its program had imported.
+    sys.modules.pop("mathrl.stages.rl", None)
     runpy.run_module("mathrl.stages.rl", run_name="__main__", alter_sys=True)
 
 

@@ -1,5 +1,6 @@
 """A trial's trainer: a fork of a process with the imports, or a new process when the code has changed."""
 
+import importlib
 import os
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
@@ -11,12 +12,19 @@ from mathrl.sweeps import trainer
 from mathrl.sweeps.study import locked_file
 
 
+def _run_what_is_imported(*given: Any) -> None:
+    """As in a fork of a process that curation started: it imports all that the program had imported."""
+    importlib.import_module("mathrl.stages.rl")
+    trainer._run(*given)
+
+
 @pytest.mark.parametrize(
     ("method", "changed"),
     [
         (ForkServerProcess, {}),
         (SpawnProcess, {"_code_at_start": lambda: ("0.0.1", "another")}),
         (SpawnProcess, {"gpu_count": lambda: 1}),
+        (SpawnProcess, {"_may_fork": lambda: False, "_run": _run_what_is_imported}),
     ],
 )
 def test_a_trainer_has_its_words_log_environment_and_lock(
