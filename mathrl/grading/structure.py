@@ -277,18 +277,29 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
         return False
     truth_items, answer_items = values_of(truth_items), values_of(answer_items)
     if "set" in (truth.kind, answer.kind):
+        if _in_any_order(truth_items, answer_items):  # mostly by their texts, where repeats take n² comparisons
+            return True
         truth_items, answer_items = _drop_repeats(truth_items), _drop_repeats(answer_items)
     return _in_any_order(truth_items, answer_items)
 
 
 def _drop_repeats(items: list[Node]) -> list[Node]:
-    distinct: list[Node] = []
+    first: dict[str, Node] = {}
     for item in items:
+        first.setdefault(key(item), item)
+    distinct: list[Node] = []
+    for item in first.values():
         if not any(
-            key(item) == key(seen) or (symbols(item) == symbols(seen) and same_answer(seen, item)) for seen in distinct
+            not _other_number(seen, item) and symbols(item) == symbols(seen) and same_answer(seen, item)
+            for seen in distinct
         ):
             distinct.append(item)
     return distinct
+
+
+def _other_number(first: Node, second: Node) -> bool:
+    """Whether both are plain numbers, and different: told at once, as a set of 100 numbers has 5,000 pairs."""
+    return first.kind == second.kind == "num" and first.args[0] != second.args[0] and not first.args[1] | second.args[1]
 
 
 def _in_any_order(truth_items: list[Node], answer_items: list[Node]) -> bool | None:
@@ -302,7 +313,8 @@ def _in_any_order(truth_items: list[Node], answer_items: list[Node]) -> bool | N
         index = next((i for i, candidate in enumerate(unmatched) if key(candidate) == key(item)), None)
         if index is None:
             for i, candidate in enumerate(unmatched):
-                if (item.kind == "set") != (candidate.kind == "set"):  # \{\{1\}\} is not \{1\}
+                # \{\{1\}\} is not \{1\}
+                if (item.kind == "set") != (candidate.kind == "set") or _other_number(item, candidate):
                     continue
                 verdict = same_answer(item, candidate)
                 if verdict:

@@ -53,6 +53,15 @@ def test_answers_of_different_pairs_are_rarely_equal() -> None:
     assert [pair for pair in accepted if not accepts(pair[0][0], pair[1][0])] == []
 
 
+@pytest.mark.parametrize("form", ["{}", r"\frac{{{}}}{{3}}", "{}.5", r"\sqrt{{{}}}", "({}, 1)"])
+def test_a_set_of_a_hundred_members_is_compared_in_time(form: str) -> None:
+    members = [form.format(7 * i * i + 13 * i + 1) for i in range(100)]
+    texts = [r"\{" + ", ".join(parts) + r"\}" for parts in (members, members[::-1], [form.format(2), *members[1:]])]
+    assert accepts(texts[0], texts[1]) and not accepts(texts[0], texts[2])
+    plain = compare(texts[0], texts[2]).reason
+    assert form != "{}" or "long" not in plain, plain
+
+
 @pytest.mark.parametrize("equal", [True, False])
 def test_pairs_by_construction(equal: bool) -> None:
     sample = islice(pairs(seed=18, equal=equal), 400)
