@@ -248,38 +248,48 @@ def option(text: str) -> str | None:
 def leading_option(text: str) -> str | None:
     """The option letter a text begins with, before its content: "(B) 42", "D, because …"."""
     match = _LEADING.match(unwrap(text).strip().strip("$"))
-    return match[1] if match else None
+    return match[1] if match and not option_set(text) else None
 
 
-_LONE_CAPITAL = re.compile(r"(?<![A-Za-z\\{])(A(?!\s+[a-z])|[B-HJ])(?![A-Za-z'’])")
+_AND = r"\s*(?:[,;&]|and\b)\s*(?:and\s)?\s*"
+_BESIDE = r"(?<=\))(?=\()"  # of (A)(C)
+_SEVERAL = re.compile(rf"\(?([A-H])\)?(?:(?:{_AND}|\s*or\b\s*|\s+|{_BESIDE})\(?([A-H])\)?)+")
+_LABEL = r"(?:\([IVX]+\)|[IVX]+|\(\d\)|\d)"
+_SEVERAL_STATEMENTS = re.compile(rf"{_LABEL}(?:(?:{_AND}|{_BESIDE}){_LABEL})+")
+_BEFORE_LABELS = re.compile(r"^(?:(?:both|only)\s+)?(?:(?:options|choices|answers|statements)\s*:?\s+)?", re.IGNORECASE)
 
 
-_SEVERAL = re.compile(r"\(?([A-H])\)?(?:\s*(?:,|;|&|and|or|\s)\s*\(?([A-H])\)?)+")
+def _labels(text: str) -> str:
+    """The text without what may stand around the labels of several options or statements."""
+    inner = re.sub(r"^\\\{([^{}]*)\\\}$", r"\1", SPACING.sub(" ", unwrap(text)).strip())  # a set's braces
+    return _BEFORE_LABELS.sub("", inner.strip(" {}")).removesuffix(" only")
 
 
 def option_set(text: str, contiguous: bool = False) -> str | None:
     """The sorted letters of an answer of several options: A, C or A and C; AC only if `contiguous`."""
-    inner = SPACING.sub(" ", unwrap(text)).strip(" {}")
-    if _SEVERAL.fullmatch(inner):
-        letters = re.findall(r"[A-H]", inner)
-    elif contiguous and re.fullmatch(r"[A-H]{2,8}", inner):
-        letters = list(inner)
-    else:
-        return None
-    return "".join(sorted(set(letters)))
+    inner = _labels(text)
+    several = _SEVERAL.fullmatch(inner) or (contiguous and re.fullmatch(r"[A-H]{2,8}", inner))
+    return "".join(sorted(set(re.findall(r"[A-H]", inner)))) if several else None
+
+
+def _statements(text: str) -> list[str] | None:
+    """The labels of an answer of several statements: I and III, (1)(3)."""
+    inner = _labels(text)
+    return sorted(re.findall(r"[IVX]+|\d", inner)) if _SEVERAL_STATEMENTS.fullmatch(inner) else None
 
 
 _LABELLED = re.compile(r"\(([A-J])\)(.+)|([A-J])[.:)]\s(.+)", re.DOTALL)
 
 
 def labelled_option(text: str) -> tuple[str, str] | None:
-    """The letter and the content of a truth that has both: (C) 12."""
+    """The letter and the content of a truth that has both: (C) 12. There is none in (A) and (C)."""
     match = _LABELLED.fullmatch(unwrap(text).strip())
-    if match is None:
+    if match is None or (option_set(text) and len(re.findall(r"\([A-H]\)", text)) > 1):
         return None
     return (match[1], match[2].strip()) if match[1] else (match[3], match[4].strip())
 
 
+_LONE_CAPITAL = re.compile(r"(?<![A-Za-z\\{])(A(?!\s+[a-z])|[B-HJ])(?![A-Za-z'’])")
 _DENIED = re.compile(
     r"(?:\bnot|n't|n’t|\bnever|\bcannot be|\bneither|\bnor|\brather than)\s+(?:option |choice |be )?[(*\\{]*$"
 )
@@ -343,6 +353,9 @@ def same_words(truth: str, answer: str) -> bool | None:
     if several is not None:
         either = [" or " in SPACING.sub(" ", unwrap(text)) for text in (truth, answer)]  # A or C leaves it open
         return either[0] == either[1] and option_set(truth, True) == option_set(answer, True)
+    statements = _statements(truth)
+    if statements is not None and statements == _statements(answer):
+        return True
     decided = _decision(truth)
     if decided is not None and (answered := _decision(answer)) is not None:
         return answered == decided
