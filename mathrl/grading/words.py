@@ -26,8 +26,8 @@ _NONE = frozenset(
     ).split(", ")
 )
 _EXISTENCE = re.compile(
-    r"(?:(?:the )?(?:limit|sum|integral|derivative|value|maximum|minimum) (?=does not exist)|"
-    r"there (?:is|are|exists?|exist)|(?:the |this )?(?:equation|system|inequality|problem) has|it has|we have)\s*"
+    r"(?:(?:the )?(?:limit|sum|integral|derivative|value|maximum|minimum) (?=does not exist)|there (?:is|are|exists?)|"
+    r"(?:the |this )?(?:equation|system|inequality|problem) has|it has|we have|(?<!not) exists?$)\s*"
 )
 # Words for one another; words that say nothing; words that only name what is spoken of and may be left out.
 _SAME_WORD = {"是的": "是", "对的": "对", "正确": "对", "错误": "错", "不正确": "错", "convergent": "converges"}
@@ -384,7 +384,8 @@ def same_words(truth: str, answer: str) -> bool | None:
     if answer_words is None:
         return None
     names = [match and {*match.groups()} for text in (truth, answer) if (match := _TWO_NAMES.fullmatch(unwrap(text)))]
-    if truth_words == answer_words or (" and " in truth + answer and len(names) == 2 and names[0] == names[1]):
+    listed = [re.sub(r",? and ", ", ", words) for words in (truth_words, answer_words)]
+    if listed[0] == listed[1] or (" and " in truth + answer and len(names) == 2 and names[0] == names[1]):
         return True
     (content, subjects), (answer_content, answer_subjects) = _content(truth_words), _content(answer_words)
     if content and content == answer_content:
