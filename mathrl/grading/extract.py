@@ -35,6 +35,8 @@ class Extraction(NamedTuple):
 NOTHING = Extraction(None, "none")
 _PHRASE = re.compile(
     r"(?:(?:final|correct|right)\s+)?answer\s*(?:\*\*|\*)?\s*(?:is\s*:?|are\s*:?|=|:|：)|"
+    r"(?:correct|right|true)\s+(?:options|choices|statements)\s+are\s*:?\s+(?=[(*]*(?-i:[A-H]|[IVX]+|\d)\b)|"
+    r"正确的[^，。\n]{0,6}[是为有]\s*[:：]?\s*(?=[①-⑳A-H]|[(（][1-9A-H][)）])|"
     r"(?:最终|正确)?答案\s*(?:是|为|应为|等于)?\s*(?:[:：]|(?<=[是为于]))|(?:故|应)选\s*[:：]?|答\s*[:：]|"
     r"(?:réponse(?:\s+finale)?|antwort|respuesta(?:\s+final)?|resposta(?:\s+final)?|risposta|ответ|odpowiedź|답|정답)"
     r"\s*(?:\*\*)?\s*(?:[:：]|(?:est|ist|lautet|es|é|è)\s*:?(?=\s))|答えは\s*[:：]?|"
