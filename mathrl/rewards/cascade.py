@@ -162,9 +162,10 @@ def exact_verdict(response: str, truths: Sequence[str]) -> bool | None:
     accepted = {Fraction(number) for number in plain if _NUMBER.fullmatch(number)}
     if not accepted:
         return None
-    spoken = response[-TAIL:].rpartition("</think>")[2]
+    spoken = response.rpartition("</think>")[2]
     if "<think>" in spoken:
         return False
+    spoken = spoken[-TAIL:]
     marked = _MARKED.findall(spoken)
     numbers = _NUMBER.findall(_plain("".join(marked[-1]) if marked else spoken))
     return bool(numbers) and Fraction(numbers[-1]) in accepted

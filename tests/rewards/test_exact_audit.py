@@ -22,6 +22,7 @@ from mathrl.rewards.compose import RewardInput, build_reward
         ("so \\boxed{\\frac{1}{2}\\text{ m}}", ["0.5"], True),
         ("<answer>12-4</answer>", ["-4"], False),
         ("<think><answer>4</answer>", ["4"], False),  # never left its thinking
+        (f"<think>{'then again ' * 500}\\boxed{{4}}", ["4"], False),  # nor here, where it began long before
         ("<answer>1/0</answer>", ["4"], False),
         (f"<answer>{'9' * 5000}</answer>", ["4"], False),
         ("<answer>x</answer>", ["\\sqrt{2}"], None),
