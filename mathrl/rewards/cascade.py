@@ -1,15 +1,12 @@
-r"""Verdicts beside the verifier's rules: a model's, an exact grader's, the majority's, and noisy ones.
+r"""Verdicts beside the verifier's rules: a judge model's, the majority's, noisy ones, and other graders' on a sample.
 
 The cascade has two tiers: the rules first, then a model that judges what they refuse without settling it.
 
-The exact grader of numbers looks at a sample of the responses (health rule reward_hacking). It reads answers without
-mathrl.grading, so a hole there is none here: the last number of the last marked answer (`<answer>`, `\boxed{}`,
-`####`), else of the text outside the thinking, must be the accepted one. It is coarse on purpose, and abstains where no
-accepted answer is a number.
-
-The verifier's counters over the ranks of a stage.
-
-A second grader on a sample of the responses; its rate of disagreement with the first is a metric (R6).
+Two graders look at a sample of the responses and change no reward. The rate at which the second grader disagrees is a
+metric (R6). The exact grader of numbers is for the health rule reward_hacking. It reads answers without mathrl.grading,
+so a hole there is none here: the last number of the last marked answer (`<answer>`, `\boxed{}`, `####`), else of the
+text outside the thinking, must be the accepted one. It is coarse on purpose, and abstains where no accepted answer is a
+number.
 """
 
 from __future__ import annotations
@@ -35,9 +32,6 @@ from mathrl.rewards.model_judge import Judgement, ModelJudge
 
 # Reasons of refusals that leave nothing to judge.
 SETTLED = ("different numbers", "words where mathematics was expected", "no option letter")
-MODEL_RULE = "model"  # ends the rule of a verdict that the model gave: "boxed; model"
-
-
 MOST_CASES = 1000  # per process
 
 
@@ -119,15 +113,14 @@ class Cascade:
 
     def _merge_judgements(self, verdict: Verdict, judgements: Sequence[Judgement]) -> Verdict:
         equal = "equal" in judgements
-        unusable = next((judgement for judgement in judgements if judgement != "different"), None)
-        if not equal and unusable == "failed":
+        if not equal and "failed" in judgements:
             self._tiers["rule"] += 1
             return verdict
-        self._tiers["model" if equal or unusable is None else "none"] += 1
-        if equal or unusable is None:
-            self._overruled += equal != verdict.correct
+        unusable = next((judgement for judgement in judgements if not equal and judgement != "different"), None)
+        self._tiers["none" if unusable else "model"] += 1
+        self._overruled += not unusable and equal != verdict.correct
         reason = "" if equal else f"the judge model: {unusable or 'different'}"
-        return replace(verdict, correct=equal, rule=f"{verdict.rule.split(';')[0]}; {MODEL_RULE}", reason=reason)
+        return replace(verdict, correct=equal, rule=f"{verdict.rule.split(';')[0]}; model", reason=reason)
 
     def counters(self) -> dict[str, float]:
         """Metrics since the last call: the share that each tier decided, what the model overruled, requests, hits."""

@@ -232,6 +232,16 @@ def test_a_failing_endpoint_stops_or_is_counted(serve: Any, monkeypatch: Any, st
         assert counters["verifier/model_judged"] == 0 and counters["verifier/tier/rule"] == 1.0
 
 
+def test_where_one_of_several_answers_could_not_be_judged_the_rules_verdict_stands(serve: Any) -> None:
+    judge = serve(lambda first, second: 404 if "4" in (first, second) else "neither")
+    reward = reward_of(judge, on_failure="rule", asked="all", at_a_time=1)
+    for truths in (("9", "4"), ("4", "9")):
+        result = reward.score([RewardInput("\\boxed{8/2}", truths)])[0]
+        assert result.correct and not result.verdict.rule.endswith("model")
+    counters = reward.counters()
+    assert counters["verifier/tier/rule"] == 1.0 and counters["verifier/model_unreadable"] == 1
+
+
 def test_after_a_failure_the_endpoint_is_asked_again(serve: Any, monkeypatch: Any) -> None:
     down = [True]
     monkeypatch.setattr("mathrl.rewards.model_judge.WAIT_SECONDS", 0)
