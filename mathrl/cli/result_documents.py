@@ -172,7 +172,7 @@ class HealthDocument(TypedDict):
     colour: Annotated[str, "green, yellow or red (exit status 1)."]
     steps: Annotated[int, "Steps that were judged."]
     findings: Annotated[list[dict[str, Any]], "rule, colour, first, last, evidence, cause, remedy."]
-    not_judged: Annotated[list[str], "Rules whose metrics are missing."]
+    not_judged: Annotated[list[str], "Rules whose metrics are missing, or for which the run is too short."]
 
 
 class ReportDocument(TypedDict):

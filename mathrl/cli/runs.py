@@ -195,7 +195,7 @@ def health(
         for finding in report["findings"]:
             print(f"- to step {finding['last']}, {sentence(finding)}")
         if missing := [name for name in applying if name not in judging]:
-            print(f"not judged, since their metrics are missing: {', '.join(missing)}")
+            print(f"not judged, since metrics are missing or the run is too short: {', '.join(missing)}")
         for line in forecast_sentences(training.record, training.rows) if training.record else ():
             print(f"forecast {line}")
     if report["colour"] == "red":

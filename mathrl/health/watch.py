@@ -240,9 +240,7 @@ class Watch:
         """The findings that are new, or that return after more than a window."""
         self.rows.append(row)
         step, new = int(row["step"]), []
-        for rule in ALL_RULES:
-            if rule.name in self.health.without or (rule.needs_rl and self.rl is None):
-                continue
+        for rule in _rules(self.health, self.rl):
             diagnosis = rule.diagnose(self.rows, self.health, self.rl)  # type: ignore[arg-type]
             if diagnosis is None:
                 continue
@@ -302,16 +300,23 @@ def judging_rules(
     rows: Sequence[Row], health: Health, rl: Rl | None, blind: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
     """The rules that found a metric to judge by, and all rules that apply to such a run; `blind` ones do not judge."""
-    applying = [rule for rule in ALL_RULES if rule.name not in health.without and (rl is not None or not rule.needs_rl)]
-    judging = []
+    applying, judging = _rules(health, rl), []
+    # Rules look at the last row, where what is measured every few steps alone may be missing: it gets the last values.
+    latest = {name: value for row in rows for name, value in row.items()}
     for rule in applying if rows else ():
         if rule.name in blind:
             continue
         found: set[str] = set()
-        rule.diagnose([_LookedAt(row, found) for row in rows], health, rl)  # type: ignore[arg-type]
+        looked_at = [_LookedAt(row, found) for row in (*rows[:-1], latest)]
+        rule.diagnose(looked_at, health, rl)  # type: ignore[arg-type]
         if found - {"step"}:
             judging.append(rule.name)
     return judging, [rule.name for rule in applying]
+
+
+def _rules(health: Health, rl: Rl | None) -> list[Rule]:
+    """The rules that apply to a run; `rl` is None for fine-tuning."""
+    return [rule for rule in ALL_RULES if rule.name not in health.without and (rl is not None or not rule.needs_rl)]
 
 
 # They compare with the accuracy of the rollouts, and would take a run of another trainer that has none for one of 0.

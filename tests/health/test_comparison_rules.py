@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mathrl.health.watch import ALL_RULES, examine
+from mathrl.health.watch import ALL_RULES, examine, judging_rules
 from mathrl.params.train import Rl
 from mathrl.params.training import Health, RuleName
 
@@ -30,6 +30,14 @@ def verdicts(passed: float, right: float, agreed: float, graded: float = 30.0) -
 
 def test_every_rule_can_be_switched_off_by_its_name() -> None:
     assert {rule.name for rule in ALL_RULES} == set(RuleName.__args__)  # type: ignore[attr-defined]
+
+
+def test_a_rule_judges_by_what_the_last_step_alone_does_not_have() -> None:
+    dev = {"dev/accuracy": 0.1, "dev/problems": 500.0, "advantage/mean": 0.0}
+    rows = [{"step": step, **HEALTHY, **(dev if step % 3 == 0 else {})} for step in range(1, 8)]
+    judging, _ = judging_rules(rows, HEALTH, Rl())
+    assert "dev_gap" in examine(rows, HEALTH, Rl()).findings and {"dev_gap", "centring"} <= set(judging)
+    assert "empty" not in judging
 
 
 @pytest.mark.parametrize(
