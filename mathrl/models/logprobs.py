@@ -148,7 +148,7 @@ def _padded_logprobs(
         return _head_logprobs(model, hidden_ND, ids_BL[:, 1:][chosen], temperature, entropy)
     logits = model(**inputs).logits[:, :-1]
     logp_NV = torch.log_softmax(logits[chosen].float() / temperature, dim=-1)
-    entropies_N = -(logp_NV.exp() * logp_NV).sum(-1)
+    entropies_N = -(logp_NV.exp() * logp_NV).sum(-1) if entropy else logp_NV.new_zeros(0)
     return logp_NV.gather(1, ids_BL[:, 1:][chosen][:, None])[:, 0], entropies_N
 
 

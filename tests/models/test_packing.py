@@ -140,6 +140,9 @@ def test_packed_and_padded_agree_on_entropy_too(network: Callable[..., Any]) -> 
     packed, padded = response_logprobs(model, groups, 1.3), _padded_logprobs(model, groups, 1.3)
     for found, expected in zip(packed, padded, strict=True):
         assert torch.allclose(found, expected, atol=TOLERANCE)
+    for function in (response_logprobs, _padded_logprobs):
+        logprobs_N, entropies_N = function(model, groups, 1.3, entropy=False)
+        assert torch.allclose(logprobs_N, packed[0], atol=TOLERANCE) and len(entropies_N) == 0
 
 
 def test_entropy_by_hand() -> None:
