@@ -191,7 +191,11 @@ def _all_seeds(
             return False
 
         run = rl_run(opened, f"t{trial.number:04d}-s{first + place}", values, first + place, record.record.folder.name)
-        curve = execute(run, opened, stop_requested, prune, check)
+        try:
+            curve = execute(run, opened, stop_requested, prune, check)
+        except RunFailed:
+            clear(run, keep=False)  # no claim resumes it
+            raise
         if curve is None:
             return None
         scores.append(score(curve, opened.sweep.evaluations))

@@ -265,6 +265,16 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(
     assert "winner: trial 0, dev accuracy 0.5000" in printed and "next: mathrl sweep compare" in printed
 
 
+def test_a_failed_trial_leaves_its_log_and_no_checkpoint(place: Place) -> None:
+    red = ["health.action=stop", "health.loss=0.000001"]  # from step 5 on
+    opened = open_study(sweep_section(["sweep.study=red", "rl.dev.samples=1", *red]))
+    claimed = claim(opened)
+    assert claimed is not None
+    assert "failed: stopped at step 5 since health.action is stop" in run_trial(opened, claimed, lambda: False)
+    assert len(steps_of(opened.folder / "t0000-s0")) == 5 and (opened.folder / "t0000-s0" / "log.txt").exists()
+    assert not list((place.home / "state").glob("red-*"))
+
+
 def test_progress_counts_the_steps_within_a_trial(place: Place) -> None:
     opened = open_study(sweep_section(["sweep.study=counted", "sweep.trials=3", "rl.steps=20"]))
     first, second = claim(opened), claim(opened)
