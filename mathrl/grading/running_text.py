@@ -14,20 +14,24 @@ from mathrl.grading.units import Meaning, meaning
 LONGEST = 400  # characters of a sentence that are read
 _PLAIN = (
     r"(?:\\frac\{-?\d+\}\{\d+\}|\d{1,3}(?:(?:,|\{\s*,\s*\}|,\\!)\d{3})+(?:\.\d+)?(?!\d)|"
+    r"\d{1,3}\s\d{1,2}/\d{1,2}(?![\d/-])|"  # 1 1/2
     r"(?<!,)\d+,\d{1,2}(?!\d|,\d)|\d+(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+(?![\d/]))?(?:[eE][-+]?\d+)?"
 )
 NUMBER = re.compile(rf"(?<![A-Za-z\d_^])(?<![\^_]\{{)(?<![\d.,]\d)[-−+]?\s?[$€£¥]?{_PLAIN}(?:\s?\\?%)?(?![A-Z])")
 
 # Mathematics in running text: values, joined by operators. Single letters count beside an operator alone.
 _VALUE = rf"[-−+±]?\s?[$€£¥]?{_PLAIN}"
+_ARGUMENT = r"\s?(?:\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,60}\}|\d)"
+_COMMAND = rf"\\(?:(?:[dtc]?frac|[dt]?binom){_ARGUMENT}{_ARGUMENT}|sqrt(?:\[\w\])?{_ARGUMENT})"
 _FUNCTION = r"\\?(?:sqrt|log|ln|exp|(?:arc)?(?:sin|cos|tan))(?![A-Za-z])\s?|[√∛]"
 _LETTER = r"(?<![A-Za-z\\])[-−±]?[A-Za-zα-ωπ∞](?![A-Za-z'’])|\\(?:pi|infty)(?![A-Za-z])"
 _BRACKET = r"(?<![A-Za-z])[-−]?(?:\([^()\n]{1,60}\)|\|[^|\n]{1,60}\|)"
 _BEHIND = (
-    r"(?:!|\^\{[^{}\n]{1,40}\}|\^[-−]?\w+|_\w+|[²³⁰¹⁴-⁹]+|[πi√](?![A-Za-z])(?:\d+|\([^()\n]{1,60}\))?|\s?\\?%|°|"
+    rf"(?:{_COMMAND}|\\pi(?![A-Za-z])|!|"
+    r"\^\{[^{}\n]{1,40}\}|\^[-−]?\w+|_\w+|[²³⁰¹⁴-⁹]+|[πi√](?![A-Za-z])(?:\d+|\([^()\n]{1,60}\))?|\s?\\?%|°|"
     r"[a-zA-Z](?![a-zA-Z])|\([^()\n]{1,60}\))*"
 )
-_ATOM = rf"(?:[-−±]?(?:{_FUNCTION}))?(?:{_VALUE}|{_LETTER}|{_BRACKET}){_BEHIND}"
+_ATOM = rf"(?:[-−±]?(?:{_FUNCTION}))?(?:[-−+±]?\s?{_COMMAND}|{_VALUE}|{_LETTER}|{_BRACKET}){_BEHIND}"
 _OPERATOR = (
     r"(?:\s?(?:[*/×·÷=<>≤≥≠^±+]|[<>!]=|\\(?:cdot|times|div|leq?|geq?|neq?|pm)(?![a-z]))\s?|(?<=\S)[-−](?=[\w(])|"
     r"\s[-−]\s|(?<=\d):(?=\d)|(?<=\d)\sx\s(?=\d)|\s\(?mod\s|\s(?:in\s)?base\s)"
@@ -35,6 +39,7 @@ _OPERATOR = (
 _RUN = re.compile(rf"{_ATOM}(?:{_OPERATOR}{_ATOM})*(?:(?<=\d)\))?")
 
 _TIMES = re.compile(r"(?<=\d)\sx\s(?=\d)")
+_COMMAND_NAME = re.compile(r"\\(?:[dtc]?frac|pi)|\\?sqrt")
 
 # Tuples, intervals and sets, joined or not.
 _END = rf"(?:{_VALUE}(?:π|\\pi)?(?:/\d+)?|[-−+]?(?:π|\\pi|\\?infty|∞|inf)(?:/\d+)?)"
@@ -99,7 +104,7 @@ def value_of(text: str, number: re.Match[str]) -> str | None:
         claimed = _last_side(runs[-1][0])
         if claimed != number[0].strip():
             unit, said = _unit_behind(sentence, runs[-1].end())
-            if said is not None and not re.search(r"[A-Za-z]", claimed.replace("\\pi", "").replace("sqrt", "")):
+            if said is not None and not re.search(r"[A-Za-z]", _COMMAND_NAME.sub("", claimed)):
                 return f"{claimed} \\text{{ {unit} }}"
             return _list_before(sentence, runs, claimed) or claimed
     return _quantity(sentence, number[0].strip(), runs, at)
