@@ -83,7 +83,7 @@ def run(
 
     Returns:
         `folder`, where params/, models/ and reports/ of the run are, `ran`, whether anything had to run, `seconds`,
-        and for `pipeline` its `results` (reports/summary.json).
+        and for `pipeline` its `results` (reports/summary.json) and the `registered` model.
 
     Raises:
         UserError: wrong parameters, or a stage that cannot work.
@@ -256,7 +256,8 @@ def health_report(run: str | Path) -> dict[str, Any]:
         run: A stage, a recipe's step, a folder with metrics, or an MLflow run; also one that still trains.
 
     Returns:
-        `colour` (green, yellow, red), `steps`, and `findings` with rule, evidence, cause and remedy.
+        `colour` (green, yellow, red, or unknown where no rule has its metrics), `steps`, `findings` with rule,
+        evidence, cause and remedy, and `not_judged`.
 
     Raises:
         UserError: no run of that name has metrics.
@@ -265,12 +266,10 @@ def health_report(run: str | Path) -> dict[str, Any]:
         >>> mathrl.health_report("rl")["colour"]
         'green'
     """
-    from mathrl.health.watch import examine
     from mathrl.reports.find_run import find_training_run
 
     with in_project(run) as text:
-        training = find_training_run(text)
-        return dict(examine(training.rows, *training.settings(), training.blind).report())
+        return find_training_run(text).health()[0]
 
 
 def audit(run: str | Path, *, model: str | None = None, size: int = 200, seed: int = 0) -> Audit:

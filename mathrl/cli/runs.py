@@ -24,7 +24,7 @@ from mathrl.core.paths import RECIPES, checkout_or_here, main_checkout
 from mathrl.core.records import IMPORTED, RUN, records_folder
 from mathrl.evaluation.audit import Label
 from mathrl.evaluation.forecast import forecast_sentences
-from mathrl.health.watch import examine, judging_rules, sentence
+from mathrl.health.watch import sentence
 from mathrl.params.load import read_yaml
 from mathrl.params.messages import did_you_mean
 from mathrl.recipes.recipe import recipe_files
@@ -178,23 +178,22 @@ def health(
     folder = Path(run).absolute()
     os.chdir(checkout_or_here())
     training = find_training_run(str(folder) if folder.exists() else run)
-    settings = training.settings()
-    judging, applying = judging_rules(training.rows, *settings, training.blind)
-    if not judging:
+    report, rules = training.health()
+    missing = report["not_judged"]
+    if report["colour"] == "unknown":
         raise UserError(
-            f"{training.name}: nothing could be judged: none of the {len(applying)} rules has its metrics, such as "
+            f"{training.name}: nothing could be judged: none of the {rules} rules has its metrics, such as "
             f"reward/accuracy, kl, entropy (docs/how_to/health.md); found "
             f"{', '.join(_names(training.rows)) or 'no rows'}"
         )
-    report = examine(training.rows, *settings, training.blind).report()
     if as_json:
-        print_document({"run": training.name, **report, "not_judged": sorted({*applying} - {*judging})})
+        print_document(report)
     else:
-        rules = f"{len(judging)} of {len(applying)} rules had their metrics"
-        print(f"{training.name}: {report['colour']} after {report['steps']} steps; {rules}")
+        judged = f"{rules - len(missing)} of {rules} rules had their metrics"
+        print(f"{training.name}: {report['colour']} after {report['steps']} steps; {judged}")
         for finding in report["findings"]:
             print(f"- to step {finding['last']}, {sentence(finding)}")
-        if missing := [name for name in applying if name not in judging]:
+        if missing:
             print(f"not judged, since metrics are missing or the run is too short: {', '.join(missing)}")
         for line in forecast_sentences(training.record, training.rows) if training.record else ():
             print(f"forecast {line}")

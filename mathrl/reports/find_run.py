@@ -17,7 +17,7 @@ from mathrl.core.hashing import digest_path
 from mathrl.core.metrics import complete_rows
 from mathrl.core.paths import PRESET, RECIPES, WORKTREE_NOTE
 from mathrl.core.records import METRICS, ROLLOUTS, RunRecord, maker_of, read_record, records_folder
-from mathrl.health.watch import blind_rules
+from mathrl.health.watch import blind_rules, examine, judging_rules
 from mathrl.params import Params
 from mathrl.params.load import FOLDER, S, validate_section, without_removed
 from mathrl.params.messages import did_you_mean
@@ -58,6 +58,17 @@ class TrainingMetrics:
             is_rl = "kl" in names or any(name.startswith("reward/") for name in names)
             return params.health, params.rl if is_rl else None
         return self._section("health", Health) or project_params().health, self._section("rl", Rl)
+
+    def health(self) -> tuple[dict[str, Any], int]:
+        """The document of `mathrl runs health`, and how many rules apply.
+
+        The colour is unknown where no rule has its metrics.
+        """
+        settings = self.settings()
+        judging, applying = judging_rules(self.rows, *settings, self.blind)
+        report = {"run": self.name, **examine(self.rows, *settings, self.blind).report()}
+        report |= {"not_judged": sorted({*applying} - {*judging})} | ({} if judging else {"colour": "unknown"})
+        return report, len(applying)
 
     def _section(self, name: str, kind: type[S]) -> S | None:
         """A section of its record; None if the record has no such section."""

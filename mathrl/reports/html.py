@@ -23,7 +23,6 @@ from mathrl.core.results import EvaluationSummary, results_table
 from mathrl.evaluation.compare import compare_models, leading_comparison, pairs, verdict_of
 from mathrl.evaluation.forecast import forecast_sentences
 from mathrl.evaluation.responses import read_run
-from mathrl.health.watch import examine
 from mathrl.params import Params
 from mathrl.params.load import dump_yaml
 from mathrl.params.schema import SECTIONS
@@ -131,7 +130,7 @@ def page_of(material: Material, params: Params) -> dict[str, Any]:
     """What the template shows."""
     if not material.trained and material.summary is None:
         raise UserError(f"{material.title}: no training run and no evaluation yet; run it first")
-    health = [(stage.name, examine(stage.rows, *stage.settings(), stage.blind).report()) for stage in material.trained]
+    health = [(stage.name, stage.health()[0]) for stage in material.trained]
     colour = max((report["colour"] for _, report in health), key=WORST.index, default="unknown")
     steps, edges, complete = lineage(material)
     page: dict[str, Any] = {
@@ -331,7 +330,7 @@ def _figures(summary: EvaluationSummary) -> list[str]:
 def _health(material: Material) -> list[str]:
     lines = []
     for stage in material.trained:
-        report = examine(stage.rows, *stage.settings()).report()
+        report = stage.health()[0]
         lines.append(f"- {cell(stage.name)}: {report['colour']}")
         lines += [
             f"    - {cell(finding['rule'])} ({finding['colour']}): {cell(finding['cause'])}"

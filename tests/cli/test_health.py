@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import mathrl
 from mathrl.cli.runs import health
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json
@@ -56,6 +57,7 @@ def test_the_line_counts_the_rules_that_had_something_to_judge(
 def test_metrics_of_other_names_are_not_green(tmp_path: Path, rows: list[dict[str, float]]) -> None:
     with pytest.raises(UserError, match="nothing could be judged"):
         health(folder_with(tmp_path, rows))
+    assert mathrl.health_report(tmp_path)["colour"] == "unknown"
 
 
 def test_a_record_whose_last_row_was_cut_is_judged_without_it(
