@@ -330,12 +330,13 @@ def show(title: str, plan: "MemoryPlan", processes: int, memory: float | None) -
 
 def show_servers(shape: "ModelShape", params: Params, memory: float) -> bool:
     """Print what the servers that the stage starts hold on GPUs of their own; whether it fits."""
-    from mathrl.planning.gpu_phases import check_vllm_share, longest_request, on_ranks_gpus, starts_servers, vllm_parts
+    from mathrl.planning.gpu_phases import check_vllm_share, on_ranks_gpus, starts_servers, vllm_parts
+    from mathrl.rollout.choices import stage_longest
 
     if not starts_servers(params) or on_ranks_gpus(params):
         return True
     count, parallel = params.rollout.servers.start, params.rollout.vllm.tensor_parallel
-    needed = longest_request(params)
+    needed = stage_longest(params, "rl")
     longest = params.rollout.vllm.max_model_length or needed
     parts, lacking = vllm_parts(shape, params, longest, memory)
     print(f"\nservers: {count}, each on {parallel} GPU{'s' * (parallel != 1)} of its own, for {longest:,} tokens")

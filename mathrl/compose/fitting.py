@@ -29,7 +29,7 @@ from mathrl.core.gpus import Hardware
 from mathrl.models.shapes import ModelShape
 from mathrl.params.schema import Params
 from mathrl.params.training import MathRl
-from mathrl.planning.gpu_phases import LEAST_CACHED, longest_request, vllm_parts
+from mathrl.planning.gpu_phases import LEAST_CACHED, vllm_parts
 from mathrl.planning.memory import MARGIN, RESERVE, plan_memory
 from mathrl.planning.memory_states import MemoryPlan, Stage
 from mathrl.rollout.choices import stage_longest
@@ -195,7 +195,7 @@ class _Case:
         key, kind = TRAINED[stage].microbatch, self.hardware.kind
         if key in self.written:
             return [value_at(params, key)]
-        least = max(FEWEST_TOKENS[kind], _round_up(longest_request(params)))
+        least = max(FEWEST_TOKENS[kind], _round_up(stage_longest(params, "rl")))
         sizes = [MOST_TOKENS[kind] >> n for n in range(8) if MOST_TOKENS[kind] >> n > least]
         return [least] if self.attempt.fewest else [*sizes, least]
 
@@ -244,7 +244,7 @@ class _Case:
 
     def share(self, params: Params, cached: int) -> float | None:
         """The smallest share of a GPU with which vLLM caches so many sequences of rl, and one of every other stage."""
-        length = longest_request(params)
+        length = stage_longest(params, "rl")
         longest = max(stage_longest(params, stage) for stage in ("difficulty", "rl", "evaluate"))
         parts, _ = vllm_parts(self.shape, params, length, float(self.hardware.memory))
         beside = sum(parts.values()) - parts["vLLM: cache"]

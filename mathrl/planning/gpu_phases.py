@@ -1,8 +1,6 @@
 """What a GPU holds in each phase of RL: the update, start, rollouts, weight sync, scoring, export.
 
 vLLM takes its share of the memory when it opens, and frees most of it when it sleeps, so the phases differ by much.
-
-Memory of sampling: the torch engine's cache and logits, or vLLM's parts.
 """
 
 from mathrl.core.gpus import Hardware
@@ -131,8 +129,8 @@ def _in_transit(shape: ModelShape, params: Params) -> float:
 
 
 def _before_first_step(plan: MemoryPlan, params: Params) -> Parts:
-    late = "optimizer states" if params.training.backend != "deepspeed" else None
-    return {name: size for name, size in plan.standing.items() if late is None or not name.endswith(late)}
+    states_exist = params.training.backend == "deepspeed"
+    return {name: size for name, size in plan.standing.items() if states_exist or not name.endswith("optimizer states")}
 
 
 def gpu_update(
@@ -269,16 +267,11 @@ def transfer_buffers(params: Params, whole: float, largest: float) -> Parts:
     return {"weights packed for NCCL": 3 * min(buffer + largest, whole)}
 
 
-def longest_request(params: Params) -> int:
-    """Tokens of the longest prompt with its response that RL asks for."""
-    return stage_longest(params, "rl")
-
-
 def check_vllm_share(shape: ModelShape, params: Params, gpu_memory: float) -> None:
     """Raises UserError: vLLM would refuse to start for RL on GPUs of this memory."""
     params = with_engine(params, "cuda")
     if params.rollout.engine == "vllm" or starts_servers(params):
-        check_budget(*_vllm_budget(shape, params, longest_request(params), gpu_memory))
+        check_budget(*_vllm_budget(shape, params, stage_longest(params, "rl"), gpu_memory))
 
 
 def _vllm_budget(

@@ -318,17 +318,11 @@ def _with_params(recipe: Recipe, folder: Path, checkout: Path) -> Recipe:
 
 def _ancestors(recipe: Recipe, step: str) -> Recipe:
     """The recipe with the step and those that it needs alone."""
-    needed: set[str] = set()
-
-    def visit(name: str) -> None:
-        if name in needed:
-            return
-        needed.add(name)
-        for _, other, _ in references(recipe.steps[name]):
-            visit(other)
-        if recipe.curated:
-            needed.add(recipe.curated)
-
-    visit(step)
+    needed, left = {recipe.curated}, [step]
+    while left:
+        name = left.pop()
+        if name not in needed:
+            needed.add(name)
+            left += [other for _, other, _ in references(recipe.steps[name])]
     steps = {name: kept_step for name, kept_step in recipe.steps.items() if name in needed}
     return recipe.model_copy(update={"steps": steps, "claim": None})

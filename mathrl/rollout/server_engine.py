@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -32,8 +32,6 @@ from mathrl.servers.server_pool import ServerPool
 
 if TYPE_CHECKING:
     from mathrl.servers.weight_transfer import Sender, SyncedWeights
-
-from typing import Literal, Protocol
 
 TRANSFERRED = "transferred"  # folder of weights that went by a transfer, for servers that were lost
 MOST_TRIES = 10  # of a prompt: one on which every server breaks would go round for ever
@@ -156,8 +154,9 @@ class ServerEngine:
         previous, self.sent = self._folder() / str(self.sent), self.sent + 1
         folder = self._folder() / str(self.sent)
         try:
-            sent = self._write_adapter(folder) if self._sends_adapter() else None
-            if sent is None:
+            if self._sends_adapter():
+                sent = self._write_adapter(folder)
+            else:
                 digest = write_buckets(weights, folder, self.dtype, self.rollout.servers.bucket_mb)
                 sent = SentWeights(str(folder), digest)
         except (OSError, SafetensorError) as error:

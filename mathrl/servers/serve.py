@@ -55,8 +55,6 @@ def serve_command(
         UserError: vLLM is not installed, the folder is no model, or `rollout.servers.weights` needs a GPU.
     """
     check_vllm()
-    import torch  # whether there is a GPU
-
     hardware = hardware_of("cuda" if torch.cuda.is_available() else "cpu")
     arguments = server_arguments(str(local_folder(folder)), model, rollout, hardware, lora)
     command = [

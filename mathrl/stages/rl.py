@@ -82,7 +82,6 @@ def work(
     }
     engine = ENGINES[rl.engine.type]
     engine.check(others)
-    train = engine.train
     # torch: not before the inputs have been checked.
     from mathrl.models.load import load_tokenizer
     from mathrl.trainers.training_run import RlInputs
@@ -91,12 +90,13 @@ def work(
     for asked in (problems, *benchmarks.values()):
         run.check_lengths(asked, lambda: load_tokenizer(start, params.model), few_shot)
     folder = run.record.folder
-    trained = train(
+    trained = engine.train(
         RlInputs(params, training, start, problems, held_out, few_shot, others, run.record_resolved, folder, benchmarks)
     )
     result = trained.result
-    measured = result.dev_accuracy is not None
-    accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.dev.temperature})" if measured else "not measured"
+    accuracy = "not measured"
+    if result.dev_accuracy is not None:
+        accuracy = f"{result.dev_accuracy:.3f} (temperature {rl.dev.temperature})"
     card = (
         f"# RL model of mathrl\n\nTrained from {start} on {len(problems):,} problems: "
         f"{result.steps} steps of {rl.prompts_per_step} prompts x {rl.group_size} responses, "
@@ -104,9 +104,9 @@ def work(
     )
     write_model(trained.network, trained.tokenizer, model, card)
     title = "Reinforcement learning with verifiable rewards"
-    kept = finish_rollouts(run, rl)
-    files = [file for file in (kept, run.record.events if rl.asynchronous is not None else None) if file is not None]
-    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health, files)
+    files = [finish_rollouts(run, rl), run.record.events if rl.asynchronous is not None else None]
+    kept = [file for file in files if file is not None]
+    write_report(run, report, title, PANELS, {"mixture": data}, summary_of(result), health, kept)
 
 
 def _limit_problems(params: Params, benchmark: EvalBenchmark) -> Params:

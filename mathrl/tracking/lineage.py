@@ -187,15 +187,8 @@ def way_back(client: Any, text: str) -> Back:
             edges.append((maker.info.run_id, path, step.run))
             queue.append((maker, depth + 1))
     tags = dict(version.tags)
-    return Back(
-        version.name,
-        str(version.version),
-        tags.get("mathrl.digest", ""),
-        tags,
-        list(steps.values()),
-        edges,
-        unexplained,
-    )
+    digest = tags.get("mathrl.digest", "")
+    return Back(version.name, str(version.version), digest, tags, list(steps.values()), edges, unexplained)
 
 
 def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
@@ -208,23 +201,16 @@ def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
         UserError: no run read or made bytes of this digest.
     """
     runs = [_step(run) for run in search_runs(client)]
-    start = {
-        (path, value)
-        for run in runs
-        for path, value in [*run.inputs.items(), *run.sources.items(), *run.outputs.items()]
-        if value == digest
-    }
-    if not start:
-        raise UserError(f"{digest}: no run in MLflow read or made it; give a file's path or its whole digest")
+    new: set[tuple[str, str]] = set()
     for run in runs:
-        folders = [path for path, value in run.outputs.items() if value == digest]
-        start |= {
-            (path, value)
-            for path, value in run.outputs.items()
-            if any(path.startswith(f"{folder}/") for folder in folders)
-        }
+        files = [*run.inputs.items(), *run.sources.items(), *run.outputs.items()]
+        folders = tuple(f"{path}/" for path, value in run.outputs.items() if value == digest)
+        new |= {(path, value) for path, value in files if value == digest}
+        new |= {(path, value) for path, value in run.outputs.items() if path.startswith(folders)}
+    if not new:
+        raise UserError(f"{digest}: no run in MLflow read or made it; give a file's path or its whole digest")
     steps: dict[str, Step] = {}
-    reached_files, new, depth = set(start), set(start), 0
+    reached_files, depth = set(new), 0
     while new:
         depth += 1
         readers = [run for run in runs if run.run not in steps and new & {*run.inputs.items(), *run.sources.items()}]
@@ -232,16 +218,11 @@ def way_forward(client: Any, digest: str) -> tuple[list[Step], list[Reached]]:
         new = {made for run in readers for made in run.outputs.items()} - reached_files
         reached_files |= new
     digests = {value for _, value in reached_files}
-    reached = [
-        Reached(
-            version.name,
-            str(version.version),
-            version.tags.get("mathrl.digest", ""),
-            version.tags.get("mathrl.digest", "") in digests,
-        )
-        for version in client.search_model_versions()
-        if version.run_id in steps or version.tags.get("mathrl.digest", "") in digests
-    ]
+    reached = []
+    for version in client.search_model_versions():
+        own = version.tags.get("mathrl.digest", "")
+        if version.run_id in steps or own in digests:
+            reached.append(Reached(version.name, str(version.version), own, own in digests))
     return list(steps.values()), sorted(reached, key=lambda version: (version.name, int(version.version)))
 
 
@@ -272,20 +253,19 @@ def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
 
 def _step(run: Any) -> Step:
     tags = run.data.tags
-
     read, outputs = links(tags, "input"), links(tags, "output")
     inputs = {path: digest for path, digest in read.items() if not path.startswith(GIVEN)}
     made = {*inputs.values(), *outputs.values()}  # a stage may name its own splits as datasets
     named = {entry.dataset.name: entry.dataset.digest for entry in run.inputs.dataset_inputs}
     return Step(
-        run.info.run_id,
-        tags.get("dvc.stage", ""),
-        tags.get("mlflow.source.git.commit", ""),
-        tags.get("git.dirty") == "true",
-        {unescape(key): text for key, text in run.data.params.items()},
-        inputs,
-        outputs,
-        {name: digest for name, digest in (named | read).items() if digest not in made and name not in inputs},
-        tags.get("mathrl.workspace", ""),
+        run=run.info.run_id,
+        stage=tags.get("dvc.stage", ""),
+        commit=tags.get("mlflow.source.git.commit", ""),
+        dirty=tags.get("git.dirty") == "true",
+        params={unescape(key): text for key, text in run.data.params.items()},
+        inputs=inputs,
+        outputs=outputs,
+        sources={name: digest for name, digest in (named | read).items() if digest not in made and name not in inputs},
+        workspace=tags.get("mathrl.workspace", ""),
         code=tags_under(tags, CODE),
     )

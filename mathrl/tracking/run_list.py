@@ -14,7 +14,6 @@ from typing import Any
 from mathrl.core.markdown import cell
 from mathrl.core.mirroring import TRAINING
 from mathrl.core.records import IMPORTED, MAIN, RunRecord, all_records, change_words
-from mathrl.params.load import dump_yaml
 from mathrl.tracking.batches import MlflowBatches, Point, tags_under
 from mathrl.tracking.client import search_runs
 
@@ -51,14 +50,6 @@ def _value(sections: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def log_parent_params(
-    client: Any, batches: MlflowBatches, run_id: str, record: RunRecord, flat: Mapping[str, str]
-) -> None:
-    """`flat` are the parameters that become MLflow's; all of them are a file."""
-    batches.params(run_id, flat)
-    client.log_text(run_id, dump_yaml(record.pipeline_params), "params.yaml")
-
-
 def refresh_parent(client: Any, batches: MlflowBatches, parent: str) -> None:
     """Bring the parent's figures, health and note up to date with its last LINKED stages, made now or found."""
     run = client.get_run(parent)
@@ -81,11 +72,9 @@ def _interval(figures: Mapping[str, float], model: str) -> tuple[float, float]:
 
 def headline(stages: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a list's columns, from the stages' runs."""
-    figures: dict[str, float] = {}
-    evaluations = [run.data.metrics for name, run in stages.items() if name == "evaluate"]
-    for final in evaluations:
-        names = [f"{model}/pass_at_1{end}" for model in MODELS for end in ("", "_low", "_high")]
-        figures |= {name: final[f"{FINAL}{name}"] for name in names if f"{FINAL}{name}" in final}
+    final = stages["evaluate"].data.metrics if "evaluate" in stages else {}
+    names = [f"{model}/pass_at_1{end}" for model in MODELS for end in ("", "_low", "_high")]
+    figures: dict[str, float] = {name: final[f"{FINAL}{name}"] for name in names if f"{FINAL}{name}" in final}
     figures |= _largest(BEST, stages.values()) | _largest("sampled_tokens", stages.values())
     ended = [run.info.end_time - run.info.start_time for run in stages.values() if run.info.end_time]
     return figures | {"minutes": round(sum(ended) / 60_000, 2)}

@@ -27,9 +27,10 @@ from mathrl.core.paths import home, rollouts_page
 from mathrl.core.records import MirrorState, RunRecord, TrackerState, read_record, record_name, records_folder
 from mathrl.core.results import training_sentence, training_table
 from mathrl.evaluation.forecast import forecast_of
+from mathrl.params.load import dump_yaml
 from mathrl.tracking.batches import CODE, MlflowBatches, Point, escape, link, links, mlflow_tags, queries
 from mathrl.tracking.client import NOTE, experiment, experiments, keep_views, log_model, model_paths
-from mathrl.tracking.run_list import BEST, log_parent_params, parent_params, refresh_parent
+from mathrl.tracking.run_list import BEST, parent_params, refresh_parent
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 DEV = "dev/accuracy"
@@ -238,8 +239,8 @@ class Upload:
         tags = mlflow_tags({f"mathrl.{role}": key, "mathrl.role": role, **origin})
         start = _milliseconds(record.started)
         run = self.client.create_run(experiment_id, run_name=name, start_time=start, tags=tags)
-        flat = flatten(parent_params(record))
-        log_parent_params(self.client, self.batches, run.info.run_id, record, flat)
+        self.batches.params(run.info.run_id, flatten(parent_params(record)))
+        self.client.log_text(run.info.run_id, dump_yaml(record.pipeline_params), "params.yaml")
         return str(run.info.run_id)
 
     def _link_makers(self, parent: str, inputs: Mapping[str, str], reader: str) -> None:
