@@ -21,14 +21,15 @@ NUMBER = re.compile(rf"(?<![A-Za-z\d_^])(?<![\^_]\{{)(?<![\d.,]\d)[-−+]?\s?[$�
 
 # Mathematics in running text: values, joined by operators. Single letters count beside an operator alone.
 _VALUE = rf"[-−+±]?\s?[$€£¥]?{_PLAIN}"
-_ARGUMENT = r"\s?(?:\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,60}\}|\d)"
+_BRACED = r"\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,60}\}"
+_ARGUMENT = rf"\s?(?:{_BRACED}|\d)"
 _COMMAND = rf"\\(?:(?:[dtc]?frac|[dt]?binom){_ARGUMENT}{_ARGUMENT}|sqrt(?:\[\w\])?{_ARGUMENT})"
-_FUNCTION = r"\\?(?:sqrt|log|ln|exp|(?:arc)?(?:sin|cos|tan))(?![A-Za-z])\s?|[√∛]"
+_FUNCTION = r"\\?(?:sqrt|log|ln|exp|(?:arc)?(?:sin|cos|tan))(?:_\w|_\{\w+\})?(?![A-Za-z])\s?|[√∛]"
 _LETTER = r"(?<![A-Za-z\\])[-−±]?[A-Za-zα-ωπ∞](?![A-Za-z'’])|\\(?:pi|infty)(?![A-Za-z])"
 _BRACKET = r"(?<![A-Za-z])[-−]?(?:\([^()\n]{1,60}\)|\|[^|\n]{1,60}\|)"
 _BEHIND = (
-    rf"(?:{_COMMAND}|\\pi(?![A-Za-z])|!|"
-    r"\^\{[^{}\n]{1,40}\}|\^[-−]?\w+|_\w+|[²³⁰¹⁴-⁹]+|[πi√](?![A-Za-z])(?:\d+|\([^()\n]{1,60}\))?|\s?\\?%|°|"
+    rf"(?:\s?{_COMMAND}|\\pi(?![A-Za-z])|!|\^{_BRACED}|"
+    r"\^[-−]?\w+|_\w+|[²³⁰¹⁴-⁹]+|[πi√](?![A-Za-z])(?:\d+|\([^()\n]{1,60}\))?|\s?\\?%|°|"
     r"[a-zA-Z](?![a-zA-Z])|\([^()\n]{1,60}\))*"
 )
 _ATOM = rf"(?:[-−±]?(?:{_FUNCTION}))?(?:[-−+±]?\s?{_COMMAND}|{_VALUE}|{_LETTER}|{_BRACKET}){_BEHIND}"
@@ -39,10 +40,11 @@ _OPERATOR = (
 _RUN = re.compile(rf"{_ATOM}(?:{_OPERATOR}{_ATOM})*(?:(?<=\d)\))?")
 
 _TIMES = re.compile(r"(?<=\d)\sx\s(?=\d)")
+_COMMAND_OR_BRACE = re.compile(rf"({_COMMAND})|(?<!\\)([{{}}])")  # a set's brace becomes \{
 _COMMAND_NAME = re.compile(r"\\(?:[dtc]?frac|pi)|\\?sqrt")
 
 # Tuples, intervals and sets, joined or not.
-_END = rf"(?:{_VALUE}(?:π|\\pi)?(?:/\d+)?|[-−+]?(?:π|\\pi|\\?infty|∞|inf)(?:/\d+)?)"
+_END = rf"(?:[-−+]?{_COMMAND}|{_VALUE}(?:π|\\pi)?(?:/\d+)?|[-−+]?(?:π|\\pi|\\?infty|∞|inf)(?:/\d+)?)"
 _OPEN, _CLOSE = (rf"(?:\\left|\\right)?\\?[{brackets}]" for brackets in (r"(\[\]{", r")\]\[}"))
 _GROUP = rf"{_OPEN}\s*{_END}(?:\s*(?:;|,(?!\d{{3}}(?!\d)))\s*{_END})+\s*{_CLOSE}"
 _GROUPS = re.compile(rf"{_GROUP}(?:\s*(?:∪|\\cup|[Uu]nion|U|∩|\\cap|and|or|,)\s*{_GROUP})*")
@@ -98,7 +100,7 @@ def value_of(text: str, number: re.Match[str]) -> str | None:
         return f"{ratio[1]}:{ratio[2]}"
     group = next((each for each in _GROUPS.finditer(sentence) if each.start() < at[1] <= each.end()), None)
     if group is not None:
-        return re.sub(r"(?<!\\)([{}])", r"\\\1", group[0])
+        return _COMMAND_OR_BRACE.sub(lambda part: part[1] or f"\\{part[2]}", group[0])
     runs = list(takewhile(lambda run: run.start() < at[1], _RUN.finditer(sentence)))
     if runs and runs[-1].start() <= at[0] and runs[-1].end() >= at[1]:
         claimed = _last_side(runs[-1][0])
