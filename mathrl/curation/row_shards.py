@@ -7,7 +7,7 @@ written last, so a shard that has it is complete: a run that was killed goes on 
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
@@ -58,16 +58,16 @@ class Summary:
     """What a shard's rows became. `rejected` has the number of good rows before each bad row."""
 
     stem: Path
-    left_out: int = 0
-    cut_turns: int = 0
-    rejected: list[tuple[int, Rejected]] = field(default_factory=list)
+    left_out: int
+    cut_turns: int
+    rejected: list[tuple[int, Rejected]]
 
 
 def write_shard(digesting: Digesting, task: ShardTask) -> Summary:
     """Write the shard, unless it is complete, and say what became of its rows."""
     if is_complete(task.stem):
         return _summary(task.stem)
-    summary, places, problems = Summary(task.stem), [], []
+    rejected, places, problems = list[tuple[int, Rejected]](), [], []
     left_out = cut_turns = 0
     for item in task.items:
         made = task.reader.problem(item) if isinstance(item, Row) and task.reader else item
@@ -76,7 +76,7 @@ def write_shard(digesting: Digesting, task: ShardTask) -> Summary:
             places.append((item.where, item.shown) if isinstance(item, Row) else ("", ""))
             cut_turns += made.control.cut_turns
         elif isinstance(made, Rejected):
-            summary.rejected.append((len(problems), made))
+            rejected.append((len(problems), made))
         else:
             left_out += 1
     lines = [encode(problem) for problem in problems]
@@ -85,7 +85,7 @@ def write_shard(digesting: Digesting, task: ShardTask) -> Summary:
     account = {
         "left_out": left_out,
         "cut_turns": cut_turns,
-        "rejected": [[at, bad.where, bad.shown, bad.source, bad.reason] for at, bad in summary.rejected],
+        "rejected": [[at, bad.where, bad.shown, bad.source, bad.reason] for at, bad in rejected],
     }
     table = pa.table(_columns(problems, lines, places, digesting)).replace_schema_metadata({"": json.dumps(account)})
     with (
@@ -94,7 +94,7 @@ def write_shard(digesting: Digesting, task: ShardTask) -> Summary:
         pa.ipc.new_file(sink, table.schema) as writer,
     ):
         writer.write_table(table)
-    return Summary(task.stem, left_out, cut_turns, summary.rejected)
+    return Summary(task.stem, left_out, cut_turns, rejected)
 
 
 def is_complete(stem: Path) -> bool:

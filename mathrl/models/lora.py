@@ -85,7 +85,7 @@ def lora_of(network: Any) -> Adapters:
 
 def keeps_adapter(network: Any) -> bool:
     """Whether an export of the model includes its adapter."""
-    return has_lora(network) and bool(network.__dict__["_lora"][0].keep_adapter)
+    return has_lora(network) and lora_of(network).keep_adapter
 
 
 @contextmanager
