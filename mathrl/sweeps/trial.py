@@ -1,6 +1,5 @@
 """One trial and its record: an RL run per seed, its dev curve read while it trains, ended early by the pruner."""
 
-import json
 import math
 import os
 import shutil
@@ -22,13 +21,17 @@ from mathrl.core.errors import RESUMABLE, UserError
 from mathrl.core.files import write_json
 from mathrl.core.guard import end_group, process_start, signal_group
 from mathrl.core.hashing import digest_path
-from mathrl.core.metrics import JsonlSink
+from mathrl.core.metrics import JsonlSink, complete_rows
 from mathrl.core.paths import code_version, home, state_root
 from mathrl.core.records import METRICS, RunRecord, Status, newest_record, records_folder
 from mathrl.params.schema import STAGES
 from mathrl.sweeps.space import overrides, trial_params, values_of
 from mathrl.sweeps.study import ClaimedTrial, OpenStudy, TrialLost, locked_file, while_holding
 from mathrl.sweeps.trainer import start_run
+
+POLL_SECONDS, CHECK_SECONDS = 0.5, 15.0
+ATTEMPTS = 3
+Curve = list[tuple[int, float]]
 
 
 class TrialRecord:
@@ -73,11 +76,6 @@ class TrialRecord:
     def end(self, status: Status, outcome: str, **more: Any) -> None:
         """`outcome` says in words how the trial ended; `more` are other fields of its record."""
         self.record.update(status=status, outcome=outcome, ended=time.time(), **more)
-
-
-POLL_SECONDS, CHECK_SECONDS = 0.5, 15.0
-ATTEMPTS = 3
-Curve = list[tuple[int, float]]
 
 
 class Interrupted(Exception):
@@ -216,19 +214,8 @@ def score(curve: Curve, evaluations: int) -> float:
 
 def dev_curve(file: Path) -> Curve:
     """[(step, dev accuracy)] of a metrics.jsonl that may be growing."""
-    curve: Curve = []
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return curve
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            break  # incomplete yet
-        if math.isfinite(row.get("dev/accuracy", math.nan)):
-            curve.append((int(row["step"]), float(row["dev/accuracy"])))
-    return curve
+    rows = complete_rows(file)
+    return [(row["step"], row["dev/accuracy"]) for row in rows if math.isfinite(row.get("dev/accuracy", math.nan))]
 
 
 def execute(
