@@ -48,7 +48,10 @@ class Tracker(Protocol):
         """Keep what was sent, and show it."""
 
     def close(self, status: str, summary: Mapping[str, Any]) -> None:
-        """End the session; `running` where the run goes on without it."""
+        """End the session; `running` where the run goes on without it.
+
+        A TimeoutError says that the upload goes on; after any other error the session is lost.
+        """
 
 
 # Their packages are imported by `Tracker.open`, which takes a second.
@@ -140,7 +143,13 @@ class Feed:
 
     def _end(self, summary: Mapping[str, Any]) -> None:
         assert self.tracker is not None and self.ending is not None
-        self.tracker.close(self.ending[1], summary)
+        try:
+            self.tracker.close(self.ending[1], summary)
+        except TimeoutError:
+            raise
+        except Exception:  # a tracker's own errors, of any kind
+            self.tracker = self.ending = None
+            raise
         self.state.complete, self.state.status = self.ending
         self.state.write()
         self.tracker = self.ending = None

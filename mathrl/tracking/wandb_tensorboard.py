@@ -38,6 +38,7 @@ class WandbTracker:
 
     def __init__(self, state: TrackerState) -> None:
         self.end: threading.Thread | None = None
+        self.failure: Exception | None = None  # of the session's end
         self.state, self.last, self.at = state, -1, state.at  # of the last row
 
     def open(self, record: RunRecord) -> int | None:
@@ -103,11 +104,19 @@ class WandbTracker:
         if self.end is None:
             self.run.summary.update(dict(summary))
             exit_code = 0 if status in ("finished", "running") else 1
-            self.end = threading.Thread(target=self.run.finish, args=(exit_code,), daemon=True)
+            self.end = threading.Thread(target=self._finish, args=(exit_code,), daemon=True)
             self.end.start()
         self.end.join(UPLOAD_SECONDS)
         if self.end.is_alive():
-            raise ConnectionError(f"not everything was uploaded in {UPLOAD_SECONDS:.0f} seconds")
+            raise TimeoutError(f"not everything was uploaded in {UPLOAD_SECONDS:.0f} seconds")
+        if self.failure is not None:
+            raise self.failure
+
+    def _finish(self, exit_code: int) -> None:
+        try:
+            self.run.finish(exit_code)
+        except Exception as error:  # of W&B, of any kind
+            self.failure = error
 
 
 def _import(name: str, purpose: str) -> Any:

@@ -126,6 +126,14 @@ from tests.tracking.test_mirror import Unwatched
 module._system_monitor = lambda run_id: Unwatched()
 wandb_tensorboard.ANSWER_SECONDS, wandb_tensorboard.UPLOAD_SECONDS = float(sys.argv[2]), 300.0
 mirror = module.Mirror()
+if sys.argv[1] == "loses W&B":
+    from wandb.sdk.wandb_run import Run
+    finish = Run.finish
+    def lose(run, exit_code):
+        for process in psutil.Process().children(recursive=True):
+            process.kill()
+        finish(run, exit_code)
+    Run.finish = lose
 for _ in range(3):
     complete = mirror.sweep()
 if sys.argv[1] == "is killed":
@@ -186,6 +194,17 @@ def test_a_server_that_does_not_answer_is_reported_once_and_gets_all_later(
     monkeypatch.setenv("WANDB_BASE_URL", server.address)
     assert mirror("ends").stdout == "1\n" and server.steps() == [1, 2, 3]
     assert_nowhere(tmp_path, away.stderr)
+
+
+def test_a_session_whose_end_fails_is_reported_and_gets_all_later(record: Path, server: Server, mirror: Mirror) -> None:
+    log(record, curve(range(1, 4)))
+    say(record, "finished", 1.0)
+    lost = mirror("loses W&B")
+    assert lost.stdout == "0\n" and TrackerState.read(record, "wandb").complete is None
+    assert "tracking: W&B " in lost.stderr and "`mathrl runs sync` sends the rest later" in lost.stderr
+    assert "Exception in thread" not in lost.stderr
+    assert mirror("ends").stdout == "1\n" and server.steps() == [1, 2, 3]
+    assert TrackerState.read(record, "wandb").complete == 1.0
 
 
 def test_without_a_login_it_says_what_to_do(
