@@ -9,7 +9,7 @@ import typer
 from mathrl.cli.output import AsJson, print_document, print_result
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_numbered_jsonl, write_jsonl
-from mathrl.grading import grade_batch
+from mathrl.grading import grade_batch, instruction_fault, read_instructions
 
 # In the order in which they are tried; the answers' names are those that `mathrl inspect` knows.
 RESPONSES = ("response", "completion", "output", "generation", "model_output", "prediction", "text")
@@ -138,6 +138,9 @@ def _truth(file: Path, number: int, row: dict[str, Any], key: str) -> str | list
     accepted = truth if isinstance(truth, list) else [truth]
     if truth in ("", []) or any(answer is None or isinstance(answer, bool | dict) for answer in accepted):
         raise UserError(f"{file}, line {number}, field {key}: expected an answer or a list of them, found {truth!r}")
+    for instruction in (rule for answer in accepted for rule in read_instructions(str(answer)) or ()):
+        if fault := instruction_fault(instruction):
+            raise UserError(f"{file}, line {number}, field {key}: {fault}")
     return [str(answer) for answer in truth] if isinstance(truth, list) else _answer_after_mark(str(truth))
 
 

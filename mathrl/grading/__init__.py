@@ -10,7 +10,7 @@ from mathrl.grading.countdown import NotAnExpression, countdown_correct, evaluat
 from mathrl.grading.engine import SymbolicEngine
 from mathrl.grading.extract import ExtractionMode, extract
 from mathrl.grading.grade import Verdict, equal_answers, equal_classes, grade, grade_batch, warm_up
-from mathrl.grading.instructions import CHECKS
+from mathrl.grading.instructions import CHECKS, instruction_fault, read_instructions
 from mathrl.grading.words import leading_option, option, option_set
 
 __all__ = [
@@ -27,9 +27,11 @@ __all__ = [
     "extract",
     "grade",
     "grade_batch",
+    "instruction_fault",
     "leading_option",
     "option",
     "option_set",
+    "read_instructions",
     "read_truth",
     "reading",
     "warm_up",

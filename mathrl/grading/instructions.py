@@ -21,21 +21,32 @@ _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 
 def instructions_followed(response: str, instructions: list[dict[str, Any]]) -> tuple[bool, str]:
-    """Whether the response follows every instruction, and the first that it does not.
-
-    Raises:
-        ValueError: an instruction that is not known.
+    """Whether the response follows every instruction, and the first that it does not or that cannot be checked.
 
     >>> instructions_followed("yes, no", [{"id": "punctuation:no_comma"}])
     (False, 'not followed: punctuation:no_comma')
     """
     for instruction in instructions:
-        check = CHECKS.get(str(instruction.get("id")))
-        if check is None:
-            raise ValueError(f"no check of the instruction {instruction.get('id')!r}; known: {', '.join(CHECKS)}")
-        if not response.strip() or not check(response, instruction):
+        if fault := instruction_fault(instruction):
+            return False, fault
+        if not response.strip() or not CHECKS[instruction["id"]](response, instruction):
             return False, f"not followed: {instruction['id']}"
     return True, ""
+
+
+def instruction_fault(instruction: Any) -> str:
+    """Why an instruction cannot be checked; empty if it can.
+
+    >>> instruction_fault({"id": "keywords:existence", "keywords": "sun"})
+    "keywords:existence: 'keywords' is 'sun', expected a list of texts"
+    """
+    name = instruction.get("id") if isinstance(instruction, dict) else instruction
+    if not (isinstance(instruction, dict) and isinstance(name, str) and name in CHECKS):
+        return f"no check of the instruction {name!r}; known: {', '.join(CHECKS)}"
+    for argument, (expected, fits) in ARGUMENTS.get(name, {}).items():
+        if not fits(instruction.get(argument)):
+            return f"{name}: {argument!r} is {instruction.get(argument)!r}, expected {expected}"
+    return ""
 
 
 def read_instructions(truth: str) -> list[dict[str, Any]] | None:
@@ -174,4 +185,36 @@ CHECKS: dict[str, Check] = {
     "change_case:english_capital": lambda text, rule: text.isupper() and _language(text.lower(), {"language": "en"}),
     "change_case:english_lowercase": lambda text, rule: text.islower() and _language(text, {"language": "en"}),
     "punctuation:no_comma": lambda text, rule: "," not in text,
+}
+
+_TEXT = ("a text", lambda value: isinstance(value, str) and value != "")
+_TEXTS = ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value))
+_COUNT = (
+    "a whole number",
+    lambda value: str(value).isdecimal() or (isinstance(value, float) and value >= 0 and value.is_integer()),
+)
+_RELATION = ('"less than" or "at least"', lambda value: value in ("less than", "at least"))
+# What each check needs; the others need nothing.
+ARGUMENTS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "keywords:existence": {"keywords": _TEXTS},
+    "keywords:frequency": {"keyword": _TEXT, "frequency": _COUNT, "relation": _RELATION},
+    "keywords:forbidden_words": {"forbidden_words": _TEXTS},
+    "keywords:letter_frequency": {"letter": _TEXT, "let_frequency": _COUNT, "let_relation": _RELATION},
+    "language:response_language": {"language": _TEXT},
+    "length_constraints:number_sentences": {"num_sentences": _COUNT, "relation": _RELATION},
+    "length_constraints:number_paragraphs": {"num_paragraphs": _COUNT},
+    "length_constraints:number_words": {"num_words": _COUNT, "relation": _RELATION},
+    "length_constraints:nth_paragraph_first_word": {
+        "num_paragraphs": _COUNT,
+        "nth_paragraph": _COUNT,
+        "first_word": _TEXT,
+    },
+    "detectable_content:number_placeholders": {"num_placeholders": _COUNT},
+    "detectable_content:postscript": {"postscript_marker": _TEXT},
+    "detectable_format:number_bullet_lists": {"num_bullets": _COUNT},
+    "detectable_format:number_highlighted_sections": {"num_highlights": _COUNT},
+    "detectable_format:multiple_sections": {"section_spliter": _TEXT, "num_sections": _COUNT},
+    "combination:repeat_prompt": {"prompt_to_repeat": _TEXT},
+    "startend:end_checker": {"end_phrase": _TEXT},
+    "change_case:capital_word_frequency": {"capital_frequency": _COUNT, "capital_relation": _RELATION},
 }

@@ -11,7 +11,7 @@ from typing import Any
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import NO_CONTROL, Control, Problem
 from mathrl.generators.countdown import problem_parts
-from mathrl.grading import CHECKS, leading_option, option, option_set
+from mathrl.grading import instruction_fault, leading_option, option, option_set
 from mathrl.reading.row_values import (
     BadRow,
     accepted_answers,
@@ -263,12 +263,12 @@ def _instructions(row: Mapping[str, Any], shape: RowShape, seed: int, name: str)
     arguments = [from_json(given) or {} for given in arguments]
     if not all(isinstance(given, dict) for given in arguments):
         raise BadRow(f"field 'kwargs': expected an object for each instruction, found {_show_field(row, 'kwargs')}")
-    if unknown := [name for name in names if name not in CHECKS]:
-        raise BadRow(f"field 'instruction_id_list': no check of {', '.join(map(repr, unknown))}")
     rules = [
-        {"id": name, **{key: value for key, value in given.items() if value is not None}}
+        {**{key: value for key, value in given.items() if value is not None}, "id": name}
         for name, given in zip(names, arguments, strict=True)
     ]
+    if faults := list(filter(None, map(instruction_fault, rules))):
+        raise BadRow(f"fields 'instruction_id_list' and 'kwargs': {faults[0]}")
     return {
         "question": _text(row, "prompt"),
         "answers": [json.dumps({"instructions": rules}, ensure_ascii=False)],

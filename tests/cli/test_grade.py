@@ -59,6 +59,10 @@ def test_rows_keep_their_fields_and_gain_verdicts(tmp_path: Path) -> None:
             [{"text": "5", "gold": ["5", None]}],
             "line 1, field gold: expected an answer or a list of them, found ['5', None]",
         ),
+        (
+            [{"text": "5", "gold": '{"instructions": [{"id": "keywords:existence"}]}'}],
+            "line 1, field gold: keywords:existence: 'keywords' is None, expected a list of texts",
+        ),
         ([{"text": "5", "gold": [{"value": 5}]}], "line 1, field gold: expected an answer or a list of them"),
         ('{"text": "1", "gold": "1"}\n{"text"\n', "line 2: not JSON"),
         ("", "it has no rows"),

@@ -1,6 +1,7 @@
 """Instructions that a program can check: for each a response that follows it and one that does not."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -77,7 +78,39 @@ def test_a_row_of_ifeval_is_graded_by_all_of_its_instructions_and_after_the_thin
     ]
     assert [verdict.correct for verdict in verdicts] == [True, True, False, False]
     assert verdicts[2].reason == "not followed: punctuation:no_comma"
-    with pytest.raises(BadRow, match="no check of 'x:y'"):
+    with pytest.raises(BadRow, match="no check of the instruction 'x:y'"):
         to_problem(
             {**row, "instruction_id_list": ["x:y", names[0]]}, shape, name="f:1", source="s", split="test", seed=0
         )
+
+
+FAULTS: list[tuple[Any, Any, str]] = [
+    (["a"], {}, "no check of the instruction \\['a'\\]; known: keywords:existence"),
+    ("keywords:existence", {}, "keywords:existence: 'keywords' is None, expected a list of texts"),
+    ("keywords:existence", {"keywords": "sun"}, "'keywords' is 'sun', expected a list of texts"),
+    ("keywords:existence", {"keywords": [1]}, "'keywords' is \\[1\\], expected a list of texts"),
+    ("length_constraints:number_words", {"num_words": "many", "relation": "at least"}, "expected a whole number"),
+    ("length_constraints:number_words", {"num_words": 3, "relation": "more"}, 'expected "less than" or "at least"'),
+    ("startend:end_checker", {"end_phrase": ["The end."]}, "expected a text"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "fault"), FAULTS)
+def test_an_instruction_that_cannot_be_checked_is_named(name: Any, arguments: dict[str, Any], fault: str) -> None:
+    row = {"prompt": "Write.", "instruction_id_list": ["punctuation:no_comma", name], "kwargs": [{}, arguments]}
+    shape = REGISTRY["ifeval"].shapes[0]
+    with pytest.raises(BadRow, match=f"^fields 'instruction_id_list' and 'kwargs': .*{fault}"):
+        to_problem(row, shape, name="f:1", source="ifeval", split="test", seed=0)
+    verdict = grade("the sun", json.dumps({"instructions": [{**arguments, "id": name}]}))
+    assert not verdict.correct and re.search(fault, verdict.reason)
+
+
+def test_an_instruction_that_is_no_object_is_named() -> None:
+    assert grade("the sun", '{"instructions": [1]}').reason.startswith("no check of the instruction 1;")
+
+
+def test_whole_numbers_may_be_floats_or_texts_as_columns_have_them() -> None:
+    for count in (2, 2.0, "2"):
+        assert instructions_followed(
+            "[name] at [place]", [{"id": "detectable_content:number_placeholders", "num_placeholders": count}]
+        )[0]
