@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from glob import has_magic
@@ -50,7 +51,9 @@ FILES = {
 }
 ASIDE = ".new"  # holds the files of a project in an existing folder until they are complete
 FILLED = ("project.toml", "README.md")
-RESERVED = ("data", "models", "reports", "params", "pipelines", "tests", "runs", "mathrl", "prefect", "mlflow", "dvc")
+RESERVED = (
+    "data", "models", "reports", "params", "pipelines", "test", "tests", "runs", "mathrl", "prefect", "mlflow", "dvc"
+)  # fmt: skip
 HEADINGS = {
     "curate": "Your problems. Each row is trained on or tested on, never both.",
     "model": "The model that training starts from.",
@@ -199,7 +202,7 @@ def _sections(
     shape = shape_of(config)
     prompting = prompting_of(model, None)
     benchmarks = str(Path(data_folder).expanduser().absolute()) if (data_folder := Variable.DATA.get()) else None
-    name = project.replace(" ", "-")
+    name = _plain(project)
     inspection = inspect_rows(data.expanduser().resolve(), keys, prompting, name=name, data_folder=benchmarks)
     show(inspection, model)
     source = None
@@ -245,7 +248,12 @@ def _write_template(folder: Path, name: str, what: str) -> None:
     # A folder called random, math or torch would be imported in the place of that module, or not at all.
     taken = {*RESERVED, *sys.stdlib_module_names, *kwlist, *packages_distributions()}
     package = f"project_{package}" if package[0].isdigit() or package in taken else package
-    words = {"@NAME@": re.sub(r"[^\w.-]+", "-", name), "@PACKAGE@": package, "@VERSION@": mathrl.__version__}
+    words = {
+        "@NAME@": _plain(name),
+        "@DISTRIBUTION@": _distribution(name),
+        "@PACKAGE@": package,
+        "@VERSION@": mathrl.__version__,
+    }
     lock = "constraints-gpu.txt" if gpu_count() else "constraints.txt"
     own = {"rewards.py": package, "samplers.py": package, "test_own_code.py": "tests"}
     files = FILES | {"constraints.txt": lock} | {f"{place}/{file}": f"own/{file}.txt" for file, place in own.items()}
@@ -256,6 +264,27 @@ def _write_template(folder: Path, name: str, what: str) -> None:
                 text = text.replace(word, value)
         write_text(folder / target, text)
     write_text(folder / package / "__init__.py", f'"""Python of the project {name}."""\n')
+
+
+def _plain(name: str) -> str:
+    """The name with a hyphen for what sources, registered models and titles may not have.
+
+    >>> _plain("Ann's 2 sums")
+    'Ann-s-2-sums'
+    """
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def _distribution(name: str) -> str:
+    """The name as pip and uv take it, and not that of a package which the project needs.
+
+    >>> _distribution("_Übung"), _distribution("mathrl")
+    ('Ubung', 'project-mathrl')
+    """
+    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    plain = re.sub(r"[^a-zA-Z0-9._-]+", "-", ascii_name).strip("-._")
+    taken = {re.sub(r"[-_.]+", "-", other).lower() for others in packages_distributions().values() for other in others}
+    return plain if plain and re.sub(r"[-_.]+", "-", plain).lower() not in taken else f"project-{plain}".strip("-")
 
 
 def _git(*arguments: str) -> None:

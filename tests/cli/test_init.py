@@ -144,25 +144,6 @@ def test_the_demo_is_this_repositorys_own_top_level(
     assert "@" not in "".join(Path("My demo 2", file).read_text() for file in others)
 
 
-@pytest.mark.parametrize(
-    ("name", "package"), [("random", "project_random"), ("torch", "project_torch"), ("sums", "sums")]
-)
-def test_an_empty_folder_that_one_is_in_becomes_the_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, package: str
-) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    init(Path(), demo=True, as_json=True)
-    assert json.loads(capsys.readouterr().out)["project"] == str(folder)
-    assert Path.cwd() == folder and (folder / package / "rewards.py").is_file()
-    assert f'name = "{name}"' in Path("pyproject.toml").read_text()
-    git = ["git", "log", "--format=%s"]
-    assert subprocess.run(git, capture_output=True, text=True, check=True).stdout == f"Project {name}: the demo\n"
-    assert loaded(folder) == load_params(ROOT / "params")
-    assert not subprocess.run(["git", "status", "--porcelain"], capture_output=True, check=True).stdout
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_what_a_kill_leaves_is_removed_by_the_next_attempt(
     exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
