@@ -95,6 +95,9 @@ def init(
     Nothing is trained yet.
     """
     remove_leftovers(folder.resolve() / ASIDE if folder.exists() else folder.resolve())
+    if (folder / ASIDE).is_dir():
+        _move_up(folder)
+        raise UserError(f"{folder}: has the project of a `mathrl init` that was killed as it ended; it is complete now")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; name a new folder")
     if demo:
@@ -147,8 +150,13 @@ def _new_project(folder: Path) -> Iterator[Path]:
         return
     with written_aside(folder / ASIDE) as aside:
         yield aside
-        for path in aside.iterdir():
-            path.rename(folder / path.name)
+    _move_up(folder)
+
+
+def _move_up(folder: Path) -> None:
+    """Move the files of a complete project into its folder; what a kill leaves is moved by the next `mathrl init`."""
+    for path in (folder / ASIDE).iterdir():
+        path.rename(folder / path.name)
     (folder / ASIDE).rmdir()
 
 

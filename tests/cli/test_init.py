@@ -161,6 +161,24 @@ def test_what_a_kill_leaves_is_removed_by_the_next_attempt(
     assert list(tmp_path.iterdir()) == [place] and not list(place.glob("*/params"))
 
 
+def test_a_project_whose_files_were_moved_at_a_kill_becomes_complete(tmp_path: Path) -> None:
+    place = tmp_path / "sums"
+    place.mkdir()
+    code = (
+        "import os, sys; from pathlib import Path; from mathrl.cli.init import init\n"
+        "rename, place = Path.rename, Path(sys.argv[1])\n"
+        "def end(old, new):\n"
+        "    rename(old, new)\n"
+        "    if Path(new) == place / 'params': os.kill(os.getpid(), 9)\n"
+        "Path.rename = end; init(place, demo=True)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(place)], cwd=ROOT, check=False).returncode == -9
+    with pytest.raises(UserError, match="killed as it ended; it is complete now"):
+        init(place, demo=True)
+    assert not subprocess.run(["git", "status", "--porcelain"], cwd=place, capture_output=True, check=True).stdout
+    assert loaded(place) == load_params(ROOT / "params") and not (place / ".new").exists()
+
+
 def test_the_projects_own_code_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
