@@ -11,17 +11,32 @@ from typing import Any
 Derived = tuple[str, Any, tuple[str, ...]]
 Config = Mapping[str, Any]
 
-KL_IN_LOSS = ("actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef")
-KL_IN_REWARD = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef")
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+KL_IN_LOSS = (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
+KL_IN_REWARD = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty")
 CONTROLLER = ("algorithm.kl_ctrl.type", "algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl")
-BATCHES = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
+BATCHES = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
 ESTIMATOR, BY_STD = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
-AVERAGE = "actor_rollout_ref.actor.loss_agg_mode"
+LOSS, AVERAGE = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+CLIP = tuple(f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high"))
+GRADIENT_CLIP = (f"{ACTOR}.grad_clip", f"{ACTOR}.optim.clip_grad")  # of its older workers, and of the others
+OPTIMIZER, BETAS = f"{ACTOR}.optim.optimizer", f"{ACTOR}.optim.betas"
+WARM_UP = (f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio")
+LORA = (f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
+PACKING = (f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_max_token_len_per_gpu")
+IMPORTANCE = tuple(f"algorithm.rollout_correction.rollout_is{end}" for end in ("", "_threshold", "_batch_normalize"))
+FILTER = tuple(f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches"))
+ROUND = "data.gen_batch_size"
 VERL_AVERAGES = {
     "token-mean": "token_mean",
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum-norm": "sequence_sum",
 }
+# verl's `loss_mode`: our loss. Two of them have an average of their own.
+VERL_LOSSES = {"vanilla": "clip", "gpg": "reinforce", **{name: name for name in ("gspo", "sapo", "cispo")}}
+BY_SEQUENCE = ("gspo", "sapo")
+VERL_KL = {"mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+REFUSED = "refused"  # a value that no parameter takes, so that theirs is listed
 # TRL's `loss_type`: our loss and its average.
 TRL_LOSSES = {
     "grpo": ("clip", "sequence_mean"),
@@ -51,25 +66,84 @@ def derived_settings(system: str, config: Config) -> Iterator[Derived]:
 
 
 def _of_verl(config: Config) -> Iterator[Derived]:
+    yield from _verl_loss(config)
+    yield from _verl_kl(config)
+    yield from _verl_optimizer(config)
+    whole, part = (config.get(name) for name in BATCHES)
+    if isinstance(whole, int) and isinstance(part, int) and part > 0 and whole % part == 0:
+        yield "rl.minibatches", whole // part, BATCHES[1:]
+    if (estimator := config.get(ESTIMATOR)) in ("grpo", "rloo"):
+        advantage = "dr_grpo" if estimator == "grpo" and config.get(BY_STD) is False else estimator
+        yield "rl.advantage", advantage, (ESTIMATOR, BY_STD)
+    elif estimator == "gae":
+        yield "rl.advantage", "{type: gae, whiten: true}", (ESTIMATOR, BY_STD)
+    if (on := config.get(PACKING[0])) is not None:
+        yield ("rl.tokens_per_microbatch" if on else ""), config.get(PACKING[1]), PACKING
+    level, high, normalise = (config.get(name) for name in IMPORTANCE)
+    if level is not None:
+        ours = f"{{type: truncated, level: {level}, high: {high or 2}, normalise: {bool(normalise)}}}"
+        yield "rl.importance", ours, IMPORTANCE
+    elif IMPORTANCE[0] in config:
+        yield "rl.importance", "null", IMPORTANCE
+    if config.get(FILTER[0]):
+        yield "rl.dynamic_sampling", f"{{rounds: {config.get(FILTER[1])}}}", FILTER
+    else:
+        yield "", None, (*FILTER, ROUND)
+
+
+def _verl_loss(config: Config) -> Iterator[Derived]:
+    loss = VERL_LOSSES.get(config.get(LOSS, ""), "")
+    if loss:
+        yield "rl.loss.type", loss, (LOSS,)
+    if loss in BY_SEQUENCE:
+        yield "rl.loss.aggregation", "sequence_mean", (AVERAGE,)
+    elif (average := config.get(AVERAGE)) in VERL_AVERAGES:
+        yield "rl.loss.aggregation", VERL_AVERAGES[average], (AVERAGE,)
+    both, *ends = (config.get(name) for name in CLIP)
+    if None not in ends:
+        yield "", None, CLIP[:1]
+    elif both is not None:
+        for path, end, name in zip(("rl.loss.low", "rl.loss.high"), ends, CLIP[1:], strict=True):
+            yield path, both if end is None else end, (CLIP[0], name)
+
+
+def _verl_kl(config: Config) -> Iterator[Derived]:
     there = [(place, names) for place, names in (("loss", KL_IN_LOSS), ("reward", KL_IN_REWARD)) if names[0] in config]
     on = [(place, names) for place, names in there if config[names[0]]]
-    for place, names in on:
-        yield "rl.kl", f"{{type: {place}, coef: {config.get(names[1], 0)}}}", names
+    for number, (place, names) in enumerate(on):
+        if number:  # ours has one place
+            yield "rl.kl", REFUSED, names
+            continue
+        yield "rl.kl", f"{{type: {place}, coef: {config.get(names[1], 0)}}}", names[:2]
+        if place == "loss" and (estimator := VERL_KL.get(config.get(names[2], ""))):
+            yield "rl.kl.estimator", estimator, names[2:]
+        if place == "reward" and config.get(names[2]) in ("kl", "k1"):
+            yield "", None, names[2:]
     for _, names in there:
         if not on:
             yield "rl.kl", "{type: loss, coef: 0}", names
         elif not config[names[0]]:
             yield "", None, names
-    if config.get(CONTROLLER[0]) == "fixed":
+    if config.get(CONTROLLER[0]) == "fixed" or config.get(KL_IN_REWARD[0]) is False:
         yield "", None, CONTROLLER
-    whole, part = (config.get(name) for name in BATCHES)
-    if isinstance(whole, int) and isinstance(part, int) and part > 0 and whole % part == 0:
-        yield "rl.minibatches", whole // part, BATCHES[1:]
-    if (estimator := config.get(ESTIMATOR)) in ("grpo", "rloo", "gae"):
-        advantage = "dr_grpo" if estimator == "grpo" and config.get(BY_STD) is False else estimator
-        yield "rl.advantage", advantage, (ESTIMATOR, BY_STD)
-    if (average := config.get(AVERAGE)) in VERL_AVERAGES:
-        yield "rl.loss.aggregation", VERL_AVERAGES[average], (AVERAGE,)
+    elif config.get(CONTROLLER[0]) == "adaptive" and len(on) == 1:
+        horizon, target = (config.get(name) for name in CONTROLLER[1:])
+        yield "rl.kl.controller", f"{{horizon: {horizon}, target: {target}}}", CONTROLLER
+
+
+def _verl_optimizer(config: Config) -> Iterator[Derived]:
+    if config.get(OPTIMIZER) == "AdamW":
+        yield "rl.optimizer.type", "adamw", (OPTIMIZER,)
+    for number, beta in enumerate(config.get(BETAS) or (), start=1):
+        yield f"rl.optimizer.beta{number}", beta, (BETAS,)
+    limits = {config.get(name) for name in GRADIENT_CLIP} - {None}
+    if limits:
+        yield "rl.optimizer.clip_norm", REFUSED if len(limits) > 1 else limits.pop(), GRADIENT_CLIP
+    steps, ratio = (config.get(name) for name in WARM_UP)
+    if steps is not None and steps <= 0 and not ratio:
+        yield "rl.optimizer.warmup_steps", 0, WARM_UP
+    if not config.get(LORA[0]):
+        yield "", None, LORA
 
 
 def _of_trl(config: Config) -> Iterator[Derived]:
@@ -94,7 +168,7 @@ def _of_trl(config: Config) -> Iterator[Derived]:
     if whole is not None:
         even = isinstance(part, int) and part > 0 and whole % part == 0
         names = ("steps_per_generation", "gradient_accumulation_steps")
-        yield "rl.minibatches", whole // part if even else "uneven", names  # which is refused, and so listed as theirs
+        yield "rl.minibatches", whole // part if even else REFUSED, names
     responses, group = config.get("generation_batch_size"), config.get("num_generations")
     if isinstance(responses, int) and isinstance(group, int) and group > 0 and responses % group == 0:
         yield "rl.prompts_per_step", responses // group, ("generation_batch_size",)

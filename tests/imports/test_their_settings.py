@@ -1,5 +1,6 @@
 """The configuration of another trainer in the section rl: what is not taken over is named."""
 
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,13 @@ import pytest
 from mathrl.imports.foreign_run import ForeignRun, read_run
 from mathrl.imports.write_record import parameters
 from mathrl.params.other_trainers import parameter_names
+from tests.imports.conftest import unpack_verl_run
+
+
+def another(value: Any) -> Any:
+    if isinstance(value, bool | None):
+        return not value
+    return f"{value}x" if isinstance(value, str) else abs(2 * value) or 0.5
 
 
 def test_every_argument_of_trl_is_taken_over_or_named(trl_run: Path) -> None:
@@ -17,11 +25,6 @@ def test_every_argument_of_trl_is_taken_over_or_named(trl_run: Path) -> None:
 
     def taken(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         return parameters(ForeignRun(trl_run, "TRL", config=config), [], [{"step": 1}])
-
-    def another(value: Any) -> Any:
-        if isinstance(value, bool | None):
-            return not value
-        return f"{value}x" if isinstance(value, str) else 2 * value or 0.5
 
     known = {row.name for row in parameter_names() if row.trainer == "TRL"}
     there = {name: value for name, value in plain.items() if name not in known}
@@ -60,3 +63,84 @@ def test_updates_of_trl_are_counted_in_gradient_accumulation_steps(tmp_path: Pat
     assert unused == {"loss_type": "luspo", "sync_ref_model": True}
     uneven = {"steps_per_generation": 8, "gradient_accumulation_steps": 3}
     assert parameters(ForeignRun(tmp_path, "TRL", config=uneven), [], [{"step": 1}])[1] == uneven
+
+
+@pytest.fixture(scope="module")
+def verl_healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack_verl_run("healthy", tmp_path_factory.mktemp("verl"))
+
+
+ACTOR, CORRECTION = "actor_rollout_ref.actor.", "algorithm.rollout_correction.rollout_is"
+# What is off in verl's defaults, and hides other settings.
+SWITCHES: list[dict[str, Any]] = [
+    {"actor_rollout_ref.model.lora_rank": 8, CORRECTION: "token", "algorithm.filter_groups.enable": True,
+     "algorithm.filter_groups.max_num_gen_batches": 5},
+    {f"{ACTOR}use_kl_loss": False, "algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive",
+     f"{ACTOR}clip_ratio_low": None},
+]  # fmt: skip
+
+
+def of_verl(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    return parameters(ForeignRun(folder, "verl", config=config), [], [{"step": 1}])
+
+
+def test_every_setting_of_verl_is_taken_over_or_named(verl_healthy: Path) -> None:
+    """As above, of the configuration of a run or of the same with what is off in it."""
+    whole = read_run(verl_healthy).config
+    known = {row.name for row in parameter_names() if row.trainer == "verl"} | {f"{CORRECTION}_batch_normalize"}
+    _, unused = of_verl(verl_healthy, whole)
+    first = {f"{ACTOR}optim.lr_warmup_steps_ratio"}  # stands for the steps
+    assert len(whole) > 800 and whole.keys() - known - first <= unused.keys()
+    contexts = [(whole | switches, of_verl(verl_healthy, whole | switches)[0]) for switches in ({}, *SWITCHES)]
+    for name in sorted(name for name in whole.keys() & known if not isinstance(whole[name], list)):
+        tries = ((of_verl(verl_healthy, config | {name: another(config[name])}), before) for config, before in contexts)
+        assert any(section != before or name in left for (section, left), before in tries), f"{name} is dropped"
+
+
+def test_what_is_off_in_verl_is_off(verl_healthy: Path) -> None:
+    rl, unused = of_verl(verl_healthy, read_run(verl_healthy).config)
+    assert (rl["lora"], rl["importance"], rl["dynamic_sampling"]) == (None, None, None)
+    assert (rl["optimizer"]["warmup_steps"], rl["kl"]["controller"], rl["loss"]["type"]) == (0, None, "clip")
+    assert not {name for name in unused if name.startswith("actor_rollout_ref.model.lora_")} - {
+        "actor_rollout_ref.model.lora_adapter_path",
+        "actor_rollout_ref.model.lora.rank",
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "expected", "left"),
+    [
+        ({"actor_rollout_ref.model.lora_rank": 8, "actor_rollout_ref.model.lora_alpha": 32}, "lora.alpha", 32, ()),
+        ({CORRECTION: "sequence", f"{CORRECTION}_threshold": 5.0, f"{CORRECTION}_batch_normalize": True}, "importance",
+         {"type": "truncated", "level": "sequence", "high": 5.0, "normalise": True, "when": "always"}, ()),
+        ({"algorithm.filter_groups.enable": False, "algorithm.filter_groups.max_num_gen_batches": 10,
+          "data.gen_batch_size": 1536}, "dynamic_sampling", None, ()),
+        ({"algorithm.filter_groups.enable": True, "algorithm.filter_groups.max_num_gen_batches": 10,
+          "data.gen_batch_size": 1536}, "dynamic_sampling", {"rounds": 10, "prompts_per_round": 1536}, ()),
+        ({"algorithm.adv_estimator": "gae", "algorithm.lam": 0.95}, "advantage", {"whiten": True, "lam": 0.95}, ()),
+        ({f"{ACTOR}policy_loss.loss_mode": "gspo", f"{ACTOR}loss_agg_mode": "token-mean"}, "loss",
+         {"type": "gspo", "aggregation": "sequence_mean"}, ()),
+        ({f"{ACTOR}clip_ratio": 0.1}, "loss", {"low": 0.1, "high": 0.1}, ()),
+        ({f"{ACTOR}clip_ratio": 0.1, f"{ACTOR}clip_ratio_low": 0.2, f"{ACTOR}clip_ratio_high": 0.3}, "loss",
+         {"low": 0.2, "high": 0.3}, ()),
+        ({f"{ACTOR}grad_clip": 0.5, f"{ACTOR}optim.clip_grad": 1.0}, "optimizer.clip_norm", 1.0,
+         (f"{ACTOR}grad_clip", f"{ACTOR}optim.clip_grad")),
+        ({f"{ACTOR}use_dynamic_bsz": True, f"{ACTOR}ppo_max_token_len_per_gpu": 2048}, "tokens_per_microbatch", 2048,
+         ()),
+        ({f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_coef": 0.01, f"{ACTOR}kl_loss_type": "mse"}, "kl",
+         {"type": "loss", "coef": 0.01, "estimator": "k2"}, ()),
+        ({f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_coef": 0.01, "algorithm.use_kl_in_reward": True,
+          "algorithm.kl_ctrl.kl_coef": 0.02}, "kl", {"type": "loss", "coef": 0.01},
+         ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef")),
+        ({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.02, "algorithm.kl_ctrl.type": "adaptive",
+          "algorithm.kl_ctrl.horizon": 500, "algorithm.kl_ctrl.target_kl": 0.2}, "kl",
+         {"type": "reward", "controller": {"horizon": 500, "target": 0.2}}, ()),
+    ],
+)  # fmt: skip
+def test_settings_of_verl_that_belong_together(
+    tmp_path: Path, config: dict[str, Any], path: str, expected: Any, left: tuple[str, ...]
+) -> None:
+    rl, unused = of_verl(tmp_path, config)
+    value = reduce(dict.__getitem__, path.split("."), rl)
+    assert (value | expected if isinstance(expected, dict) else expected) == value
+    assert set(unused) == set(left)
