@@ -31,6 +31,7 @@ MADE_FROM = {"model.base.path": "start", "curate.sources": "data"}
 DEEPEST, MOST_FILES = 8, 200_000
 LARGE = (".safetensors", ".pt", ".pth", ".bin", ".distcp")
 CHECKPOINT = re.compile(r"(?:checkpoint-|global_step_|step_)(\d+)")
+REWARD_MEAN = re.compile(r"(?:train/)?rewards/(.+)/mean")  # of one of TRL's reward functions
 CONFIGS = ("config.yaml", "config.json", "training_args.bin", "args.json")
 SHOWN_CONFLICTS = 0.5  # share of common steps with other values: then two files are of two runs
 
@@ -99,8 +100,14 @@ class ForeignRun:
 
     @property
     def reward_weights(self) -> list[float]:
-        """The weights of TRL's reward functions in their order, which its rollouts do not have; empty: 1 each."""
-        return list(self.config.get("reward_weights") or ()) if self.system == "TRL" else []
+        """The weights of TRL's reward functions in their order, which its rollouts do not have; empty: 1 each.
+
+        Without `reward_weights` it is 1 for each function that has a metric: what they log beside is no reward.
+        """
+        if self.system != "TRL":
+            return []
+        metrics = {found[1] for row in self.steps.values() for name in row if (found := REWARD_MEAN.fullmatch(name))}
+        return list(self.config.get("reward_weights") or [1.0] * len(metrics))
 
     @property
     def top(self) -> Path:

@@ -281,6 +281,15 @@ def test_reward_functions_of_trl_count_by_their_weights(tmp_path: Path) -> None:
     assert (figures["reward/overall"], figures["reward/math"], figures["reward/code"]) == (0.5, 1.0, 0.5)
 
 
+def test_a_number_that_a_reward_function_of_trl_logs_is_no_reward(tmp_path: Path) -> None:
+    row = {"step": 1, "prompt": "2+2?", "completion": "4", "math": 1.0, "seen": 7, "advantage": 0.1}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "completions_00001.parquet")
+    log = [{"step": 1, "rewards/math/mean": 1.0, "rewards/math/std": 0.0, "loss": 0.1}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    (figures,) = gather(read_run(tmp_path, "trl")).rows
+    assert figures["reward/overall"] == 1.0
+
+
 def test_arguments_are_read_without_running_what_a_pickle_names(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[object, tuple[str]]:
