@@ -23,7 +23,7 @@ from mathrl.core.results import Comparison, Interval
 from mathrl.core.types import Problem, read_problems
 from mathrl.curation.decisions import decisions_of
 from mathrl.curation.decontaminate import EvaluationIndex, find_hits
-from mathrl.evaluation.benchmark import benchmark_problems, digest_problems
+from mathrl.evaluation.benchmark import benchmark_problems, digest_problems, prompt_of
 from mathrl.evaluation.compare import compare_pair
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.health.mismatch import ALIGNMENT, CANARY, LAG
@@ -339,12 +339,8 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
     """The version's responses, kept from an earlier evaluation with the same bytes, problems and parameters, or new."""
     from mlflow.artifacts import download_artifacts
 
-    sections = [
-        getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
-    ]
-    examples = split_of(back, CURATED_SFT) if params.prompt.few_shot else None
-    content = digest_problems(problems)
-    key = digest([back.digest, benchmark, content, sections, examples and digest_path(examples)])
+    examples = split_of(back, CURATED_SFT) if params.prompt.few_shot else CURATED_SFT
+    key = _key(back.digest, benchmark, problems, params, examples)
     output = Path("reports/evaluations") / f"{back.name}-{back.version}-{benchmark}-{key[:10]}"
     if not (output / "responses.jsonl").is_file():
         target = home() / "registry" / f"{back.name}-{back.version}"
@@ -352,6 +348,15 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
         folder = weights_of(Path(download_artifacts(f"models:/{back.name}/{back.version}", dst_path=str(target))))
         if digest_path(folder) != back.digest:
             raise UserError(f"{folder}: not the bytes of {back.name} version {back.version}; remove it")
-        evaluate_once(folder, benchmark, params, output, problems=problems, examples=examples or CURATED_SFT)
+        evaluate_once(folder, benchmark, params, output, problems=problems, examples=examples)
     run = read_run(output / "responses.jsonl", None, benchmark)
     return replace(run, label=f"version {back.version}")
+
+
+def _key(weights: str, benchmark: str, problems: list[Problem], params: Params, examples: Path) -> str:
+    """The digest of what responses follow from; `examples` is the file of the sft split."""
+    names = ("run", "model", "prompt", "rollout", "evaluate")
+    sections = [getattr(params, name).model_dump(mode="json") for name in names]
+    _, few_shot = prompt_of(benchmark, params, problems, examples)
+    shots = [[example.question, example.answers, example.solution] for example in few_shot]
+    return digest([weights, benchmark, digest_problems(problems), sections, shots])
