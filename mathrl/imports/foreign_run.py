@@ -107,7 +107,8 @@ class ForeignRun:
         if self.system != "TRL":
             return []
         metrics = {found[1] for row in self.steps.values() for name in row if (found := REWARD_MEAN.fullmatch(name))}
-        return list(self.config.get("reward_weights") or [1.0] * len(metrics))
+        weights = self.config.get("reward_weights")
+        return list(weights) if isinstance(weights, list | tuple) else [1.0] * len(metrics)
 
     @property
     def top(self) -> Path:
@@ -325,9 +326,9 @@ def _read_config(file: Path) -> dict[str, Any]:
             values = _training_arguments(file)
         else:
             values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, YAMLError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError) as error:
+        return {name: value for name, value in flatten(values) if _is_plain(value)} if isinstance(values, dict) else {}
+    except (ValueError, YAMLError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read as a configuration ({str(error).splitlines()[0]})") from None
-    return {name: value for name, value in flatten(values) if _is_plain(value)} if isinstance(values, dict) else {}
 
 
 def _is_plain(value: Any) -> bool:

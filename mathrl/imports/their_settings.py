@@ -92,12 +92,12 @@ def _of_verl(config: Config) -> Iterator[Derived]:
 
 
 def _verl_loss(config: Config) -> Iterator[Derived]:
-    loss = VERL_LOSSES.get(config.get(LOSS, ""), "")
+    loss = VERL_LOSSES.get(str(config.get(LOSS)), "")
     if loss:
         yield "rl.loss.type", loss, (LOSS,)
     if loss in BY_SEQUENCE:
         yield "rl.loss.aggregation", "sequence_mean", (AVERAGE,)
-    elif (average := config.get(AVERAGE)) in VERL_AVERAGES:
+    elif (average := str(config.get(AVERAGE))) in VERL_AVERAGES:
         yield "rl.loss.aggregation", VERL_AVERAGES[average], (AVERAGE,)
     both, *ends = (config.get(name) for name in CLIP)
     if None not in ends:
@@ -115,7 +115,7 @@ def _verl_kl(config: Config) -> Iterator[Derived]:
             yield "rl.kl", REFUSED, names
             continue
         yield "rl.kl", f"{{type: {place}, coef: {config.get(names[1], 0)}}}", names[:2]
-        if place == "loss" and (estimator := VERL_KL.get(config.get(names[2], ""))):
+        if place == "loss" and (estimator := VERL_KL.get(str(config.get(names[2])))):
             yield "rl.kl.estimator", estimator, names[2:]
         if place == "reward" and config.get(names[2]) in ("kl", "k1"):
             yield "", None, names[2:]
@@ -134,13 +134,14 @@ def _verl_kl(config: Config) -> Iterator[Derived]:
 def _verl_optimizer(config: Config) -> Iterator[Derived]:
     if config.get(OPTIMIZER) == "AdamW":
         yield "rl.optimizer.type", "adamw", (OPTIMIZER,)
-    for number, beta in enumerate(config.get(BETAS) or (), start=1):
-        yield f"rl.optimizer.beta{number}", beta, (BETAS,)
-    limits = {config.get(name) for name in GRADIENT_CLIP} - {None}
+    if isinstance(betas := config.get(BETAS), list | tuple):
+        for number, beta in enumerate(betas, start=1):
+            yield f"rl.optimizer.beta{number}", beta, (BETAS,)
+    limits = [limit for name in GRADIENT_CLIP if (limit := config.get(name)) is not None]
     if limits:
-        yield "rl.optimizer.clip_norm", REFUSED if len(limits) > 1 else limits.pop(), GRADIENT_CLIP
+        yield "rl.optimizer.clip_norm", limits[0] if limits[0] == limits[-1] else REFUSED, GRADIENT_CLIP
     steps, ratio = (config.get(name) for name in WARM_UP)
-    if steps is not None and steps <= 0 and not ratio:
+    if isinstance(steps, int) and steps <= 0 and not ratio:
         yield "rl.optimizer.warmup_steps", 0, WARM_UP
     if not config.get(LORA[0]):
         yield "", None, LORA
@@ -165,7 +166,7 @@ def _of_trl(config: Config) -> Iterator[Derived]:
         yield "rl.truncated", "mask" if mask else "keep", ("mask_truncated_completions",)
     # TRL counts micro-batches of a generation batch, of which gradient_accumulation_steps are one update.
     whole, part = config.get("steps_per_generation"), config.get("gradient_accumulation_steps", 1)
-    if whole is not None:
+    if isinstance(whole, int):
         even = isinstance(part, int) and part > 0 and whole % part == 0
         names = ("steps_per_generation", "gradient_accumulation_steps")
         yield "rl.minibatches", whole // part if even else REFUSED, names
@@ -187,7 +188,7 @@ def _trl_loss(config: Config) -> Iterator[Derived]:
     if loss == "sapo":
         ours = [config.get(f"sapo_temperature_{sign}") for sign in ("pos", "neg")]
         yield "rl.loss.temperatures", ours, ("sapo_temperature_pos", "sapo_temperature_neg")
-    elif loss == "cispo" and high is not None:  # it bounds the ratio itself, and above alone
+    elif loss == "cispo" and isinstance(high, int | float):  # it bounds the ratio itself, and above alone
         yield "rl.loss.low", 1, ("epsilon",)
         yield "rl.loss.high", high - 1, ("epsilon_high",)
     elif low is not None:

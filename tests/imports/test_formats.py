@@ -281,6 +281,13 @@ def test_reward_functions_of_trl_count_by_their_weights(tmp_path: Path) -> None:
     assert (figures["reward/overall"], figures["reward/math"], figures["reward/code"]) == (0.5, 1.0, 0.5)
 
 
+def test_a_configuration_that_holds_itself_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("a: &whole [*whole]\n")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    with pytest.raises(UserError, match=r"config\.yaml: cannot be read as a configuration"):
+        read_run(tmp_path)
+
+
 def test_a_number_that_a_reward_function_of_trl_logs_is_no_reward(tmp_path: Path) -> None:
     row = {"step": 1, "prompt": "2+2?", "completion": "4", "math": 1.0, "seen": 7, "advantage": 0.1}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "completions_00001.parquet")

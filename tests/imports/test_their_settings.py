@@ -144,3 +144,12 @@ def test_settings_of_verl_that_belong_together(
     value = reduce(dict.__getitem__, path.split("."), rl)
     assert (value | expected if isinstance(expected, dict) else expected) == value
     assert set(unused) == set(left)
+
+
+@pytest.mark.parametrize("wrong", ["x", [1], 0.5, True])
+@pytest.mark.parametrize(("system", "kept"), [("verl", {}), ("TRL", {}), ("TRL", {"loss_type": "cispo"})])
+def test_a_value_of_a_wrong_type_is_no_traceback(tmp_path: Path, system: str, kept: dict[str, Any], wrong: Any) -> None:
+    names = {row.name for row in parameter_names() if row.trainer == system} | {"reward_weights", f"{ACTOR}optim.betas"}
+    run = ForeignRun(tmp_path, system, config=dict.fromkeys(names, wrong) | kept)
+    assert parameters(run, [], [{"step": 1}])[0]["steps"] >= 1
+    assert run.reward_weights in ([], wrong)
