@@ -250,7 +250,8 @@ def _own(project: Path) -> str:
     packages = own_packages(project)
     if not packages:
         return ""
-    text = "\n".join(each.read_text(encoding="utf-8") for each in sorted((project / "params").rglob("*.yaml")))
+    params = [file for file in sorted((project / "params").rglob("*.yaml")) if file.is_file()]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in params)
     files = _Files(project.absolute())
     named = {
         found

@@ -117,7 +117,7 @@ def project_setting(project: Path, name: str, example: str) -> tuple[str, ...]:
         return ()
     try:
         listed = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("mathrl", {}).get(name, [])
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: not TOML: {error}") from None
     if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         raise UserError(f"{file}: tool.mathrl.{name}: write a list of {example}")

@@ -283,6 +283,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
         value = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; run the command from the top of the project") from None
+    except IsADirectoryError:
+        raise UserError(f"{file}: this is a folder; write a file of this name, or rename the folder") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 ({error}); save it as UTF-8") from None
     if value is None:

@@ -9,6 +9,7 @@ import pytest
 
 from mathrl.core import code_values as module
 from mathrl.core.code_values import changed_code, code_values, keep_results, read_code, write_code
+from mathrl.core.errors import UserError
 
 CODE = {
     "stages/rl.py": (
@@ -140,7 +141,11 @@ def test_own_code_counts_where_a_parameter_names_it(checkout: Path) -> None:
     Path("mine/words.py").write_text("def count(text):\n    return len(text)\n")
     assert code_values()["own"] not in ("", own)
     Path("params/reward.yaml").write_text("parts: [{type: accuracy}]\n")
+    Path("params/rl.yaml").mkdir()  # which loading the parameters refuses
     assert code_values()["own"] == ""
+    Path("pyproject.toml").write_bytes('[tool.mathrl]\ncode = ["mine"]  # für uns\n'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"pyproject\.toml: not TOML: 'utf-8'"):
+        code_values()
 
 
 def test_the_file_is_written_when_a_value_changes_and_says_which(checkout: Path) -> None:

@@ -136,6 +136,13 @@ def test_a_file_that_is_not_utf_8_is_named(folder: Path) -> None:
         load_params(folder)
 
 
+def test_a_folder_where_a_file_is_expected_is_named(folder: Path) -> None:
+    (folder / "presets").mkdir()
+    (folder / "presets" / "mine.yaml").mkdir()
+    with pytest.raises(UserError, match=r"mine\.yaml: this is a folder"):
+        load_params(folder, preset="mine")
+
+
 @pytest.mark.parametrize("write", [dump_yaml, to_yaml])
 def test_a_text_is_read_as_it_was_written(write: Callable[[object], str]) -> None:
     texts = ["Think first.  " * length + end for length in range(1, 30) for end in ("Answer.", "\x85 Answer.", "\nEnd")]
