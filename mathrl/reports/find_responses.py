@@ -121,7 +121,10 @@ def find_run(text: str, start: Path, benchmark: str | None, params: Params) -> M
     if path is None and PIPELINE.is_file() and re.fullmatch(r"[\w-]+", text):
         return read_run(PIPELINE, text, benchmark)
     if path is None:
-        raise UserError(f"{name}: no such file or folder{near_run(name) or near_path(start / name)}; give {ACCEPTED}")
+        folder = Path("models") / name
+        made = f" ({folder} has not been evaluated here: give that path, or start mathrl run evaluate)"
+        hint = made if folder.is_dir() else near_run(name) or near_path(start / name)
+        raise UserError(f"{name}: no such file or folder{hint}; give {ACCEPTED}")
     if path.is_file():
         return read_run(path, model, benchmark)
     for folder in (path, path / "report"):  # a recipe's evaluate step has it in report/

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mathrl.compose import load_params
+from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl, write_jsonl
 from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation import paired
@@ -18,7 +19,7 @@ from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.summary import accuracies
 from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
-from mathrl.reports.find_responses import output_of
+from mathrl.reports.find_responses import find_run, output_of
 
 ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
@@ -141,6 +142,18 @@ def test_what_cannot_be_compared_is_said_in_one_sentence(checkout: Path, words: 
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("error: ") and message in line
+
+
+def test_a_model_that_is_not_evaluated_yet_is_not_said_to_have_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = load_params(ROOT / "params")
+    (tmp_path / "models" / "sft").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^sft: no such file or folder \(models/sft has not been evaluated here: "):
+        find_run("sft", tmp_path, None, params)
+    with pytest.raises(UserError, match=r"^rl: no such file or folder \(it has not run here: mathrl run rl\)"):
+        find_run("rl", tmp_path, None, params)
 
 
 def test_problems_in_common_by_choice(checkout: Path) -> None:
