@@ -136,7 +136,8 @@ def contamination(back: Back, problems: list[Problem], settings: Curate) -> int 
     generated = {source.name for source in settings.sources if source.type == "generated"}
     exempt = frozenset() if clean.within_generator else generated
     skips = {source: frozenset(p.id for p in problems if p.source == source) for source in exempt}
-    trained = (row for file in files if file for row in read_problems(file))
+    filled = (file for file in files if file and file.stat().st_size)  # without SFT its split is empty
+    trained = (row for file in filled for row in read_problems(file))
     return sum(
         bool(hit and hit.is_dropped(clean.min_share)) or " ".join(problem.question.split()) in questions
         for problem, hit in find_hits(trained, index, skips=skips)

@@ -83,6 +83,7 @@ class Registry:
         where: str = ".",
         overrides: Sequence[str] = (),
         test: str = "7+{}=",
+        without_sft: bool = False,
         **figures: Any,
     ) -> Any:
         """A version trained on this question, in the folder `where`, with parameters and figures of its rl
@@ -99,6 +100,8 @@ class Registry:
         model = folder / "models" / str(seed)
         make_base(Model(base=FreshModel()), model, seed)
         made = digest_path(model)
+        if without_sft:
+            write_text(folder / "data/curated/sft.jsonl", "")
         data = {f"data/curated/{split}.jsonl": digest_path(folder / f"data/curated/{split}.jsonl") for split in asked}
         sft, rl, _ = (dict([each]) for each in data.items())
         models = {"models/sft": f"5f{seed}", "models/rl": made}
@@ -240,6 +243,16 @@ def test_first_champion_refusal_promotion_and_rollback(registry: Any, capsys: py
     assert "could not be checked" in refused("m", capsys=capsys)
     tags = registry.get_model_version("m", "2").tags
     assert "gate.difference" not in tags, "figures of the decision before do not stay"
+
+
+def test_a_version_without_sft_is_checked_on_what_it_was_trained_on(
+    add: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = add(1, without_sft=True)
+    promote("m:1", None, None, SMALL)
+    assert client.get_model_version("m", "1").tags["gate.contamination_hits"] == "0"
+    add(2, trained_on="7+3=", without_sft=True)
+    assert "1 training problems share text with the benchmark" in refused("m:2", capsys=capsys)
 
 
 def test_without_the_run_that_made_the_model_nothing_vouches_for_it(
