@@ -124,11 +124,11 @@ def _read(curated: Curated) -> Iterable[tuple[str, ...]]:
 
 def _duplicates(curated: Curated, curate: Curate) -> list[str]:
     settings = curate.deduplicate
-    rules = ["equal after NFKC and case folding with white space left out"] if settings.exact else []
+    rules = ["are equal after NFKC and case folding with white space left out"] if settings.exact else []
     if near := settings.near:
         numbers = "the same numbers and operators in both, " if near.same_numbers else ""
         rules.append(
-            f"a Jaccard similarity of {near.threshold:g} or more between {near.ngram}-gram shingles, "
+            f"have a Jaccard similarity of {near.threshold:g} or more between {near.ngram}-gram shingles, "
             f"{numbers}an answer in common"
         )
     if not rules:
@@ -138,7 +138,7 @@ def _duplicates(curated: Curated, curate: Curate) -> list[str]:
     return [
         "## Duplicates",
         "",
-        f"Two rows are one when they are {'; or have a '.join(rules)}. Test rows win over dev rows, those "
+        f"Two rows are one when they {'; or '.join(rules)}. Test rows win over dev rows, those "
         "over training rows, then the first; no test row is dropped. Where answers to one question contradict each "
         "other no training row stays.",
         "",

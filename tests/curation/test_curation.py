@@ -122,6 +122,9 @@ def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) ->
     assert "`z` for `r0`" in text and "7 rows" not in text
     assert re.search(r"\| source_rl → rl \| a\.jsonl \| 7 \| [0-9a-f]{16} \| MIT \|", text)
     assert "1 rows went; 1 rows won" in text
+    alike = curate(sources=params.sources, deduplicate={"exact": False, "near": {}})
+    account_of_near = "\n".join(curation_report._duplicates(found, alike))
+    assert "Two rows are one when they have a Jaccard similarity of 0.8 or more" in account_of_near
     assert {f.name for f in (tmp_path / "report").iterdir()} == {"report.md", "levels.png"}
 
 
