@@ -96,8 +96,10 @@ def run(
         print_document(_run_document(stage, folder, up_to_date is None, time.time() - began))
     elif stage == "pipeline":
         _print_results(folder, params, time.time() - began)
-    elif stage == "mix":
-        _print_mixture(folder, params, preset, overrides or ())
+    else:
+        print_made(stage, folder)
+        if stage == "mix":
+            _print_verdict(folder, params, preset, overrides or ())
 
 
 def _report_code(stages: Sequence[str], keep: bool, dry_run: bool) -> None:
@@ -172,26 +174,36 @@ def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str],
     return folder
 
 
-def _print_mixture(folder: Path, params: Params, preset: str | None, overrides: Sequence[str]) -> None:
-    """What was curated and mixed, whether RL can learn from it, and what comes next.
+def print_made(stage: str, folder: Path) -> None:
+    """What the stage has made in the folder of its run: splits, pass rates, the mixture, or a model."""
+    if stage in ("curate", "difficulty", "mix"):
+        curated = read_json(folder / "data/curated/manifest.json")
+        splits = ", ".join(f"{split} {row['problems']:,}" for split, row in curated["splits"].items())
+        gone = ", ".join(f"{reason} {count:,}" for reason, count in curated["dropped"].items()) or "none"
+        report = os.path.relpath(folder / "reports/curate/report.md")
+        print(f"curated: {splits} problems; dropped: {gone}; rejected: {curated['rejected']:,} ({report})")
+    if stage in ("difficulty", "mix"):
+        measured = read_json(folder / "data/difficulty/summary.json")
+        print(
+            f"difficulty: {measured['problems']:,} problems measured, pass@1 {measured['pass_at_1']:.3f}, never solved "
+            f"{measured['never_solved']:.1%}, always solved {measured['always_solved']:.1%}"
+        )
+    if stage == "mix":
+        mixture = read_json(folder / "data/mixture/manifest.json")
+        where = os.path.relpath(folder / "data/mixture")
+        print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
+    if (model := folder / "models" / stage).is_dir():
+        print(f"model: {os.path.relpath(model)}")
+
+
+def _print_verdict(folder: Path, params: Params, preset: str | None, overrides: Sequence[str]) -> None:
+    """Whether RL can learn from the mixture, and what comes next.
 
     Args:
         preset, overrides: The options with which this ran.
     """
     from mathrl.cli.plan import NO_START, skill_lines  # what they import is loaded by now
 
-    curated = read_json(folder / "data/curated/manifest.json")
-    splits = ", ".join(f"{split} {row['problems']:,}" for split, row in curated["splits"].items())
-    gone = ", ".join(f"{reason} {count:,}" for reason, count in curated["dropped"].items()) or "none"
-    print(f"curated: {splits} problems; dropped: {gone}; rejected: {curated['rejected']:,} (reports/curate/report.md)")
-    measured = read_json(folder / "data/difficulty/summary.json")
-    print(
-        f"difficulty: {measured['problems']:,} problems measured, pass@1 {measured['pass_at_1']:.3f}, never solved "
-        f"{measured['never_solved']:.1%}, always solved {measured['always_solved']:.1%}"
-    )
-    mixture = read_json(folder / "data/mixture/manifest.json")
-    where = os.path.relpath(folder / "data/mixture")
-    print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
     lines = skill_lines(params, folder, preset, overrides)
     print("\n".join(lines))
     base, settings = params.model.base, as_words(preset, overrides)

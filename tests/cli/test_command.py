@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from mathrl.cli.main import COMMANDS, GROUPS, MOVED, app, help_line, import_command
-from mathrl.cli.run import _print_parameters
+from mathrl.cli.run import _print_parameters, print_made
 from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
+from mathrl.core.files import write_json
 from mathrl.params.load import parse_yaml
 from mathrl.params.schema import SECTIONS
 
@@ -121,7 +122,7 @@ def test_threads_of_torch_sleep_while_they_wait(start: str, tmp_path: Path) -> N
 
 def test_a_hub_that_does_not_answer_is_asked_once() -> None:
     code = """
-from mathrl.cli.run import _print_parameters
+from mathrl.cli.run import _print_parameters, print_made
 from mathrl.core.errors import UserError
 from mathrl.compose import load_params
 from mathrl.params.load import parse_yaml
@@ -235,3 +236,21 @@ def test_a_recipe_that_the_parameters_refuse_is_listed_with_the_reason(
     assert "chains -> short_sft ->" in lines[place + 1]
     assert "not in this project" in lines[place + 2] and "group_size must be at least 8" in lines[place + 2]
     assert any(line.startswith("study ") for line in lines)
+
+
+def test_each_stage_says_what_it_made_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of other settings is in a folder of its own, whose paths are shown from here."""
+    run = tmp_path / "runs" / "a"
+    curated = {"splits": {"rl": {"problems": 99_305}}, "dropped": {"duplicate": 4_114}, "rejected": 0}
+    write_json(run / "data/curated/manifest.json", curated)
+    measured = {"problems": 256, "pass_at_1": 0.25, "never_solved": 0.5, "always_solved": 0.0}
+    write_json(run / "data/difficulty/summary.json", measured)
+    (run / "models" / "rl").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    splits = "curated: rl 99,305 problems; dropped: duplicate 4,114; rejected: 0 (runs/a/reports/curate/report.md)"
+    rates = "difficulty: 256 problems measured, pass@1 0.250, never solved 50.0%, always solved 0.0%"
+    for stage, lines in {"curate": [splits], "difficulty": [splits, rates], "rl": ["model: runs/a/models/rl"]}.items():
+        print_made(stage, run)
+        assert capsys.readouterr().out.splitlines() == lines
