@@ -1,6 +1,7 @@
 """A model as a plain Hugging Face folder that any tool can load."""
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def export_model(model: Any, tokenizer: Any, folder: Path | str, card: str) -> N
                 save_adapter(model, adapter_tensors(model), aside / ADAPTER)
         tokenizer.save_pretrained(aside)
         write_text(aside / "README.md", card if card.endswith("\n") else card + "\n")
+        for file in aside.rglob("*.safetensors"):  # safetensors writes them for their owner alone
+            shutil.copymode(aside / "README.md", file)
 
 
 def _untied_parts(model: Any) -> list[Any]:

@@ -59,6 +59,7 @@ def test_export_keeps_the_weights(tmp_path: Path, tied: bool) -> None:
         model.get_output_embeddings().weight.mul_(1.5)
     ids = torch.tensor([[5, 6, 7]])
     export_model(model, tokenizer, tmp_path / "b", "# A card")
+    assert len({file.stat().st_mode for file in (tmp_path / "b").iterdir()}) == 1, "a colleague reads all of it"
     again = load_model(tmp_path / "b", MODEL, "cpu")
     assert torch.equal(again(ids).logits, model(ids).logits)
     shared = again.get_output_embeddings().weight is again.get_input_embeddings().weight
