@@ -221,6 +221,10 @@ def test_a_person_finds_wrong_verdicts_of_a_step_in_two_clicks(server: Any) -> N
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(f"http://127.0.0.1:{server.server_address[1]}/mine/")
         expect(page.locator("#count")).to_have_text("12 of 12 responses")
+        bar, label = page.locator("#steps button").last.bounding_box(), page.locator("#high").bounding_box()
+        assert bar and label
+        ends = [box["x"] + box["width"] for box in (bar, label)]
+        assert abs(ends[0] - ends[1]) < 2, "the last step's name is below its bar, also of a run of few steps"
         page.click("[data-facet=verdict][data-label=wrong]")
         expect(page.locator("#count")).to_have_text("6 of 12 responses")
         page.click("[aria-label='step 2']")
