@@ -194,7 +194,7 @@ def control_recipe(run: ControlledRun, seeds: int, only: Sequence[str] = ()) -> 
         for name in rewards
         if name in (only or rewards)
     }
-    if "more_sft" in (only or CONTROLS):
+    if "more_sft" in only or (not only and _has_demonstrations(run)):
         steps["more_sft"] = _more_sft(run)
     if "worked" in (only or CONTROLS) and (worked := _sft_with_working(run)):
         steps["worked"] = worked
@@ -257,9 +257,20 @@ def equal_steps(rows: Rows, rl: Rl, sft: Sft) -> int:
     return max(1, math.ceil(tokens / sft.tokens_per_step))
 
 
+def _fine_tuning(run: ControlledRun) -> SftStep:
+    """The start's own fine-tuning, if that is a step."""
+    return run.start or SftStep(stage="sft", curated=run.rl.curated)
+
+
+def _has_demonstrations(run: ControlledRun) -> bool:
+    """Whether the start can be fine-tuned further: a run straight from an instruct model has an empty split sft."""
+    before = _fine_tuning(run)
+    return "sft" not in before.data or run.params.curate.fills("sft") or _sft(run, before).steps > 0
+
+
 def _more_sft(run: ControlledRun) -> SftStep:
     """The start trained further, on the data and with the settings of its own fine-tuning if that is a step."""
-    before = run.start or SftStep(stage="sft", curated=run.rl.curated)
+    before = _fine_tuning(run)
     sft = _sft(run, before)
     seeds = max(1, round(len(run.rows) / run.params.rl.steps))  # the rows may be those of several seeds
     steps = math.ceil(equal_steps(run.rows, run.params.rl, sft) / seeds)

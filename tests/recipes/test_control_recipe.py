@@ -128,6 +128,19 @@ def test_worked_needs_a_start_that_was_taught_to_answer_at_once(checkout: Path) 
     assert "worked" not in recipe.steps and "more_sft" in recipe.steps
 
 
+def test_a_run_straight_from_an_instruct_model_has_no_demonstrations_to_go_on_with(checkout: Path) -> None:
+    """Its method is grpo: the split sft is empty, and the other controls run all the same."""
+    chain = {"type": "generated", "name": "chain", "generator": "chain", "counts": {"rl": 200, "dev": 20, "test": 50}}
+    write_json(checkout / "params/curate.yaml", {"sources": [chain]})
+    write_json(checkout / "params/sft.yaml", {"steps": 0})
+    recipe = load_recipe(write_control_recipe("rl", 2)[0])
+    assert "more_sft" not in recipe.steps and {"random", "form", "majority", "inverted"} < set(recipe.steps)
+    assert "more_sft" not in load_recipe(write_control_recipe("rl", 1)[0]).steps
+    name, _ = write_control_recipe("rl", 2, ["more_sft"])
+    with pytest.raises(UserError, match=r"steps\.more_sft: it learns from the split sft, and nothing fills that"):
+        load_recipe(name)
+
+
 def test_random_rewards_have_the_rate_of_the_run_and_know_nothing() -> None:
     """0.6 of the right and 0.6 of the wrong responses are rewarded: over 4,000 draws within 4 standard errors."""
     (part,) = rewards_of("random")
