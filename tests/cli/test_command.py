@@ -254,3 +254,13 @@ def test_each_stage_says_what_it_made_and_where(
     for stage, lines in {"curate": [splits], "difficulty": [splits, rates], "rl": ["model: runs/a/models/rl"]}.items():
         print_made(stage, run)
         assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_what_evaluations_and_reports_leave_behind_is_no_matter_for_git(tmp_path: Path) -> None:
+    """.gitignore is that of every project."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    made = ["evaluations/m-test/responses.jsonl", "evaluations/m-test/speed.json", "html/mathrl-pipeline.html"]
+    paths = [f"reports/{file}" for file in (*made, "summary.json")]
+    ignored = subprocess.run(["git", "check-ignore", *paths], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ignored.stdout.splitlines() == paths[:-1]

@@ -21,7 +21,7 @@ from mathrl.cli.init import init
 from mathrl.cli.inspect import given_keys, inspect
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_json, write_text
+from mathrl.core.files import write_json
 from mathrl.core.records import open_record
 from mathrl.core.types import Problem, write_problems
 from mathrl.curation import curation
@@ -142,17 +142,6 @@ def test_the_demo_is_this_repositorys_own_top_level(
     text = Path("My demo 2", "pyproject.toml").read_text()
     assert 'code = ["my_demo_2"]' in text and f"mathrl[platform]=={mathrl.__version__}" in text
     assert "@" not in "".join(Path("My demo 2", file).read_text() for file in others)
-
-
-def test_what_evaluations_and_reports_leave_behind_is_no_matter_for_git(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    init(Path("own"), demo=True)
-    for made in ("evaluations/m-test/responses.jsonl", "evaluations/m-test/speed.json", "html/mathrl-pipeline.html"):
-        write_text(Path("own", "reports", made), "{}")
-    status = ["git", "-C", "own", "status", "--porcelain"]
-    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
 
 
 @pytest.mark.parametrize("exists", [True, False])
