@@ -91,8 +91,8 @@ def _has_products(device: str, dtype: torch.dtype) -> bool:
     return bool(supported())
 
 
-def _multiply(left: Tensor, right_IO: Tensor) -> Tensor:
-    """left [..., I] times right, both of one half precision, in it.
+def multiply(left: Tensor, right_IO: Tensor) -> Tensor:
+    """left [..., I] times right, both of one precision, in it.
 
     Where PyTorch would compute it one element after another, it is a float32 product of the same values, rounded once.
     """
@@ -105,7 +105,7 @@ _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.a
 
 
 class FastProducts(TorchFunctionMode):
-    """Within it the bfloat16 products of others' code, such as torch's Muon, are those of `_multiply`."""
+    """Within it the bfloat16 products of others' code, such as torch's Muon, are those of `multiply`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Calls from within this method do not come back to it.
@@ -116,10 +116,10 @@ class FastProducts(TorchFunctionMode):
 
 
 def _linear(input: Tensor, rounded_OI: Tensor) -> Tensor:
-    """`nn.functional.linear` of values of half precision (see `_multiply`)."""
+    """`nn.functional.linear` of values of half precision (see `multiply`)."""
     if _has_products(input.device.type, input.dtype):
         return nn.functional.linear(input, rounded_OI)
-    return _multiply(input, rounded_OI.t())
+    return multiply(input, rounded_OI.t())
 
 
 class SharedProduct:
@@ -198,8 +198,8 @@ class _Product(torch.autograd.Function):
         grad_NO = torch.empty(rows_NI.shape[0], rounded_OI.shape[0], dtype=rounded_OI.dtype, device=input.device)
         for part, grad in zip(torch.split(grad_NO, ctx.sizes, dim=1), grads, strict=True):
             part.copy_(grad.reshape(part.shape))
-        grad_input = _multiply(grad_NO, rounded_OI).to(ctx.dtype).view(input.shape)
+        grad_input = multiply(grad_NO, rounded_OI).to(ctx.dtype).view(input.shape)
         if not any(ctx.needs_input_grad[3:]):  # frozen beside adapters
             return grad_input, None, None, *(None for _ in grads)
-        grad_weights = torch.split(_multiply(grad_NO.t(), rows_NI).float(), ctx.sizes)
+        grad_weights = torch.split(multiply(grad_NO.t(), rows_NI).float(), ctx.sizes)
         return grad_input, None, None, *grad_weights

@@ -14,6 +14,7 @@ import torch
 
 from mathrl.core.files import read_json, write_json
 from mathrl.core.records import RunRecord, newest_record
+from mathrl.models.linear import multiply
 from mathrl.models.shapes import ModelShape
 from mathrl.params.schema import Params
 
@@ -101,7 +102,7 @@ def product_rate(shape: ModelShape, device: torch.device, dtype: torch.dtype) ->
     while products < 3 or time.perf_counter() - began < SECONDS:
         if products == 2:  # the first two start threads and choose kernels
             began = time.perf_counter()
-        torch.matmul(tokens, weights)
+        multiply(tokens, weights)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         products += 1

@@ -13,6 +13,8 @@ from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.norm import FastRMSNorm, FusedRMSNorm, use_fast_norms, use_fused_norms
 from mathrl.models.packing import Group
+from mathrl.models.shapes import ModelShape
+from mathrl.planning import run_time
 
 GROUPS = [Group([5, 6, 7], [[8, 9, 10], [11, 12]]), Group([13], [[14, 15, 16, 17]])]
 
@@ -104,6 +106,24 @@ def test_without_bfloat16_instructions_products_are_of_the_same_values_rounded_o
     assert dtypes == ({torch.bfloat16} if own else {torch.bfloat16, torch.float32})
     for values, others in zip(found, expected, strict=True):
         assert (values - others).norm() < 0.01 * others.norm()
+
+
+def test_a_plans_rate_is_that_of_the_products_that_training_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 products that PyTorch computes one by one take 60 times as long, and none is computed so."""
+    seen: set[torch.dtype] = set()
+
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "matmul" in func.__name__:
+                seen.add(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(linear, "_has_products", lambda device, dtype: False)
+    monkeypatch.setattr(run_time, "SECONDS", 0.0)
+    shape = ModelShape(8, 16, 1, 1, 1, 8, 32, 1000, 500, 256, True)
+    with Seen():
+        assert run_time.product_rate(shape, torch.device("cpu"), torch.bfloat16) > 0
+    assert seen == {torch.float32}
 
 
 def test_a_copy_has_products_of_its_own(network: Callable[..., Any]) -> None:
