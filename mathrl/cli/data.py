@@ -26,6 +26,7 @@ def sources(as_json: AsJson = False) -> None:
             {"sources": [{field: getattr(REGISTRY[name], field) for field in fields} for name in sorted(REGISTRY)]}
         )
         return
+    print(f"{'name':<22} {'hub set':<44} {'splits':<18} {'released':<8} licence; published prompt")
     for name, source in sorted(REGISTRY.items()):
         prompt = source.prompt.get("instruction") or ""
         prompt = f"{source.prompt['few_shot']} worked examples" if "few_shot" in source.prompt else prompt

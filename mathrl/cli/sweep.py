@@ -119,7 +119,7 @@ def promote(study: Study = None, as_json: AsJson = False) -> None:
         print(f"not written, although every trial used it: {', '.join(unwritten)}")
     if diff:
         print(f'to keep it: git add params && git commit -m "Winner of study {name}" params')
-        _print_comparison(folder, winner)
+        _print_comparison(folder, winner, promoted=True)
 
 
 @sweep.command()
@@ -200,7 +200,7 @@ def _open_existing(study: str | None) -> tuple[Any, str, Any]:
     return read_study(name, section.storage), name, study_folder(name)
 
 
-def _print_comparison(folder: Any, winner: Any) -> None:
+def _print_comparison(folder: Any, winner: Any, promoted: bool = False) -> None:
     file = folder / COMPARISON
     comparison = read_json(file) if file.exists() else {}
     if comparison and winner is not None and comparison["winner"] == winner.number:
@@ -208,5 +208,8 @@ def _print_comparison(folder: Any, winner: Any) -> None:
         return
     if comparison:
         print(f"on test, trial {comparison['winner']}, which is no longer the best: {comparison['verdict']}")
+    if promoted:
+        print("The winner was selected on dev and may be lucky; it has not been compared on test.")
+        return
     print("The winner was selected on dev and may be lucky; confirm it on test, then take it over:")
     print("next: mathrl sweep compare    (then mathrl sweep promote)")

@@ -129,7 +129,7 @@ def write_report(material: Material, output: Path, params: Params) -> str:
 def page_of(material: Material, params: Params) -> dict[str, Any]:
     """What the template shows."""
     if not material.trained and material.summary is None:
-        raise UserError(f"{material.title}: no training run and no evaluation yet; run it first")
+        raise UserError(f"no training run and no evaluation to report yet: start {material.command}")
     health = [(stage.name, stage.health()[0]) for stage in material.trained]
     colour = max((report["colour"] for _, report in health), key=WORST.index, default="unknown")
     steps, edges, complete = lineage(material)
