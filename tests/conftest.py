@@ -38,12 +38,12 @@ LONG = (
     "test_ranks.py", "test_extend.py", "test_families.py", "test_compare.py", "test_gpu_benchmarks.py",
     "test_promote.py", "test_context_parallel.py", "test_json.py", "test_names.py", "test_wandb_online.py",
 )  # fmt: skip
-TOGETHER = ("tests/api/",)
+TOGETHER = ("tests/api/", "tests/imports/")
 
 
 @pytest.hookimpl(optionalhook=True)  # for pytest without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker runs all tests of a file, and of a room whose files share a project that takes long to make."""
+    """A worker runs all tests of a file, and of a room whose files share a project or a run that takes long to make."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFileOrRoom(LoadFileScheduling):
