@@ -100,6 +100,8 @@ def run(
         print_made(stage, folder)
         if stage == "mix":
             _print_verdict(folder, params, preset, overrides or ())
+        elif stage == "evaluate":
+            _print_evaluation(folder, params)
 
 
 def _report_code(stages: Sequence[str], keep: bool, dry_run: bool) -> None:
@@ -175,7 +177,7 @@ def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str],
 
 
 def print_made(stage: str, folder: Path) -> None:
-    """What the stage has made in the folder of its run: splits, pass rates, the mixture, or a model."""
+    """What the stage has made in the folder of its run: splits, pass rates, a mixture, a model, or a version."""
     if stage in ("curate", "difficulty", "mix"):
         curated = read_json(folder / "data/curated/manifest.json")
         splits = ", ".join(f"{split} {row['problems']:,}" for split, row in curated["splits"].items())
@@ -192,6 +194,9 @@ def print_made(stage: str, folder: Path) -> None:
         mixture = read_json(folder / "data/mixture/manifest.json")
         where = os.path.relpath(folder / "data/mixture")
         print(f"mixture: {mixture['rows']:,} rows of {mixture['problems']:,} problems in {where}")
+    if stage == "register":
+        made = read_json(folder / "reports/registered.json")
+        print(f"registered: {made['name']} version {made['version']} (alias {made['alias']})")
     if (model := folder / "models" / stage).is_dir():
         print(f"model: {os.path.relpath(model)}")
 
@@ -330,7 +335,7 @@ def _model(params: Params) -> str:
     return f"{base.path}@{base.revision} ({where})"
 
 
-def _print_results(folder: Path, params: Params, seconds: float) -> None:
+def _print_evaluation(folder: Path, params: Params) -> None:
     from mathrl.reading.registry import newer_than  # pandas' formats, which a run that does nothing would pay too
 
     summary = EvaluationSummary.read(folder / "reports" / "summary.json")
@@ -338,12 +343,15 @@ def _print_results(folder: Path, params: Params, seconds: float) -> None:
     newer = newer_than(summary.benchmark, base.released if base.type == "pretrained" else None)
     title = f"{summary.benchmark}{f' ({newer})' if newer else ''}: {summary.models['rl'].samples} samples per problem"
     print_table(title, results_table(summary.models))
-    registered = json.loads((folder / "reports" / "registered.json").read_text())
+    print_lines((summary.verdict,))
+
+
+def _print_results(folder: Path, params: Params, seconds: float) -> None:
+    _print_evaluation(folder, params)
+    print_made("register", folder)
     where = os.path.relpath(folder / "reports", Path.cwd())
     print_lines(
         (
-            summary.verdict,
-            f"registered: {registered['name']} version {registered['version']} (alias {registered['alias']})",
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
             f"tracking: {without_logins(tracking_uri())}",
             f"to look at it: {UI}   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",

@@ -122,7 +122,7 @@ def test_threads_of_torch_sleep_while_they_wait(start: str, tmp_path: Path) -> N
 
 def test_a_hub_that_does_not_answer_is_asked_once() -> None:
     code = """
-from mathrl.cli.run import _print_parameters, print_made
+from mathrl.cli.run import _print_parameters
 from mathrl.core.errors import UserError
 from mathrl.compose import load_params
 from mathrl.params.load import parse_yaml
@@ -247,11 +247,18 @@ def test_each_stage_says_what_it_made_and_where(
     write_json(run / "data/curated/manifest.json", curated)
     measured = {"problems": 256, "pass_at_1": 0.25, "never_solved": 0.5, "always_solved": 0.0}
     write_json(run / "data/difficulty/summary.json", measured)
+    write_json(run / "reports/registered.json", {"name": "mine", "version": 2, "alias": "candidate"})
     (run / "models" / "rl").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     splits = "curated: rl 99,305 problems; dropped: duplicate 4,114; rejected: 0 (runs/a/reports/curate/report.md)"
     rates = "difficulty: 256 problems measured, pass@1 0.250, never solved 50.0%, always solved 0.0%"
-    for stage, lines in {"curate": [splits], "difficulty": [splits, rates], "rl": ["model: runs/a/models/rl"]}.items():
+    expected = {
+        "curate": [splits],
+        "difficulty": [splits, rates],
+        "rl": ["model: runs/a/models/rl"],
+        "register": ["registered: mine version 2 (alias candidate)"],
+    }
+    for stage, lines in expected.items():
         print_made(stage, run)
         assert capsys.readouterr().out.splitlines() == lines
 
