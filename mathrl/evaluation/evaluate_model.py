@@ -72,7 +72,7 @@ def evaluate_model(
         sampling,
         reward,
         seed=derive_seed(params.run.seed, "evaluate", benchmark),
-        name=f"{label}.{benchmark}",
+        name=benchmark,
         state=state,
         on_progress=on_progress,
     )

@@ -40,7 +40,7 @@ def sample_problems(
     chunk_size = max(1, sampler.engine.rollout.max_sequences // sampling.samples)
     tools = sampler.turns.params.model_dump() if sampler.turns is not None else None
     key = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size(), tools])
-    file = state / f"{name}.{rank()}of{world_size()}.{key}.jsonl" if state else None
+    file = state / f"{rank()}of{world_size()}.{key}.jsonl" if state else None
     groups, chunks_done = _finished_chunks(file)
     if on_progress and groups:
         on_progress(len(groups) * sampling.samples)

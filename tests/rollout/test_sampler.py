@@ -105,7 +105,7 @@ def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) ->
 
     first = sample(tmp_path)
     others: list[dict[str, Any]] = [
-        {"seed": 1}, {"name": "y"}, {"problems": small.PROBLEMS[1:4]},
+        {"seed": 1}, {"name": str(tmp_path.parent / "own.jsonl")}, {"problems": small.PROBLEMS[1:4]},
         *({"sampling": sampling} for sampling in (Sampling(3, 1.0, 6), Sampling(2, 0.5, 6), Sampling(2, 1.0, 5))),
     ]  # fmt: skip
     for changes in others:

@@ -100,7 +100,12 @@ def test_the_data_stages_follow_one_another(params: Params, monkeypatch: pytest.
 
     figures = evaluate_once("models/rl", "test", params, Path("out"))
     assert figures.pass_at_1.mean == summary["models"]["rl"]["pass_at_1"]
-    assert figures.prompts_too_long == 0 and (Path("out") / "responses.jsonl").exists()
+    assert figures.prompts_too_long == 0
+    # The same weights under another name: the same responses.
+    shutil.copytree("models/rl", "models/exported")
+    evaluate_once("models/exported", "test", params, Path("renamed"))
+    for folder in ("out", "renamed"):
+        assert [row["response"] for row in read_jsonl(Path(folder) / "responses.jsonl")] == texts["rl"]
     assert figures.verifier is None
 
     # With a judge model whose endpoint is down: the rules' verdicts, and what it could not be asked is counted.
