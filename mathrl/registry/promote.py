@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.compose import load_params
+from mathrl.core.code_values import stage_code
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.hashing import digest, digest_path
@@ -355,9 +356,9 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
 
 
 def _key(weights: str, benchmark: str, problems: list[Problem], params: Params, examples: Path) -> str:
-    """The digest of what responses follow from; `examples` is the file of the sft split."""
+    """The digest of what responses and their grades follow from; `examples` is the file of the sft split."""
     names = ("run", "model", "prompt", "rollout", "evaluate")
     sections = [getattr(params, name).model_dump(mode="json") for name in names]
     _, few_shot = prompt_of(benchmark, params, problems, examples)
     shots = [[example.question, example.answers, example.solution] for example in few_shot]
-    return digest([weights, benchmark, digest_problems(problems), sections, shots])
+    return digest([stage_code("evaluate")["value"], weights, benchmark, digest_problems(problems), sections, shots])

@@ -348,6 +348,16 @@ def test_other_worked_examples_are_another_evaluation(tmp_path: Path) -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
+def test_responses_that_an_older_release_graded_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(id="1", question="1+1?", answers=("2",), source="test", split="test")
+    keys = []
+    for number in ("4", "4", "5"):
+        monkeypatch.setattr(gate_stage, "stage_code", lambda stage, number=number: {"value": f"{stage} {number}"})
+        params = load_params(ROOT / "params")
+        keys.append(gate_stage._key("ab12", "test", [problem], params, tmp_path / "sft.jsonl"))
+    assert keys[0] == keys[1] != keys[2]
+
+
 @pytest.mark.parametrize(("probe", "so"), [(1.01, "promoted"), (1.2, "log-prob alignment 1.200 is above")])
 def test_of_a_run_one_step_ahead_the_probe_counts(
     add: Any, capsys: pytest.CaptureFixture[str], probe: float, so: str
