@@ -24,7 +24,7 @@ from mathrl.compose import load_params
 from mathrl.core.files import read_json, write_json
 from mathrl.core.metrics import JsonlSink
 from mathrl.core.types import Problem
-from mathrl.data.sft_sets import demonstration
+from mathrl.data.templates import demonstration
 from mathrl.data.twins import generators_of, twins
 from mathrl.generators import generate
 from mathrl.learners.distributed import Ranks

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mathrl.compose import load_params, write_params
 from mathrl.core.environment import Variable
-from mathrl.data.sft_sets import few_shot_examples
+from mathrl.data.templates import few_shot_examples
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.evaluate_model import evaluate_model
 from mathrl.evaluation.summary import summarise

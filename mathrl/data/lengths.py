@@ -12,8 +12,7 @@ import numpy as np
 from mathrl.core.files import encodable
 from mathrl.core.types import Problem
 from mathrl.data.difficulty import seeded_subset
-from mathrl.data.sft_sets import worked_solution
-from mathrl.data.templates import prompt_lengths
+from mathrl.data.templates import prompt_lengths, worked_solution
 from mathrl.models.shapes import positions_of
 from mathrl.params import Params
 from mathrl.params.messages import Doubt

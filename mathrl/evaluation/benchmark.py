@@ -11,7 +11,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.hashing import derive_seed, digest
 from mathrl.core.paths import CURATED_SFT, CURATED_TEST
 from mathrl.core.types import EvalRow, Problem, read_problems
-from mathrl.data.sft_sets import few_shot_examples
+from mathrl.data.templates import few_shot_examples
 from mathrl.grading import reading
 from mathrl.params.evaluate import SFT, TEST
 from mathrl.params.run import Prompt

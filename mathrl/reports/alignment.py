@@ -16,7 +16,7 @@ from torch import Tensor
 from mathrl.algorithms.alignment import logprob_alignment
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion, read_problems
-from mathrl.data.sft_sets import few_shot_examples
+from mathrl.data.templates import few_shot_examples
 from mathrl.models.device import choose_device
 from mathrl.models.load import folder_trial, load_model, resolve_folder
 from mathrl.models.logprobs import response_logprobs

@@ -24,8 +24,7 @@ from mathrl.core.files import read_jsonl, write_json
 from mathrl.core.paths import CURATED_TEST
 from mathrl.core.results import Interval
 from mathrl.core.types import Problem
-from mathrl.data.sft_sets import demonstration
-from mathrl.data.templates import prompt_text, render
+from mathrl.data.templates import demonstration, prompt_text, render
 from mathrl.data.twins import TwinKind, crowded_levels, generators_of, twins
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.responses import read_run

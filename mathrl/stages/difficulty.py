@@ -26,7 +26,7 @@ from mathrl.data.difficulty import (
     seeded_subset,
     summarise,
 )
-from mathrl.data.sft_sets import few_shot_examples
+from mathrl.data.templates import few_shot_examples
 from mathrl.params import Params
 from mathrl.params.rollout import Rollout
 from mathrl.reports.pictures import draw_difficulty

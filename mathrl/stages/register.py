@@ -13,7 +13,7 @@ from mathrl.core.files import write_json, write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.paths import CURATED_SFT
 from mathrl.core.results import EvaluationSummary
-from mathrl.data.sft_sets import few_shot_examples
+from mathrl.data.templates import few_shot_examples
 from mathrl.params.load import parse_yaml
 from mathrl.params.run import Prompt
 from mathrl.registry.versions import Usage, describe, find_version, register_version

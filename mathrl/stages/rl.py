@@ -19,7 +19,7 @@ from mathrl.core.environment import rank
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
 from mathrl.core.types import read_problems
-from mathrl.data.sft_sets import few_shot_examples
+from mathrl.data.templates import few_shot_examples
 from mathrl.engines.engine import ENGINES
 from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.health.watch import HealthMonitor

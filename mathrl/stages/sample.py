@@ -21,8 +21,7 @@ from mathrl.core.types import Problem, read_problems
 from mathrl.curation.prompt_leaks import check_prompts
 from mathrl.data.difficulty import seeded_subset
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
-from mathrl.data.sft_sets import few_shot_examples
-from mathrl.data.templates import response_end
+from mathrl.data.templates import few_shot_examples, response_end
 from mathrl.params import Params
 from mathrl.rewards.compose import build_reward
 from mathrl.rewards.format import step_ends

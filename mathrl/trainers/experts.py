@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Completion, Problem
-from mathrl.data.sft_sets import demonstration
-from mathrl.data.templates import quote_control_tokens, render, response_end
+from mathrl.data.templates import demonstration, quote_control_tokens, render, response_end
 from mathrl.params.advantage import SelfDistillation
 from mathrl.params.imitation import Luffy, SftTerm, Solutions
 from mathrl.trainers.collect import Collector

@@ -21,8 +21,7 @@ from mathrl.core.hashing import derive_seed
 from mathrl.core.metrics import progress
 from mathrl.core.types import Problem
 from mathrl.curation.prompt_leaks import check_prompts
-from mathrl.data.sft_sets import demonstration
-from mathrl.data.templates import is_chat, quote_control_tokens, render, response_end
+from mathrl.data.templates import demonstration, is_chat, quote_control_tokens, render, response_end
 from mathrl.learners.checkpoint import CheckpointFolder, save_checkpoint
 from mathrl.learners.learner import Learner, make_learner
 from mathrl.learners.micro_batches import Figures, TokenBudget, add_gradient, attempts, reduce_figures

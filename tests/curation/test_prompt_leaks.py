@@ -11,8 +11,7 @@ from mathrl.core.types import Control, Problem
 from mathrl.curation import curation
 from mathrl.curation.prompt_leaks import check_prompts, copied_share, leak
 from mathrl.data.export import to_verl
-from mathrl.data.sft_sets import demonstration, route
-from mathrl.data.templates import is_chat, prompt_text
+from mathrl.data.templates import demonstration, is_chat, prompt_text, route
 from mathrl.params.data import Curate
 from mathrl.params.run import Prompt
 from mathrl.reading.row_formats import RowShape, to_problem

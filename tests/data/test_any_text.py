@@ -22,8 +22,7 @@ from mathrl.curation.inspection import Prompting
 from mathrl.data.difficulty import problem_key
 from mathrl.data.export import export
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample
-from mathrl.data.sft_sets import demonstration
-from mathrl.data.templates import render
+from mathrl.data.templates import demonstration, render
 from mathrl.models.base import character_tokenizer
 from mathrl.params.data import Curate
 from mathrl.params.run import FreshModel, Prompt

@@ -4,7 +4,7 @@ import pytest
 
 from mathrl.core.types import Problem
 from mathrl.data.rejection import Filters, preference_pairs, rejection_sample, step_labels
-from mathrl.data.sft_sets import demonstration
+from mathrl.data.templates import demonstration
 from mathrl.params.run import Prompt
 
 PROBLEM = Problem("p", "1+1=", ("2",), "made", "rl")

@@ -4,8 +4,7 @@ import pytest
 
 from mathrl.core.errors import UserError
 from mathrl.core.types import Control, Problem
-from mathrl.data.sft_sets import demonstration
-from mathrl.data.templates import BOXED_INSTRUCTION, prompt_text, render
+from mathrl.data.templates import BOXED_INSTRUCTION, demonstration, prompt_text, render
 from mathrl.params.run import Prompt
 
 CHAIN = Problem("a", "7+5-3=", ("9",), "chain", "rl", solution="7+5=12;12-3=9")

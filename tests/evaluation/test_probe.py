@@ -12,7 +12,7 @@ from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_jsonl
 from mathrl.core.types import Problem
-from mathrl.data.sft_sets import demonstration
+from mathrl.data.templates import demonstration
 from mathrl.generators import generate
 from mathrl.models.base import make_base
 from mathrl.models.export import export_model
