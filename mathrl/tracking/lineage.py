@@ -119,7 +119,9 @@ def find_registered(client: Any, text: str) -> Any:
     """
     name, _, alias = text.partition("@")
     name, _, number = name.partition(":")
-    versions = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda v: int(v.version))
+    # MLflow's filters cannot quote a quotation mark, which `register.name` does not allow either.
+    named = client.search_model_versions(f"name = '{name}'") if "'" not in name else ()
+    versions = sorted(named, key=lambda version: int(version.version))
     if not versions:
         names = ", ".join(sorted(model.name for model in client.search_registered_models())) or "none"
         raise UserError(f"{name}: no such registered model; registered: {names}")

@@ -166,6 +166,7 @@ def test_a_certificate_is_its_document() -> None:
         (("run", "rx"), "no stage 'rx'"),
         (("health", "nothing"), "no metrics there"),
         (("lineage", "unknown"), "no such registered model"),
+        (("lineage", "it's"), "it's: no such registered model"),
         (("compare",), "command line is wrong"),
     ],
 )
