@@ -13,10 +13,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mathrl.core.errors import UserError
 from mathrl.core.guard import is_alive, process_start
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 Made = TypeVar("Made")
 
@@ -200,3 +203,10 @@ def to_fields(item: Any) -> dict[str, Any]:
 def from_fields(kind: Callable[..., Made], row: Mapping[str, Any]) -> Made:
     """A dataclass of flat fields, from its `to_fields` as JSON gave it: lists were tuples."""
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+
+
+def release(lock: "FileLock") -> None:
+    """Release the lock, whose file goes with its last holder."""
+    # While it is held: filelock tries again where the file that it has locked was removed meanwhile.
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.hashing import derive_seed, digest_path
+from mathrl.core.hashing import derive_seed
 from mathrl.core.types import EvalRow, Problem
 from mathrl.evaluation.benchmark import EvaluatedModel
 from mathrl.evaluation.responses import eval_row
@@ -51,7 +51,8 @@ def evaluate_model(
 
     Reads the sections run, model, prompt, rollout and evaluate. Grading is by correctness alone, with the
     extraction and the judge model of `evaluate`: the section reward, which a model was trained on, has no part in
-    it. The same parameters, folder and number of processes give the same results.
+    it. The same parameters, folder and number of processes give the same results. Finished chunks are kept in `state`,
+    a folder for this model, these problems and these parameters, and a later call starts after them.
 
     Raises:
         UserError: the folder holds no model, every prompt is too long, or the judge model cannot be asked.
@@ -63,8 +64,6 @@ def evaluate_model(
         sampler = open_sampler(folder, params, "evaluate", few_shot)
     stop = next_question(params)
     sampling = Sampling(settings.samples, settings.temperature, settings.max_tokens, settings.top_p, stop)
-    if state is not None:  # partial results belong to the bytes of a model folder, not to its name
-        state /= digest_path(Path(folder)) if Path(folder).is_dir() else str(folder).replace("/", "--")
     reward = build_reward(Reward(extraction=settings.extraction, model_verifier=settings.model_verifier))
     samples = sample_problems(
         sampler,

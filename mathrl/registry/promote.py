@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.compose import load_params
-from mathrl.core.code_values import stage_code
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json
-from mathrl.core.hashing import digest, digest_path
+from mathrl.core.hashing import digest_path
 from mathrl.core.markdown import code
 from mathrl.core.paths import AUDITS, CURATED_SFT, CURATED_TEST, home, main_checkout
 from mathrl.core.results import Comparison, Interval
 from mathrl.core.types import Problem, read_problems
 from mathrl.curation.decisions import decisions_of
 from mathrl.curation.decontaminate import EvaluationIndex, find_hits
-from mathrl.evaluation.benchmark import benchmark_problems, digest_problems, prompt_of
+from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.compare import compare_pair
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run
 from mathrl.health.mismatch import ALIGNMENT, CANARY, LAG
@@ -32,7 +31,7 @@ from mathrl.params import Params
 from mathrl.params.data import Curate, Decontaminate
 from mathrl.params.evaluate import TEST
 from mathrl.registry.versions import champions, describe, set_champions, weights_of
-from mathrl.reports.evaluation import evaluate_once
+from mathrl.reports.evaluation import evaluate_once, evaluation_key
 from mathrl.tracking.lineage import REMEDY, Back, Step, find_registered, way_back
 from mathrl.tracking.upload import flatten
 
@@ -342,7 +341,7 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
     from mlflow.artifacts import download_artifacts
 
     examples = split_of(back, CURATED_SFT) if params.prompt.few_shot else CURATED_SFT
-    key = _key(back.digest, benchmark, problems, params, examples)
+    key = evaluation_key(back.digest, benchmark, problems, params, examples)
     output = Path("reports/evaluations") / f"{back.name}-{back.version}-{benchmark}-{key[:10]}"
     if not (output / "responses.jsonl").is_file():
         target = home() / "registry" / f"{back.name}-{back.version}"
@@ -353,12 +352,3 @@ def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem],
         evaluate_once(folder, benchmark, params, output, problems=problems, examples=examples)
     run = read_run(output / "responses.jsonl", None, benchmark)
     return replace(run, label=f"version {back.version}")
-
-
-def _key(weights: str, benchmark: str, problems: list[Problem], params: Params, examples: Path) -> str:
-    """The digest of what responses and their grades follow from; `examples` is the file of the sft split."""
-    names = ("run", "model", "prompt", "rollout", "evaluate")
-    sections = [getattr(params, name).model_dump(mode="json") for name in names]
-    _, few_shot = prompt_of(benchmark, params, problems, examples)
-    shots = [[example.question, example.answers, example.solution] for example in few_shot]
-    return digest([stage_code("evaluate")["value"], weights, benchmark, digest_problems(problems), sections, shots])

@@ -1,16 +1,22 @@
 """One model on one benchmark outside the pipeline: figures, responses, examples and pictures in a folder."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from mathrl.core.code_values import stage_code
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
+from mathrl.core.files import release, write_json, write_jsonl, write_text, written_aside
+from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import progress
-from mathrl.core.paths import CURATED_SFT
+from mathrl.core.paths import CURATED_SFT, state_root
 from mathrl.core.results import BenchmarkResults, EvaluationSummary, ModelFigures, short_name
 from mathrl.core.types import Problem
-from mathrl.evaluation.benchmark import Benchmark, EvaluatedModel, prompt_of, read_benchmark
+from mathrl.evaluation.benchmark import Benchmark, EvaluatedModel, digest_problems, prompt_of, read_benchmark
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.params.run import PretrainedModel
@@ -32,7 +38,8 @@ def evaluate_once(
     """Evaluate any Hugging Face model folder, or the model at evaluate.endpoint.
 
     Writes summary.json, responses.jsonl, speed.json (seconds of this machine) and pictures to `output`; fields.json if
-    the benchmark's fields were guessed, and endpoint.json in place of speed.json for a model at an endpoint.
+    the benchmark's fields were guessed, and endpoint.json in place of speed.json for a model at an endpoint. An
+    interrupted evaluation goes on after its last finished chunk, without speed.json.
 
     Args:
         problems: Those of the benchmark, if they are known already.
@@ -46,34 +53,73 @@ def evaluate_once(
 
     read = read_benchmark(benchmark, params) if problems is None else Benchmark(list(problems))
     problems = read.problems
+    weights = digest_path(Path(model)) if Path(model).is_dir() else str(model)
+    key = evaluation_key(weights, benchmark, problems, params, examples)
     params, few_shot = prompt_of(benchmark, params, problems, examples)
     label = Path(str(model)).name
     clock = SamplingClock()
-    with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
+    with _unfinished(key) as state:
+        resumed = state is not None and state.exists()
+        with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
 
-        def advance(responses: int) -> None:
-            bar.advance(responses)
-            clock.tick(responses)
+            def advance(responses: int) -> None:
+                bar.advance(responses)
+                clock.tick(responses)
 
-        result = evaluate_model(model, benchmark, problems, params, label=label, few_shot=few_shot, on_progress=advance)
-    assert result is not None, "evaluate_once runs in one process"
-    figures = figures_of(result, params)
-    summary = EvaluationSummary(benchmark, {benchmark: BenchmarkResults({label: figures})})
-    with written_aside(output) as folder:
-        folder.mkdir()
-        summary.write(folder / "summary.json")
-        length = figures.response_length
-        if result.endpoint is not None:
-            write_json(folder / "endpoint.json", result.endpoint)
-        else:
-            write_speed(folder, Speed(str(model), clock.per_second() * length, length))
-        write_jsonl(folder / "responses.jsonl", result.responses)
-        rows = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
-        write_text(folder / "examples.md", examples_markdown(rows, [label], benchmark))
-        if read.fields:
-            write_json(folder / FIELDS, {benchmark: read.to_row()})
-        draw(summary, folder)
+            result = evaluate_model(
+                model, benchmark, problems, params, label=label, few_shot=few_shot, state=state, on_progress=advance
+            )
+        assert result is not None, "evaluate_once runs in one process"
+        figures = figures_of(result, params)
+        summary = EvaluationSummary(benchmark, {benchmark: BenchmarkResults({label: figures})})
+        with written_aside(output) as folder:
+            folder.mkdir()
+            summary.write(folder / "summary.json")
+            length = figures.response_length
+            if result.endpoint is not None:
+                write_json(folder / "endpoint.json", result.endpoint)
+            elif not resumed:
+                write_speed(folder, Speed(str(model), clock.per_second() * length, length))
+            write_jsonl(folder / "responses.jsonl", result.responses)
+            rows = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
+            write_text(folder / "examples.md", examples_markdown(rows, [label], benchmark))
+            if read.fields:
+                write_json(folder / FIELDS, {benchmark: read.to_row()})
+            draw(summary, folder)
     return figures
+
+
+def evaluation_key(
+    weights: str, benchmark: str, problems: Sequence[Problem], params: Params, examples: Path = CURATED_SFT
+) -> str:
+    """The digest of all that responses and their grades follow from.
+
+    `weights` is the digest of the model's folder, `examples` the split with the worked examples of few-shot prompts.
+    """
+    _, few_shot = prompt_of(benchmark, params, problems, examples)
+    names = ("run", "model", "prompt", "rollout", "evaluate")
+    sections = [getattr(params, name).model_dump(mode="json") for name in names]
+    shots = [[example.question, example.answers, example.solution] for example in few_shot]
+    return digest([stage_code("evaluate")["value"], weights, benchmark, digest_problems(problems), sections, shots])
+
+
+@contextmanager
+def _unfinished(key: str) -> Iterator[Path | None]:
+    """Where the evaluation of this key keeps finished chunks until it ends; None while another process makes it."""
+    folder = state_root() / f"evaluate-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folder}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield None
+        return
+    try:
+        yield folder
+        if folder.exists():
+            shutil.rmtree(folder)
+    finally:
+        release(lock)
 
 
 def check_lengths(

@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import digest, digest_path
-from mathrl.core.paths import CURATED_SFT, CURATED_TEST, RECIPES
+from mathrl.core.hashing import digest_path
+from mathrl.core.paths import RECIPES
 from mathrl.core.records import records_folder
 from mathrl.core.results import short_name
 from mathrl.core.types import Problem
-from mathrl.evaluation.benchmark import benchmark_problems, digest_problems
+from mathrl.evaluation.benchmark import benchmark_problems
 from mathrl.evaluation.compare import compare_sides, holm
 from mathrl.evaluation.responses import ModelRun, common_problems, read_run, read_runs
 from mathrl.params import Params
-from mathrl.params.evaluate import TEST
 from mathrl.params.messages import near_path
 from mathrl.reading.registry import GENERAL
-from mathrl.reading.sources import resolve_benchmark
-from mathrl.reports.evaluation import evaluate_once
+from mathrl.reports.evaluation import evaluate_once, evaluation_key
 from mathrl.reports.find_run import near_run
 
 RESPONSES = "responses.jsonl"
@@ -176,20 +174,10 @@ def output_of(
 ) -> Path:
     """Where an evaluation of a model folder is kept: by its bytes and everything that its responses depend on.
 
-    `problems` are those of a benchmark of the hub, which is read if they are not known: its revision may have moved.
+    `problems` are the benchmark's, which is read if they are not known.
     """
-    sections = [
-        getattr(params, name).model_dump(mode="json") for name in ("run", "model", "prompt", "rollout", "evaluate")
-    ]
-    settings, files, content = params.evaluate, [CURATED_TEST], []
-    if benchmark != TEST:
-        resolved = resolve_benchmark(benchmark, settings.data_folder, settings.fields.get(benchmark))
-        files = list(resolved.files)
-        if resolved.hub:
-            content.append(digest_problems(benchmark_problems(benchmark, params) if problems is None else problems))
-    files += [CURATED_SFT] if params.prompt.few_shot else []
-    content += [digest_path(file) for file in files if file.is_file()]
-    key = digest([digest_path(folder), benchmark, content, sections])
+    problems = benchmark_problems(benchmark, params) if problems is None else problems
+    key = evaluation_key(digest_path(folder), benchmark, problems, params)
     return Path("reports/evaluations") / f"{label}-{short_name(benchmark)}-{key[:10]}"
 
 

@@ -131,7 +131,7 @@ def _evaluate_all(
                     params,
                     label=model,
                     few_shot=few_shot,
-                    state=state,
+                    state=None if state is None else state / key,
                     on_progress=lambda count, bar=bar: bar.advance(count * world_size()),  # type: ignore[misc]
                 )
         result = done[key]

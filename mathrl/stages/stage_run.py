@@ -25,7 +25,7 @@ from mathrl.compose.load import read_layers
 from mathrl.core.code_values import stage_code
 from mathrl.core.environment import Variable, rank, wait_without_spinning
 from mathrl.core.errors import EXIT_INTERRUPTED, EXIT_STOPPED, UserError, exit_on_user_error, without_logins
-from mathrl.core.files import remove_leftovers
+from mathrl.core.files import release, remove_leftovers
 from mathrl.core.gpus import gpu_count, use_expandable_segments
 from mathrl.core.guard import process_start
 from mathrl.core.hashing import digest, digest_path
@@ -348,13 +348,7 @@ def _hold_lock(state: Path, stage: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _release(lock)
-
-
-def _release(lock: FileLock) -> None:
-    # While it is held: filelock tries again where the file that it has locked was removed meanwhile.
-    Path(lock.lock_file).unlink(missing_ok=True)
-    lock.release()
+        release(lock)
 
 
 def _wait_for_other_flow(lock: FileLock, stage: str) -> NoReturn:
@@ -362,7 +356,7 @@ def _wait_for_other_flow(lock: FileLock, stage: str) -> NoReturn:
     has the outputs in its cache."""
     print(f"{stage}: another flow is running this stage; waiting for it to end", file=sys.stderr, flush=True)
     lock.acquire(timeout=-1)
-    _release(lock)
+    release(lock)
     sys.exit(EXIT_STOPPED)
 
 

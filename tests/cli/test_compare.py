@@ -200,7 +200,9 @@ def test_an_evaluation_is_kept_for_the_problems_that_it_was_made_of(
     outputs = []
     for number, answer in enumerate(("2", "2", "3")):
         monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / f"cache{number}"))
-        write_jsonl(file, [{"question": "1+1=", "answer": answer}])
+        curated = {"id": "1", "answers": [answer], "source": "s", "split": "test"}
+        row = {"question": "1+1=", **(curated if benchmark == "test" else {"answer": answer})}
+        write_jsonl(file, [row])
         outputs.append(output_of(Path("model"), "model", benchmark, params))
     assert outputs[0] == outputs[1] != outputs[2]
 

@@ -14,7 +14,7 @@ from mathrl.cli.models import promote, rollback
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
-from mathrl.core.files import write_jsonl, write_text
+from mathrl.core.files import write_text
 from mathrl.core.hashing import digest_path
 from mathrl.core.records import RunRecord
 from mathrl.core.types import Problem, write_problems
@@ -331,31 +331,6 @@ def test_each_version_is_asked_with_its_own_prompt_and_measured_alike(
     made.client.delete_run(made.runs["rl 1"])
     with pytest.raises(UserError, match="version 1, the champion, was made by no run"):
         promote("m:2", None, None, [])
-
-
-def test_other_worked_examples_are_another_evaluation(tmp_path: Path) -> None:
-    """Those of a file that evaluate.few_shot_from names: responses are kept under what they follow from."""
-    file = tmp_path / "worked.jsonl"
-    params = load_params(ROOT / "params", overrides=[f"evaluate.few_shot_from={file}", "prompt.few_shot=1"])
-    problem = Problem(id="1", question="1+1?", answers=("2",), source="test", split="test")
-    keys = []
-    for solution in ("1 and 1 make 2.", "1 and 1 make 2.", "Count: 2."):
-        rows = [
-            {"question": f"What is {n}+2?", "answer": str(n + 2), "solution": f"{solution} {n + 2}"} for n in range(5)
-        ]
-        write_jsonl(file, rows)
-        keys.append(gate_stage._key("ab12", "test", [problem], params, tmp_path / "sft.jsonl"))
-    assert keys[0] == keys[1] != keys[2]
-
-
-def test_responses_that_an_older_release_graded_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(id="1", question="1+1?", answers=("2",), source="test", split="test")
-    keys = []
-    for number in ("4", "4", "5"):
-        monkeypatch.setattr(gate_stage, "stage_code", lambda stage, number=number: {"value": f"{stage} {number}"})
-        params = load_params(ROOT / "params")
-        keys.append(gate_stage._key("ab12", "test", [problem], params, tmp_path / "sft.jsonl"))
-    assert keys[0] == keys[1] != keys[2]
 
 
 @pytest.mark.parametrize(("probe", "so"), [(1.01, "promoted"), (1.2, "log-prob alignment 1.200 is above")])
