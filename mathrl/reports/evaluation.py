@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from mathrl.core.metrics import progress
 from mathrl.core.paths import CURATED_SFT, state_root
 from mathrl.core.results import BenchmarkResults, EvaluationSummary, ModelFigures, short_name
 from mathrl.core.types import Problem
-from mathrl.evaluation.benchmark import Benchmark, EvaluatedModel, digest_problems, prompt_of, read_benchmark
+from mathrl.evaluation.benchmark import Benchmark, EvaluatedModel, prompt_of, read_benchmark
 from mathrl.evaluation.summary import summarise
 from mathrl.params import Params
 from mathrl.params.run import PretrainedModel
@@ -58,7 +58,8 @@ def evaluate_once(
     params, few_shot = prompt_of(benchmark, params, problems, examples)
     label = Path(str(model)).name
     clock = SamplingClock()
-    with _unfinished(key) as state:
+    keep = _unfinished(key) if params.evaluate.endpoint is None else nullcontext()  # each answer of an endpoint is kept
+    with keep as state:
         resumed = state is not None and state.exists()
         with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
 
@@ -99,8 +100,8 @@ def evaluation_key(
     _, few_shot = prompt_of(benchmark, params, problems, examples)
     names = ("run", "model", "prompt", "rollout", "evaluate")
     sections = [getattr(params, name).model_dump(mode="json") for name in names]
-    shots = [[example.question, example.answers, example.solution] for example in few_shot]
-    return digest([stage_code("evaluate")["value"], weights, benchmark, digest_problems(problems), sections, shots])
+    rows = [problem.to_row() for problem in (*few_shot, *problems)]
+    return digest([stage_code("evaluate")["value"], weights, benchmark, sections, rows])
 
 
 @contextmanager
