@@ -100,7 +100,7 @@ cuda-ranks: install  ## With PyTorch's CUDA build (.venv-cuda, 5 GB, no GPU need
 	test -x .venv-cuda/bin/python || $(BIN)/python -m venv .venv-cuda
 	UV_FIND_LINKS= $(UV) pip install -q --python .venv-cuda/bin/python -c constraints-gpu.txt torch numpy pydantic ruamel.yaml filelock pytest pytest-timeout
 	.venv-cuda/bin/python -c 'import torch; assert torch.version.cuda, f"torch {torch.__version__} is no CUDA build"'
-	.venv-cuda/bin/python -m pytest -q tests/stages/test_launch.py -k can_use_cuda
+	.venv-cuda/bin/python -m pytest -q tests/rollout/test_launch.py -k can_use_cuda
 
 gpu-packages: install  ## What `python -m benchmarks.gpu` needs beside torch and transformers, into build/gpu-packages.
 	$(UV) pip install -q --target build/gpu-packages --python-version 3.12 --python-platform x86_64-manylinux_2_28 --only-binary :all: \

@@ -64,7 +64,7 @@ class Variable(StrEnum):
     CASES = ("MATHRL_CASES", "folder of labelled grading cases; default shared/cases", "tests")
     # Set by whatever starts the processes of a stage: mathrl or torchrun.
     RANK = ("RANK", "number of this process among those of its stage, from 0", "core.environment")
-    WORLD_SIZE = ("WORLD_SIZE", "number of processes of the stage", "core.environment, stages.launch")
+    WORLD_SIZE = ("WORLD_SIZE", "number of processes of the stage", "core.environment, rollout.launch")
     LOCAL_RANK = ("LOCAL_RANK", "number of this process on its machine: its GPU", "models.device")
     # Handed down by mathrl to the processes that it starts.
     MIRROR = ("MATHRL_MIRROR", "id of the process that mirrors records to MLflow; `none` for none", "core.mirroring")

@@ -2,14 +2,17 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from filelock import FileLock, Timeout
 
 from mathrl.core.code_values import stage_code
-from mathrl.core.errors import UserError
+from mathrl.core.environment import world_size
+from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.core.files import release, write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import progress
@@ -22,7 +25,9 @@ from mathrl.params import Params
 from mathrl.params.run import PretrainedModel
 from mathrl.planning.final_values import doubts_of, verdict
 from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k, examples_markdown, side_by_side
+from mathrl.rollout.launch import listen_on_loopback, process_count, run_ranks, uses_gpu
 
+SUMMARY = "summary.json"
 FIELDS = "fields.json"  # how the rows of benchmarks were read where the fields were guessed
 
 
@@ -35,11 +40,12 @@ def evaluate_once(
     problems: Sequence[Problem] | None = None,
     examples: Path = CURATED_SFT,
 ) -> ModelFigures:
-    """Evaluate any Hugging Face model folder, or the model at evaluate.endpoint.
+    """Evaluate any Hugging Face model folder in `run.processes` processes, or the model at evaluate.endpoint.
 
     Writes summary.json, responses.jsonl, speed.json (seconds of this machine) and pictures to `output`; fields.json if
     the benchmark's fields were guessed, and endpoint.json in place of speed.json for a model at an endpoint. An
-    interrupted evaluation goes on after its last finished chunk, without speed.json.
+    interrupted evaluation goes on after its last finished chunk, without speed.json. A process that has used a GPU
+    evaluates by itself: its forks could not use one.
 
     Args:
         problems: Those of the benchmark, if they are known already.
@@ -47,47 +53,72 @@ def evaluate_once(
 
     Raises:
         UserError: no such benchmark, no model in the folder, or every prompt is too long.
+        SystemExit: one of several processes failed, and has said why.
     """
+    read = read_benchmark(benchmark, params) if problems is None else Benchmark(list(problems))
+    weights = digest_path(Path(model)) if Path(model).is_dir() else str(model)
+    key = evaluation_key(weights, benchmark, read.problems, params, examples)
+    if params.evaluate.endpoint is not None:  # each of its answers is kept
+        _evaluate(model, benchmark, read, params, output, examples)
+    else:
+        processes = 1 if uses_gpu() else process_count(params.run, fewer=True)
+        with _unfinished(key) as state:
+            evaluate = partial(_evaluate, model, benchmark, read, params, output, examples, state)
+            if processes > 1:
+                listen_on_loopback("evaluate", params)
+                run_ranks(processes, lambda: exit_on_user_error(evaluate), state / "ranks")
+            else:
+                evaluate()
+    return EvaluationSummary.read(output / SUMMARY).models[_label(model)]
+
+
+def _label(model: Path | str) -> str:
+    return Path(str(model)).name
+
+
+def _evaluate(
+    model: Path | str,
+    benchmark: str,
+    read: Benchmark,
+    params: Params,
+    output: Path,
+    examples: Path,
+    state: Path | None = None,
+) -> None:
+    """This process's share of the evaluation; rank 0 writes `output`."""
     from mathrl.evaluation.evaluate_model import evaluate_model  # torch
     from mathrl.planning.run_time import SamplingClock, Speed, write_speed
 
-    read = read_benchmark(benchmark, params) if problems is None else Benchmark(list(problems))
-    problems = read.problems
-    weights = digest_path(Path(model)) if Path(model).is_dir() else str(model)
-    key = evaluation_key(weights, benchmark, problems, params, examples)
+    problems, label, clock = read.problems, _label(model), SamplingClock()
     params, few_shot = prompt_of(benchmark, params, problems, examples)
-    label = Path(str(model)).name
-    clock = SamplingClock()
-    keep = _unfinished(key) if params.evaluate.endpoint is None else nullcontext()  # each answer of an endpoint is kept
-    with keep as state:
-        resumed = state is not None and state.exists()
-        with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
+    resumed = state is not None and any(state.glob("*.jsonl"))
+    with progress(f"evaluate {label} on {benchmark}", len(problems) * params.evaluate.samples) as bar:
 
-            def advance(responses: int) -> None:
-                bar.advance(responses)
-                clock.tick(responses)
+        def advance(responses: int) -> None:
+            bar.advance(responses)
+            clock.tick(responses)
 
-            result = evaluate_model(
-                model, benchmark, problems, params, label=label, few_shot=few_shot, state=state, on_progress=advance
-            )
-        assert result is not None, "evaluate_once runs in one process"
-        figures = figures_of(result, params)
-        summary = EvaluationSummary(benchmark, {benchmark: BenchmarkResults({label: figures})})
-        with written_aside(output) as folder:
-            folder.mkdir()
-            summary.write(folder / "summary.json")
-            length = figures.response_length
-            if result.endpoint is not None:
-                write_json(folder / "endpoint.json", result.endpoint)
-            elif not resumed:
-                write_speed(folder, Speed(str(model), clock.per_second() * length, length))
-            write_jsonl(folder / "responses.jsonl", result.responses)
-            rows = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
-            write_text(folder / "examples.md", examples_markdown(rows, [label], benchmark))
-            if read.fields:
-                write_json(folder / FIELDS, {benchmark: read.to_row()})
-            draw(summary, folder)
-    return figures
+        result = evaluate_model(
+            model, benchmark, problems, params, label=label, few_shot=few_shot, state=state, on_progress=advance
+        )
+    if result is None:
+        return
+    figures = figures_of(result, params)
+    summary = EvaluationSummary(benchmark, {benchmark: BenchmarkResults({label: figures})})
+    with written_aside(output) as folder:
+        folder.mkdir()
+        summary.write(folder / SUMMARY)
+        length = figures.response_length
+        if result.endpoint is not None:
+            write_json(folder / "endpoint.json", result.endpoint)
+        elif not resumed:
+            write_speed(folder, Speed(str(model), clock.per_second() * length, length, world_size()))
+        write_jsonl(folder / "responses.jsonl", result.responses)
+        rows = side_by_side(result.responses, [label], params.evaluate.examples, params.run.seed)
+        write_text(folder / "examples.md", examples_markdown(rows, [label], benchmark))
+        if read.fields:
+            write_json(folder / FIELDS, {benchmark: read.to_row()})
+        draw(summary, folder)
 
 
 def evaluation_key(
@@ -105,15 +136,17 @@ def evaluation_key(
 
 
 @contextmanager
-def _unfinished(key: str) -> Iterator[Path | None]:
-    """Where the evaluation of this key keeps finished chunks until it ends; None while another process makes it."""
+def _unfinished(key: str) -> Iterator[Path]:
+    """Where the evaluation of this key keeps finished chunks until it ends; while another process makes it, a folder
+    that is not kept."""
     folder = state_root() / f"evaluate-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{folder}.lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        yield None
+        with TemporaryDirectory() as temporary:
+            yield Path(temporary)
         return
     try:
         yield folder

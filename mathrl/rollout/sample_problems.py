@@ -34,20 +34,21 @@ def sample_problems(
 
     Each rank takes problems[rank::world] in chunks of `rollout.max_sequences` responses. With a `state` folder a
     finished chunk is kept, and a later call with the same arguments starts after it. A problem whose prompt is
-    too long is None. `on_progress` gets the number of responses that this rank has finished.
+    too long is None. `on_progress` gets the number of further responses that are finished, at all ranks if they are as
+    fast as this one.
     """
     mine = problems[rank() :: world_size()]
+    finished = of_all_ranks(on_progress, len(problems) / max(1, len(mine)))
     chunk_size = max(1, sampler.engine.rollout.max_sequences // sampling.samples)
     tools = sampler.turns.params.model_dump() if sampler.turns is not None else None
     key = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size(), tools])
     file = state / f"{rank()}of{world_size()}.{key}.jsonl" if state else None
     groups, chunks_done = _finished_chunks(file)
-    if on_progress and groups:
-        on_progress(len(groups) * sampling.samples)
+    finished(len(groups) * sampling.samples)
     for chunk in range(chunks_done, -(-len(mine) // chunk_size)):
         chunk_problems = mine[chunk * chunk_size : (chunk + 1) * chunk_size]
         chunk_seed = derive_seed(seed, name, rank(), chunk)
-        sampled = sampler.sample(chunk_problems, sampling, reward, chunk_seed, on_progress)
+        sampled = sampler.sample(chunk_problems, sampling, reward, chunk_seed, finished)
         rows = [None if group is None else [_row(graded, tools is not None) for graded in group] for group in sampled]
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +64,20 @@ def sample_problems(
     for shard_rank, shard in enumerate(shards):
         merged[shard_rank :: world_size()] = shard
     return merged
+
+
+def of_all_ranks(on_progress: Callable[[int], None] | None, ranks: float) -> Callable[[int], None]:
+    """A function that is told of responses of this rank, and tells `on_progress` of `ranks` times as many."""
+    done = 0
+
+    def finished(count: int) -> None:
+        nonlocal done
+        before = round(done * ranks)
+        done += count
+        if on_progress and count:
+            on_progress(round(done * ranks) - before)
+
+    return finished
 
 
 def usable(problems: Sequence[Problem], samples: Sequence[list[Sample] | None]) -> int:

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_json, write_json, write_jsonl, written_aside
 from mathrl.core.hashing import derive_seed, digest_path
@@ -73,8 +72,8 @@ def work(
     with progress("difficulty", total=len(unmeasured) * settings.samples) as bar:
 
         def advance(responses: int) -> None:
-            bar.advance(responses * world_size())
-            clock.tick(responses * world_size())
+            bar.advance(responses)
+            clock.tick(responses)
 
         samples = sample_problems(
             sampler,

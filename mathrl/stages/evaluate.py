@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from mathrl.core.environment import rank, world_size
+from mathrl.core.environment import rank
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest_path
@@ -132,7 +132,7 @@ def _evaluate_all(
                     label=model,
                     few_shot=few_shot,
                     state=None if state is None else state / key,
-                    on_progress=lambda count, bar=bar: bar.advance(count * world_size()),  # type: ignore[misc]
+                    on_progress=bar.advance,
                 )
         result = done[key]
         if result is not None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mathrl.core.environment import world_size
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_json, write_jsonl, written_aside
 from mathrl.core.hashing import derive_seed
@@ -77,7 +76,7 @@ def work(run: StageRun, *, start: Path, data: Sequence[Path], examples: Path, ou
                 seed=derive_seed(seed, title),
                 name=title,
                 state=run.state,
-                on_progress=lambda count: bar.advance(count * world_size()),
+                on_progress=bar.advance,
             )
 
     sampled = sample("sample", problems, settings.samples)

@@ -41,7 +41,7 @@ from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
 from mathrl.planning.final_values import check_final_values, verdict
-from mathrl.stages.launch import RankFailed, listen_on_loopback, process_count, receive_signals, run_ranks
+from mathrl.rollout.launch import RankFailed, listen_on_loopback, process_count, receive_signals, run_ranks
 
 
 @dataclass

@@ -57,7 +57,7 @@ PORTS = {
     "mathrl/servers/serve.py": VLLM,
     "mathrl/cli/launch.sbatch.j2": "no page: a cluster's nodes, whose vLLM servers ask for the key that the job draws",
     "mathrl/cli/launch.jobset.yaml.j2": "no page: a cluster's pods, whose vLLM servers ask for the secret's key",
-    "mathrl/stages/launch.py": RANKS,
+    "mathrl/rollout/launch.py": RANKS,
     "mathrl/rollout/ranks.py": RANKS,
     "mathrl/learners/distributed.py": RANKS,
     "mathrl/servers/weight_transfer.py": "no HTTP: NCCL's own protocol, between a run and its vLLM servers",

@@ -156,6 +156,7 @@ def made(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("mathrl.reports.evaluation.process_count", lambda *_, **__: 1)  # pytest's threads must not fork
     (tmp_path / "home").mkdir()
     shutil.copy(empty_store, tmp_path / "home" / "mlflow.db")
     yield Registry(tmp_path)

@@ -9,6 +9,7 @@ import pytest
 
 from mathrl.cli.evaluate import combinations
 from mathrl.core.errors import UserError
+from mathrl.core.files import read_json
 from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation.paired import compare
 from mathrl.evaluation.responses import read_run
@@ -55,7 +56,7 @@ def test_a_model_is_evaluated_with_every_setting(tmp_path: Path, warm_python: Pa
     write_problems(tmp_path / "data/curated/test.jsonl", problems)
     write_problems(tmp_path / "data/curated/sft.jsonl", problems)
     words = ["evaluate", "--model", "tiny", "--benchmark", "test", "--samples", "2", "--output", "out"]
-    words += ["--vary", "evaluate.max_tokens=[1, 5]", "--set", "run.device=cpu"]
+    words += ["--vary", "evaluate.max_tokens=[1, 5]", "--set", "run.device=cpu", "--set", "run.processes=2"]
     done = subprocess.run(
         [warm_python / "python", "-c", "from mathrl.cli import main; main()", *words],
         cwd=tmp_path,
@@ -70,6 +71,7 @@ def test_a_model_is_evaluated_with_every_setting(tmp_path: Path, warm_python: Pa
     rows = [read_run(tmp_path / f"out/{number}/responses.jsonl", None, None).rows for number in range(2)]
     test = compare("a", "b", *map(accuracies, rows), responses=2)
     assert f"{test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}]" in done.stdout
+    assert read_json(tmp_path / "out/0/speed.json")["processes"] == 2
     for number, longest in enumerate((1, 5)):
         lines = (tmp_path / f"out/{number}/responses.jsonl").read_text().splitlines()
         assert len(lines) == 12 and max(line.count('"length": ') for line in lines) == 1

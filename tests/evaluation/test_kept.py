@@ -20,7 +20,7 @@ PROBLEMS = [Problem(id=str(n), question=f"{n}+1=", answers=(str(n + 1),), source
 SMALL = (
     "model.base={hidden_size: 32, intermediate_size: 48, layers: 1, heads: 2, kv_heads: 1, alphabet: arithmetic}",
     "evaluate.samples=2", "evaluate.ks=[1, 2]", "evaluate.max_tokens=4", "rollout.max_sequences=4", "run.device=cpu",
-    "prompt.template=plain",
+    "run.processes=1", "prompt.template=plain",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import FreshModel, Prompt
 from mathrl.rewards.compose import RewardInput, build_reward
 from mathrl.rollout.engine import Sampling
-from mathrl.rollout.sample_problems import sample_problems
+from mathrl.rollout.sample_problems import of_all_ranks, sample_problems
 from mathrl.rollout.sampler import Sampler
 from tests.rollout.calculator import Calculator
 from tests.rollout.no_engine import NO_ENGINE
@@ -116,6 +116,15 @@ def test_samples_are_kept_for_the_same_call_alone(small: Any, tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 1 + len(others) + 2
     sampler.engine = NO_ENGINE  # nothing is sampled again
     assert sample(tmp_path) == first
+
+
+@pytest.mark.parametrize(("problems", "ranks"), [(7, 1), (7, 2), (5, 4), (8, 8)])
+def test_the_first_ranks_progress_ends_with_the_whole(problems: int, ranks: int) -> None:
+    mine, told = len(range(0, problems, ranks)), list[int]()
+    finished = of_all_ranks(told.append, problems / mine)
+    for _ in range(2 * mine):
+        finished(1)
+    assert sum(told) == 2 * problems
 
 
 def test_chunks_have_seeds_of_their_own_and_rows_of_what_was_graded(

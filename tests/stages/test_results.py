@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mathrl.params.schema import READS
-from mathrl.stages.launch import GLOO, NCCL
+from mathrl.rollout.launch import GLOO, NCCL
 from tests.stages.rl_runs import prepare
 from tests.stages.stage_results import FILE, OPTIONS, changed, numbers, run_stage
 

@@ -17,8 +17,8 @@ from mathrl.core.files import write_json
 from mathrl.core.metrics import JsonlSink, without_timings
 from mathrl.core.types import read_problems, write_problems
 from mathrl.reports.html_figures import curves
+from mathrl.rollout.launch import GLOO, NCCL
 from mathrl.rollout.rollout_files import rollout_files
-from mathrl.stages.launch import GLOO, NCCL
 from mathrl.trainers import rl as trainer
 from tests.stages.rl_runs import CASES, FILE, differences, prepare, record_of, run, written
 

@@ -220,7 +220,7 @@ def test_a_run_that_ends_while_it_continues_prefixes_makes_the_same_files_later(
     monkeypatch.setattr(sample_problems, "sample_problems", until_the_second)
     with pytest.raises(KeyboardInterrupt):
         draw_into("cut", "state-2")
-    kept = sorted((tmp_path / "state-2").glob("sample*"))
+    kept = sorted((tmp_path / "state-2").glob("*.jsonl"))
     assert kept and not Path("cut").exists()
     for file in kept:  # what is no whole next chunk is sampled again
         whole = file.read_text()

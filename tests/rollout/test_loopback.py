@@ -11,7 +11,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.params.load import stage_params
-from mathrl.stages.launch import loopback_variables
+from mathrl.rollout.launch import loopback_variables
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))

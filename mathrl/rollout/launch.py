@@ -1,4 +1,4 @@
-"""The ranks of a stage on this machine: forks, started and watched by torch's elastic multiprocessing.
+"""The ranks of a stage or an evaluation on this machine: forks, started and watched by torch's elastic multiprocessing.
 
 The process that runs the stage imports torch once, for all ranks, and keeps the stage's lock, record and clean-up. It
 never asks CUDA for anything: a fork of a process that has done so cannot use CUDA. torchrun's agent does ask, and its
@@ -195,6 +195,12 @@ def process_count(run: Run, *, fewer: bool) -> int:
     using = f"{slots} process" if slots == 1 else f"{slots} processes"
     print(f"run.processes={run.processes} but this machine has {hardware}; using {using}", file=sys.stderr)
     return slots
+
+
+def uses_gpu() -> bool:
+    """Whether this process has used CUDA, so that no fork of it could."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def local_slots(device: str) -> tuple[int, str]:

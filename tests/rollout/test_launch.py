@@ -11,7 +11,7 @@ import pytest
 from mathrl.core import gpus as gpu_counting
 from mathrl.core.errors import EXIT_KILLED, UserError
 from mathrl.params.run import Run
-from mathrl.stages import launch
+from mathrl.rollout import launch
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -21,8 +21,8 @@ from mathrl.core import errors
 from mathrl.core.environment import rank
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.compose import load_params
-from mathrl.stages.launch import run_ranks
-from mathrl.stages.launch import listen_on_loopback
+from mathrl.rollout.launch import run_ranks
+from mathrl.rollout.launch import listen_on_loopback
 
 CHECKS = ("is_available", "device_count", "init", "_lazy_init")
 
