@@ -62,7 +62,7 @@ def evaluate_once(
         _evaluate(model, benchmark, read, params, output, examples)
     else:
         processes = 1 if uses_gpu() else process_count(params.run, fewer=True)
-        with _unfinished(key) as state:
+        with _state_folder(key) as state:
             evaluate = partial(_evaluate, model, benchmark, read, params, output, examples, state)
             if processes > 1:
                 listen_on_loopback("evaluate", params)
@@ -136,7 +136,7 @@ def evaluation_key(
 
 
 @contextmanager
-def _unfinished(key: str) -> Iterator[Path]:
+def _state_folder(key: str) -> Iterator[Path]:
     """Where the evaluation of this key keeps finished chunks until it ends; while another process makes it, a folder
     that is not kept."""
     folder = state_root() / f"evaluate-{key}"

@@ -38,17 +38,17 @@ def sample_problems(
     fast as this one.
     """
     mine = problems[rank() :: world_size()]
-    finished = of_all_ranks(on_progress, len(problems) / max(1, len(mine)))
+    tell = of_all_ranks(on_progress, len(problems) / max(1, len(mine)))
     chunk_size = max(1, sampler.engine.rollout.max_sequences // sampling.samples)
     tools = sampler.turns.params.model_dump() if sampler.turns is not None else None
     key = digest([name, seed, sampling.__dict__, [p.id for p in mine], chunk_size, world_size(), tools])
     file = state / f"{rank()}of{world_size()}.{key}.jsonl" if state else None
     groups, chunks_done = _finished_chunks(file)
-    finished(len(groups) * sampling.samples)
+    tell(len(groups) * sampling.samples)
     for chunk in range(chunks_done, -(-len(mine) // chunk_size)):
         chunk_problems = mine[chunk * chunk_size : (chunk + 1) * chunk_size]
         chunk_seed = derive_seed(seed, name, rank(), chunk)
-        sampled = sampler.sample(chunk_problems, sampling, reward, chunk_seed, finished)
+        sampled = sampler.sample(chunk_problems, sampling, reward, chunk_seed, tell)
         rows = [None if group is None else [_row(graded, tools is not None) for graded in group] for group in sampled]
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -70,14 +70,14 @@ def of_all_ranks(on_progress: Callable[[int], None] | None, ranks: float) -> Cal
     """A function that is told of responses of this rank, and tells `on_progress` of `ranks` times as many."""
     done = 0
 
-    def finished(count: int) -> None:
+    def tell(count: int) -> None:
         nonlocal done
         before = round(done * ranks)
         done += count
         if on_progress and count:
             on_progress(round(done * ranks) - before)
 
-    return finished
+    return tell
 
 
 def usable(problems: Sequence[Problem], samples: Sequence[list[Sample] | None]) -> int:
