@@ -50,13 +50,15 @@ def test_what_a_killed_process_left_is_removed_also_if_it_had_the_id_of_this_one
     target = tmp_path / "model"
     target.mkdir()
     parent, own = os.getppid(), os.getpid()
+    start = process_start(parent)
+    assert start is not None
     names = [
         f".model.{own}-0123abcd-0.partial",
         f"model/.a.{2**22 + own}-0123abcd-0.old",
-        f".model.{parent}-{process_start(own)}-0123abcd-0.partial",  # its number is now another's
+        f".model.{parent}-{start - 1}-0123abcd-0.partial",  # its number is now another's
     ]
     kept = [f".other.{own}-0123abcd-0.partial", ".model.7.partial", f".model.{parent}-0123abcd-0.old"]
-    kept += [f".model.{parent}-{process_start(parent)}-0123abcd-1.partial"]
+    kept += [f".model.{parent}-{start}-0123abcd-1.partial"]
     for name in (*names, *kept):
         (tmp_path / name).touch()
     with written_aside(target / "b") as aside:
