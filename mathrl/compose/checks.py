@@ -134,7 +134,7 @@ def _definitions(path: str) -> tuple[str, list[ast.AST]]:
     if file.suffix != ".py":
         return "", []  # compiled: the import at the start of the stage checks it
     try:
-        source = file.read_text(encoding="utf-8")
+        source = importlib.util.decode_source(file.read_bytes())  # a BOM, or another encoding in a comment
         table, tree = symtable(source, str(file), "exec"), ast.parse(source)
     except (OSError, SyntaxError, ValueError) as error:
         return f"path: {file} cannot be read as Python ({error})", []

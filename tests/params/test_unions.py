@@ -84,6 +84,8 @@ def test_every_generator_of_the_parameters_draws_problems() -> None:
         ("mine.rewards.plain", "least: 2", None),
         ("mine.rewards.fast", "least: 2", None),
         ("mine.rewards.codec", "", None),
+        ("mine.windows.plain", "", None),
+        ("mine.latin.plain", "", None),
         ("mine.rewards.with_input", "factor: 2", None),
         ("mine.rewards.plian", "", r"defines no 'plian' \(did you mean plain\?\)"),
         ("mine.reward.plain", "", "parts.0.options.path: no module 'mine.reward'"),
@@ -101,6 +103,9 @@ def test_a_function_is_checked_without_running_its_module(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "rewards.py").write_text("raise RuntimeError('imported')\n" + FUNCTIONS)
     (tmp_path / "mine" / "broken.py").write_text("def plain(:")
+    (tmp_path / "mine" / "windows.py").write_text("def plain(**row): ...\n", encoding="utf-8-sig", newline="\r\n")
+    latin = "# -*- coding: latin-1 -*-\ndef plain(**row): return 'é'\n"
+    (tmp_path / "mine" / "latin.py").write_text(latin, encoding="latin-1")
     monkeypatch.chdir(tmp_path)
     override = parts(f"{{type: function, options: {{path: {path}, {options}}}}}")
     if message is None:
