@@ -250,12 +250,12 @@ def combinations(varied: Sequence[str]) -> dict[str, list[str]]:
     """The overrides of every combination, by its name; the first of each parameter is what others are compared with.
 
     >>> combinations(["prompt.template=[plain, boxed]"])
-    {'template=plain': ['prompt.template=plain'], 'template=boxed': ['prompt.template=boxed']}
+    {'template=plain': ['prompt.template="plain"'], 'template=boxed': ['prompt.template="boxed"']}
 
     Raises:
-        UserError: not KEY=[VALUE, VALUE, …], a parameter twice, or too many combinations.
+        UserError: not KEY=[VALUE, VALUE, …], a parameter or a value twice, or too many combinations.
     """
-    values: dict[str, list[str]] = {}
+    values: dict[str, dict[str, str]] = {}  # by their names, as JSON: an override reads the same value
     for text in varied:
         key, equals, listed = text.partition("=")
         choices = parse_yaml(listed, f"--vary {text}") if equals else None
@@ -263,14 +263,17 @@ def combinations(varied: Sequence[str]) -> dict[str, list[str]]:
             raise UserError(f"--vary {text}: write KEY=[VALUE, VALUE], such as prompt.template=[plain, boxed]")
         if key in values:
             raise UserError(f"--vary {text}: {key} is varied twice; write its values in one list")
-        values[key] = [str(choice) for choice in choices]
+        written = [json.dumps(choice, ensure_ascii=False, default=str) for choice in choices]
+        values[key] = {value.strip('"'): value for value in written}
+        if len(values[key]) < len(choices):
+            raise UserError(f"--vary {text}: a value is listed twice; list each once")
     if (count := prod(map(len, values.values()))) > MOST:
         raise UserError(f"--vary asks for {count} evaluations, more than {MOST}; leave out values")
     named = {}
-    for chosen in product(*values.values()):
-        settings = [f"{key}={value}" for key, value in zip(values, chosen, strict=True)]
-        short = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(values, chosen, strict=True)]
-        named[", ".join(short)] = settings
+    for chosen in product(*(named_values.items() for named_values in values.values())):
+        pairs = list(zip(values, chosen, strict=True))
+        name = ", ".join(f"{key.rpartition('.')[2]}={short}" for key, (short, _) in pairs)
+        named[name] = [f"{key}={value}" for key, (_, value) in pairs]
     return named
 
 

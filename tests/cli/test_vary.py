@@ -15,6 +15,7 @@ from mathrl.evaluation.paired import compare
 from mathrl.evaluation.responses import read_run
 from mathrl.evaluation.summary import accuracies
 from mathrl.models.base import make_base
+from mathrl.params.load import apply_override
 from mathrl.params.run import FreshModel, Model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +27,15 @@ def test_all_combinations_are_named_by_their_values() -> None:
         "template=plain, temperature=0", "template=plain, temperature=0.7", "template=boxed, temperature=0",
         "template=boxed, temperature=0.7",
     ]  # fmt: skip
-    assert varied["template=boxed, temperature=0"] == ["prompt.template=boxed", "evaluate.temperature=0"]
+    assert varied["template=boxed, temperature=0"] == ['prompt.template="boxed"', "evaluate.temperature=0"]
+
+
+def test_a_value_stays_what_it_is_in_the_list() -> None:
+    varied = combinations(["prompt.system=[null, '1', \"a: ü\"]"])
+    assert list(varied.values()) == [["prompt.system=null"], ['prompt.system="1"'], ['prompt.system="a: ü"']]
+    for (setting,), value in zip(varied.values(), (None, "1", "a: ü"), strict=True):
+        apply_override(values := {"prompt": {}}, setting)
+        assert values == {"prompt": {"system": value}}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +45,7 @@ def test_all_combinations_are_named_by_their_values() -> None:
         (["prompt.template=plain"], "write KEY=[VALUE, VALUE]"),
         (["prompt.template=[plain]"], "write KEY=[VALUE, VALUE]"),
         (["a.b=[1, 2]", "a.b=[3, 4]"], "a.b is varied twice"),
+        (["a.b=[1, 1]"], "a value is listed twice"),
         (["a.b=[1, 2, 3, 4, 5, 6, 7, 8, 9]", "a.c=[1, 2, 3, 4, 5, 6, 7, 8]"], "72 evaluations, more than 64"),
     ],
 )
