@@ -7,7 +7,7 @@ home()/records/imported-NAME/run.json, metrics.jsonl, rollouts/rollouts.parquet,
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,12 +168,23 @@ def gather(
         figures.setdefault(rows[0].theirs.step, {}).update(step_figures(rows))
         groups.append((len({row.theirs.question for row in rows}), len(rows)))
     validated, responses = _validation(run, answers, memo)
-    metrics = metric_rows(run, figures, validated)
+    theirs = {step: ours_beside_theirs(metrics, run.system) for step, metrics in run.steps.items()}
+    notes = drop_dev_rewards(theirs.values())
+    metrics = metric_rows(theirs, figures, validated)
     if run.system == "verl":
         correct_truncation(metrics, run.config)
-    notes = accuracy_stand_in(metrics)
+    notes += accuracy_stand_in(metrics)
     rl, unused = parameters(run, groups, metrics)
     return Gathered(metrics, rl, unused, opinion, responses, notes)
+
+
+def drop_dev_rewards(rows: Collection[dict[str, float]]) -> list[str]:
+    """A validation reward that is not between 0 and 1 is no accuracy; a line says that it keeps their name alone."""
+    if all(0 <= row.get(DEV, 0) <= 1 for row in rows):
+        return []
+    for row in rows:
+        row.pop(DEV, None)
+    return ["dev accuracy: the validation rewards are not between 0 and 1, and stand under the trainer's names alone"]
 
 
 def accuracy_stand_in(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -190,16 +201,17 @@ def accuracy_stand_in(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def metric_rows(
-    run: ForeignRun, from_rollouts: Mapping[int, Mapping[str, float]], validated: Mapping[int, Mapping[str, float]]
+    theirs: Mapping[int, Mapping[str, float]],
+    from_rollouts: Mapping[int, Mapping[str, float]],
+    validated: Mapping[int, Mapping[str, float]],
 ) -> list[dict[str, Any]]:
-    """A row per step: their metrics under our names, with theirs beside them; then what the rollouts say.
+    """A row per step: `theirs` of `ours_beside_theirs`, then what the rollouts say.
 
     Accuracy is our verifier's where it could grade the rollouts.
     """
     rows = []
-    for step in sorted({*run.steps, *from_rollouts, *validated}):
-        row: dict[str, Any] = {"step": step}
-        row |= ours_beside_theirs(run.steps.get(step, {}), run.system)
+    for step in sorted({*theirs, *from_rollouts, *validated}):
+        row: dict[str, Any] = {"step": step, **theirs.get(step, {})}
         graded = from_rollouts.get(step, {})
         row = {**graded, **row} | {name: graded[name] for name in ("reward/accuracy",) if name in graded}
         row |= {key: value for key, value in validated.get(step, {}).items() if key not in row}

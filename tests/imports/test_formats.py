@@ -85,6 +85,20 @@ def test_an_offline_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(read_run(tmp_path).steps) >= 4, "a file that is still written"
 
 
+def test_a_validation_reward_below_0_is_no_dev_accuracy(tmp_path: Path, home: Path) -> None:
+    """Its forecast and the rules that compare with it would be of a number that is no share."""
+    name = "val-core/mine/reward/mean@1"
+    always = {"actor/grad_norm": 0.1, "actor/kl_loss": 0.01}
+    steps = {step: always | ({} if step % 10 else {name: step / 40 - 1}) for step in range(1, 81)}
+    rows = [{"step": step, "data": data} for step, data in steps.items()]
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gathered = gather(read_run(tmp_path, "verl"))
+    assert not any("dev/accuracy" in row for row in gathered.rows) and gathered.rows[9][name] == -0.75
+    assert "the validation rewards are not between 0 and 1" in gathered.notes[0]
+    command("import", tmp_path, "--from", "verl", "--name", "mine")
+    assert command("runs", "health", "imported-mine")[0] == 0
+
+
 def test_the_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("wandb", "wandb.proto.wandb_internal_pb2"):
         monkeypatch.setitem(sys.modules, name, None)
