@@ -73,7 +73,6 @@ class Rollouts:
         self.steps = _numbers(self.table["step"]).astype(np.int64)
         self.correct = _numbers(self.table["correct"]) > 0
         self.facets = _facets(self.table)
-        self._problems: dict[str, Codes] = {}
         self._found: tuple[str, Mask] = ("", np.ones(self.size, dtype=bool))
 
     def summary(self, filters: Filters, query: str = "", problem: str = "") -> dict[str, Any]:
@@ -138,14 +137,15 @@ class Rollouts:
         """Responses whose text, question or extracted answer contains the query, whatever its case."""
         if not query:
             return np.ones(self.size, dtype=bool)
-        if self._found[0] != query:
+        found, hit_rows = self._found  # read once: a thread with another query may replace it meanwhile
+        if found != query:
             hit_rows = np.zeros(self.size, dtype=bool)
             for name in ("text", "question", "extracted"):
                 column = self.table[name].cast(pa.string())
                 hits = pc.match_substring(column, query, ignore_case=True)
                 hit_rows |= np.asarray(pc.fill_null(hits, False), dtype=bool)
             self._found = (query, hit_rows)
-        return self._found[1]
+        return hit_rows
 
     def _of_problem(self, problem: str) -> Mask:
         if not problem:
@@ -209,12 +209,17 @@ def _of_numbers(column: Any, *, whole: bool = False) -> Facet:
 
 
 def _bin_numbers(values: npt.NDArray[np.float64], rows: Codes, whole: bool = False) -> Facet:
-    """Numbers as labels: each value where there are few (or `whole`), else bins between quantiles."""
+    """Numbers as labels: each value where there are few (or `whole`), else bins between quantiles.
+
+    Values that differ by rounding alone, such as 0.1 + 0.2 and 0.3, have one label.
+    """
     finite = np.isfinite(values)
     values, rows = values[finite], rows[finite]
-    different = np.unique(values)
-    if whole or len(different) <= VALUES:
-        return Facet([f"{value:g}" for value in different], np.searchsorted(different, values), rows)
+    different, places = np.unique(values, return_inverse=True)
+    texts = [f"{value:.0f}" if whole else f"{value:g}" for value in different]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    if whole or len(numbers) <= VALUES:
+        return Facet(list(numbers), np.array([numbers[text] for text in texts], dtype=np.int64)[places], rows)
     edges = np.unique(np.quantile(different, np.linspace(0, 1, BINS + 1), method="nearest"))
     codes = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
     labels = [f"{low} to {high}" for low, high in pairwise(_short_numbers(edges))]

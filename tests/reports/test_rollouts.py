@@ -113,6 +113,24 @@ def test_numbers_of_many_values_are_binned_and_none_is_lost(tmp_path: Path) -> N
     assert facets["length"][0][0] == "0 to 12" and facets["reward"][0][0] == "-0.1 to 0.02"
 
 
+def test_rewards_that_differ_by_rounding_are_one_value(tmp_path: Path) -> None:
+    folder = RolloutFolder(tmp_path, None)
+    folder.write(1, [row(1, n, True, reward=reward) for n, reward in enumerate((0.1 + 0.2, 0.3, 1.0))])
+    rollouts = Rollouts(folder.steps())
+    assert rollouts.summary({})["facets"]["reward"] == [("0.3", 2), ("1", 1)]
+    assert len(rollouts.page({"reward": ["0.3"]})) == 2
+
+
+def test_a_search_has_its_own_result_whatever_another_thread_searches(kept: Path) -> None:
+    class Interrupted(Rollouts):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_found" and value[0] == "step 1":
+                self._search("no such text")
+
+    assert len(Interrupted([kept / WHOLE]).page({}, "step 1")) == 4
+
+
 def ask(server: Any, path: str, host: str | None = None) -> tuple[int, str, Any]:
     request = urllib.request.Request(f"http://127.0.0.1:{server.server_address[1]}{path}")
     if host:
