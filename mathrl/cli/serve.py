@@ -10,7 +10,7 @@ from mathrl.cli.options import Choices, Overrides, Presets, join_presets, with_c
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.paths import is_loopback, main_checkout
-from mathrl.servers.protocol import KEY
+from mathrl.servers.protocol import KEY, login_headers
 
 
 def serve(
@@ -38,7 +38,7 @@ def serve(
 
 def check_key(host: str) -> None:
     """Raises UserError: `host` is not loopback, and no key is set."""
-    if not is_loopback(host) and not os.environ.get(KEY):
+    if not is_loopback(host) and not login_headers():
         raise UserError(
             f"--host {host} lets everyone who reaches it replace the weights: keep 127.0.0.1 and connect by "
             f"`ssh -L 8001:127.0.0.1:8001`, or set {KEY} to a secret key, here and where runs start"

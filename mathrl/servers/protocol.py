@@ -19,10 +19,10 @@ from mathrl.core.request_origin import Application, Message, Receive, Send
 KEY = Variable.SERVE_KEY  # set for `mathrl serve` and for the runs that sample from it
 
 
-def login_headers() -> dict[str, str]:
-    """The headers of each request; empty without a key."""
-    key = KEY.get()
-    return {"authorization": f"Bearer {key}"} if key else {}
+def login_headers() -> dict[bytes, bytes]:
+    """The headers of each request; empty without a key. A secret that is mounted or piped often ends in a newline."""
+    key = KEY.get().strip()
+    return {b"authorization": f"Bearer {key}".encode()} if key else {}
 
 
 class Login:
@@ -30,7 +30,7 @@ class Login:
 
     def __init__(self, app: Application) -> None:
         self.app = app
-        self.wanted = login_headers()["authorization"].encode()
+        self.wanted = login_headers()[b"authorization"]
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -146,7 +146,7 @@ def ask_server(url: str, get: Get) -> ServerAnswer:
         return ServerAnswer(
             state, name, server_state["adapters"], server_state["transfer"], tuple(server_state["gpus"])
         )
-    except (httpx.HTTPError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         # RuntimeError: the client was closed meanwhile.
         return failed_answer(f"{url} does not answer as a vLLM server ({type(error).__name__})")
 

@@ -28,6 +28,8 @@ def test_named_servers_are_asked_and_those_of_running_stages_shown(
     assert sampling_servers() == []
     server = Stand()
     try:
+        monkeypatch.setenv("MATHRL_SERVERS", "http://127.0.0.1:800O")
+        (mistyped,) = sampling_servers()
         monkeypatch.setenv("MATHRL_SERVERS", f"{server.url},http://127.0.0.1:9")
         named = sampling_servers()
         server.digest = "9f86d081"
@@ -35,6 +37,7 @@ def test_named_servers_are_asked_and_those_of_running_stages_shown(
     finally:
         server.shutdown()
         server.server_close()
+    assert mistyped[1] == "vLLM server http://127.0.0.1:800O does not answer as a vLLM server (InvalidURL)"
     assert named == [
         ("ok", f"vLLM server {server.url} is live (generation 1, weights not sent yet)", ""),
         (

@@ -282,13 +282,17 @@ def test_a_vllm_server_for_others_needs_a_key(monkeypatch: pytest.MonkeyPatch) -
     check_key("127.0.0.1")
     with pytest.raises(UserError, match=r"--host 0.0.0.0 .* replace the weights: .*MATHRL_SERVE_KEY"):
         check_key("0.0.0.0")
+    monkeypatch.setenv(KEY, "\n")
+    with pytest.raises(UserError, match="--host"):
+        check_key("0.0.0.0")
     assert login_headers() == {}
     monkeypatch.setenv(KEY, "k")
     check_key("0.0.0.0")
 
 
-def test_every_request_to_it_without_the_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY, "right")
+@pytest.mark.parametrize("key", ["right", "schlüssel", "of a mounted secret\n"])
+def test_every_request_to_it_without_the_key_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, key)
     reached: list[str] = []
 
     async def server(scope: Any, receive: Any, send: Any) -> None:
@@ -296,7 +300,7 @@ def test_every_request_to_it_without_the_key_is_refused(monkeypatch: pytest.Monk
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    async def ask(path: str, headers: dict[str, str]) -> int:
+    async def ask(path: str, headers: Any) -> int:
         transport = httpx.ASGITransport(Login(server))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             return (await client.post(path, headers=headers)).status_code
