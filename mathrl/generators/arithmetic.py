@@ -80,6 +80,10 @@ class Product(ProductOptions):
 class Fractions(FractionsOptions):
     """Level 1: a product or quotient; 2: a sum; 3: a percentage; 4: percentage change; 5: three fractions."""
 
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.kinds
+
     def draw(self, rng: random.Random, level: int) -> Draft | None:
         return (self._product, self._sum, self._percent, self._change, self._three)[level - 1](rng)
 

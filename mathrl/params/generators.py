@@ -2,13 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from mathrl.params.section import Options, Section
 
 SplitName = Literal["sft", "rl", "dev", "test"]
-Levels = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-OneToFive = Annotated[tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1)]
 
 
 def different(levels: tuple[int, ...]) -> tuple[int, ...]:
@@ -16,6 +14,11 @@ def different(levels: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(levels)) < len(levels):
         raise ValueError("a level is listed twice; list each once")
     return levels
+
+
+Levels = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), AfterValidator(different)]
+OneToFive = Annotated[tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1), AfterValidator(different)]
+OneToThree = Annotated[tuple[Annotated[int, Field(ge=1, le=3)], ...], Field(min_length=1), AfterValidator(different)]
 
 
 class GeneratedSource(Section):
@@ -51,8 +54,6 @@ class ChainOptions(Options):
         "that remains after each (12-3*4;9*4;36).",
     )
 
-    _different = field_validator("steps")(different)
-
 
 class ChainSource(GeneratedSource):
     """Chained arithmetic, evaluated strictly from left to right: 7+5-3*4= is 36."""
@@ -76,19 +77,10 @@ class CountdownSource(GeneratedSource):
     options: CountdownGameOptions = CountdownGameOptions()
 
 
-class FiveKindsOptions(Options):
-    """Level: the kind of problem, 1 to 5."""
-
-    kinds: OneToFive = Field((1, 2, 3, 4, 5), description="Levels to draw.")
-
-    @property
-    def levels(self) -> tuple[int, ...]:
-        return self.kinds
-
-
-class FractionsOptions(FiveKindsOptions):
+class FractionsOptions(Options):
     """Level 1: a product or quotient; 2: a sum; 3: a percentage; 4: percentage change; 5: three fractions."""
 
+    kinds: OneToFive = Field((1, 2, 3, 4, 5), description="Levels to draw.")
     largest_denominator: int = Field(30, ge=4, description="Largest denominator; the smallest is 2.")
 
 
@@ -116,14 +108,10 @@ class LinearEquationSource(GeneratedSource):
 class ProductOptions(Options):
     """Level 1: two numbers of two digits; 2: one of three digits and one of two; 3: a square or cube."""
 
-    kinds: Annotated[tuple[Annotated[int, Field(ge=1, le=3)], ...], Field(min_length=1)] = Field(
-        (1, 2, 3), description="Levels to draw."
-    )
+    kinds: OneToThree = Field((1, 2, 3), description="Levels to draw.")
     calls: float = Field(
         0.5, ge=0, le=1, description="Share of worked solutions that call Python instead of giving the result."
     )
-
-    _different = field_validator("kinds")(different)
 
 
 class ProductSource(GeneratedSource):
@@ -188,8 +176,6 @@ class WordProblemOptions(Options):
         description="Share of problems with a sentence whose number has nothing to do with the answer.",
     )
 
-    _different = field_validator("steps")(different)
-
 
 class WordProblemSource(GeneratedSource):
     """Word problems: rates, units, measures, time, money, comparisons, sharing, percentages, changes."""
@@ -208,8 +194,6 @@ class StoryOptions(Options):
         "never follow one another in the others; training: the others.",
     )
     largest_result: int = Field(99, ge=20, description="Largest result of a step.")
-
-    _different = field_validator("steps")(different)
 
 
 class StorySource(GeneratedSource):

@@ -52,6 +52,7 @@ def sources(generator: str, options: str = "{}") -> str:
         (sources("chain", "{stepz: [2]}"), r"sources.0.options.stepz: unknown parameter \(did you mean steps\?\)"),
         (sources("chain", "{steps: [0]}"), "sources.0.options.steps.0: Input should be greater than or equal to 1"),
         (sources("word_problem", "{steps: [2, 2]}"), "sources.0.options.steps: a level is listed twice"),
+        (sources("fractions", "{kinds: [1, 1, 2]}"), "sources.0.options.kinds: a level is listed twice"),
         ("reward.second_grader={type: llm, model: m}", "second_grader: type llm needs endpoint"),
         ("model.base={type: fresh, layrs: 2}", r"base.layrs: unknown parameter \(did you mean layers\?\)"),
     ],
