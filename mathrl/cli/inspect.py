@@ -6,7 +6,6 @@ from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mathrl.cli.output import AsJson, print_document, print_table
 from mathrl.core.environment import Variable
@@ -141,9 +140,7 @@ def show(inspection: Inspection, model: str | None) -> None:
     part = "" if looked == inspection.rows else f"; {looked:,} of them, chosen by a seed, were looked at"
     print(f"{files}: {inspection.rows:,} rows{part}\n")
     keys: Mapping[str, Any] = {key: getattr(sniffed.shape, key) for key in KEYS if key in sniffed.reasons}
-    rows = [
-        {"key": key, "field": escape(str(value)), "why": escape(sniffed.reasons[key])} for key, value in keys.items()
-    ]
+    rows = [{"key": key, "field": str(value), "why": sniffed.reasons[key]} for key, value in keys.items()]
     print_table("What was taken for what (change it with --field KEY=NAME)", rows, ("key", "field", "why"))
     for doubt in sniffed.doubts:
         print(f"note: {doubt}")

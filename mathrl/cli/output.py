@@ -76,7 +76,8 @@ LEAST = 8  # characters of a label, however narrow the terminal
 def _console() -> Any:
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else max(WIDTH, Console().width))
+    width = None if sys.stdout.isatty() else max(WIDTH, Console().width)
+    return Console(width=width, markup=False, emoji=False)  # targets=[q_proj] is a value and no markup
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, str]], left: Sequence[str] = ("model",)) -> None:

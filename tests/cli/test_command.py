@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mathrl.cli.main import COMMANDS, GROUPS, MOVED, app, help_line, import_command
+from mathrl.cli.output import print_lines, print_table
 from mathrl.cli.run import _print_parameters, print_made
 from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
@@ -271,3 +272,11 @@ def test_what_evaluations_and_reports_leave_behind_is_no_matter_for_git(tmp_path
     paths = [f"reports/{file}" for file in (*made, "summary.json")]
     ignored = subprocess.run(["git", "check-ignore", *paths], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ignored.stdout.splitlines() == paths[:-1]
+
+
+def test_brackets_and_colons_of_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["pipeline lora.targets=[q_proj, v_proj]", "a [/b] c", "hub/set:train:test"]
+    print_table("runs", [{"model": text} for text in texts])
+    print_lines(texts)
+    printed = capsys.readouterr().out
+    assert [printed.count(text) for text in texts] == [2, 2, 2]
