@@ -189,6 +189,13 @@ class RecipeStepsDocument(TypedDict):
     warnings: Annotated[list[str], "Doubtful parameters."]
 
 
+class ForeignControlsDocument(TypedDict):
+    """`mathrl runs controls imported-NAME`"""
+
+    folder: Annotated[str, "Folder with the reward functions and, for verl, the commands."]
+    notes: Annotated[list[str], "What was written, and how to run it."]
+
+
 class ListedRecipe(TypedDict):
     """A recipe."""
 
@@ -272,7 +279,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "sweep compare": (SweepCompareDocument,),
     "sweep show": (StudyDocument,),
     "sweep promote": (SweepPromoteDocument,),
-    "runs controls": (RecipeDocument, RecipeStepsDocument),
+    "runs controls": (RecipeDocument, RecipeStepsDocument, ForeignControlsDocument),
     "launch": (FileDocument,),
     "evaluate": (EvaluateDocument, EvaluationsDocument, VaryDocument),
     "compare": (CompareDocument, ForgettingDocument, LooksDocument),

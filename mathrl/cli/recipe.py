@@ -66,6 +66,8 @@ def recipe(
     if list_recipes or name is None or (name == "list" and name not in recipe_names()):
         print_recipes(as_json)
     elif only_graph:
+        if preset or overrides:
+            raise UserError("--graph writes the recipe as params/ has it: leave out data=…, --preset and --set")
         _write_graph(name, as_json)
     elif name == DEFAULT:
         run("pipeline", None, presets, overrides, dry_run, allow_dirty=allow_dirty, as_json=as_json)
@@ -125,15 +127,18 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str], as_json
         *recipe_warnings(checked, preset=preset, overrides=tuple(groups)),
         *cut,
     ]
+    commands = {step: stage["cmd"] for step, stage in graph(name, checked, Path(), preset, groups).items()}
+    written = {step: re.sub(r"-s\d+$", "", step) for step in commands}  # the same for every seed
     if as_json:
-        commands = {step: stage["cmd"] for step, stage in graph(name, checked, Path(), preset, groups).items()}
-        settings = {step: values.get(re.sub(r"-s\d+$", "", step), "") for step in commands}
-        steps = [{"name": step, "command": commands[step], "settings": settings[step]} for step in commands]
+        steps = [
+            {"name": step, "command": command, "settings": values.get(written[step], "")}
+            for step, command in commands.items()
+        ]
         print_document({"recipe": name, "description": checked.description, "steps": steps, "warnings": noted})
         return
-    for step, stage in graph(name, checked, Path(), preset, groups).items():
-        print(f"{step}: {stage['cmd'].removeprefix('python -m mathrl.stages.')}")
-        if line := values.pop(re.sub(r"-s\d+$", "", step), ""):  # the same for every seed
+    for step, command in commands.items():
+        print(f"{step}: {command.removeprefix('python -m mathrl.stages.')}")
+        if line := values.pop(written[step], ""):
             print(f"  with {line}")
     for step in (name for name, step in checked.steps.items() if step.stage == "pages"):
         from mathrl.stages.pages import resolve  # scikit-learn and datatrove, for this stage alone
@@ -211,7 +216,9 @@ def controls(
     """
     chosen = [name.strip() for name in only.split(",") if name.strip()]
     if run.startswith(IMPORTED):
-        _print_foreign_controls(run, chosen)
+        if overrides:
+            raise UserError(f"{run}: its own trainer runs the controls: leave out --set; run.sh takes its overrides")
+        _print_foreign_controls(run, chosen, as_json)
         return
     os.chdir(main_checkout())
     if "=" in run:
@@ -230,10 +237,12 @@ def controls(
     print_recipe(folder, name, time.time() - began, as_json)
 
 
-def _print_foreign_controls(run: str, chosen: list[str]) -> None:
+def _print_foreign_controls(run: str, chosen: list[str], as_json: bool) -> None:
     from mathrl.imports.foreign_controls import write_foreign_controls
 
     record = read_record(records_folder() / run)
     if record is None:
         raise UserError(f"{run}: no such record; `mathrl import FOLDER` makes one, `mathrl runs` lists them")
-    print_lines(write_foreign_controls(record, chosen, Path(f"controls-{run}")))
+    folder = Path(f"controls-{run}")
+    lines = write_foreign_controls(record, chosen, folder)
+    print_result(as_json, {"folder": str(folder.absolute()), "notes": lines}, *lines)

@@ -211,6 +211,10 @@ def test_controls_of_a_run_of_trl_are_reward_functions(
     assert own(prompts=["2+3="] * 3, completions=list(scores)) == [1, 0, None]
     chat = [[{"role": "assistant", "content": "\\boxed{5}"}], [{"role": "assistant", "content": "5"}]]
     assert rewards["form"](prompts=["", ""], completions=chat) == [1, 0]
+    _, document = command("runs", "controls", "imported-grpo", "--json")
+    assert json.loads(document)["folder"] == str(tmp_path / "controls-imported-grpo")
+    with pytest.raises(UserError, match="leave out --set"):
+        command("runs", "controls", "imported-grpo", "--set", "rl.steps=3")
     with pytest.raises(UserError, match="no control more_sft of an imported run"):
         command("runs", "controls", "imported-grpo", "--only", "more_sft")
 

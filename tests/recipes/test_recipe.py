@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mathrl.cli.recipe import print_recipes
+from mathrl.cli.recipe import print_recipes, recipe
 from mathrl.core.errors import UserError
 from mathrl.params.recipe_steps import references
 from mathrl.recipes.graph import graph
@@ -58,6 +58,13 @@ def test_deepseek_r1_has_the_papers_stages() -> None:
 def test_steps_are_put_in_order_and_a_base_is_added(folder: Path) -> None:
     write(folder, "rl: {stage: rl, start: sft}", SFT)
     assert list(load_recipe("mine", folder).steps) == ["base", "sft", "rl"]
+
+
+def test_the_graph_of_a_recipe_with_overrides_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PARAMS.parent)
+    for options in ({"overrides": ["rl.steps=3"]}, {"choices": ["data=gsm8k"]}, {"presets": ["gsm8k-ppo-24gb"]}):
+        with pytest.raises(UserError, match="--graph writes the recipe as params/ has it"):
+            recipe("sft-rl", only_graph=True, **options)
 
 
 def test_a_path_may_have_an_equals_sign(folder: Path) -> None:
