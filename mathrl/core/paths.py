@@ -68,7 +68,13 @@ def _checkout_of(folder: Path) -> Path:
             f"{folder} is not in a git repository, which mathrl needs to version data and models: "
             "make a project with `mathrl init FOLDER`, or start from `git clone` and not from an unpacked archive"
         ) from None
-    return Path(answer.stdout.strip()).parent
+    common = Path(answer.stdout.strip())
+    if common.name == ".git":
+        return common.parent
+    # A submodule's git directory lies in that of the repository around it, and names the submodule's folder.
+    words = ["git", "config", "--file", str(common / "config"), "core.worktree"]
+    submodule = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    return (common / submodule).resolve() if submodule else common.parent
 
 
 def code_version() -> dict[str, Any]:

@@ -25,3 +25,21 @@ def test_why_git_gives_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(UserError, match=message):
             main_checkout()
+
+
+def test_a_project_may_be_a_submodule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        names = ("user.name=a", "user.email=a@b", "protocol.file.allow=always")
+        subprocess.run(["git", *(word for name in names for word in ("-c", name)), *words], check=True)
+
+    for name in ("around", "project"):
+        git("init", "-q", str(tmp_path / name))
+        monkeypatch.chdir(tmp_path / name)
+        git("commit", "-q", "--allow-empty", "-m", name)
+    monkeypatch.chdir(tmp_path / "around")
+    git("submodule", "--quiet", "add", str(tmp_path / "project"), "inner")
+    monkeypatch.chdir("inner")
+    git("worktree", "add", "-q", "runs/rl")
+    for folder in (Path(), Path("runs/rl")):
+        monkeypatch.chdir(tmp_path / "around" / "inner" / folder)
+        assert main_checkout() == tmp_path / "around" / "inner"
