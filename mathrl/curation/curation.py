@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from mathrl.core.errors import UserError
-from mathrl.core.files import from_fields, read_jsonl, to_fields
+from mathrl.core.files import from_fields, read_jsonl, to_fields, written_aside
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
 from mathrl.curation.curated import TRAINED, Curated, Spill, read_sources
@@ -262,10 +262,8 @@ class _Step:
             with file.open(encoding="utf-8") as stream:
                 return [(number, from_fields(Hit, row)) for number, row in map(json.loads, stream)]
         hits = self._search(piece)
-        partial = file.with_suffix(".partial")
-        lines = (json.dumps([number, to_fields(hit)]) + "\n" for number, hit in hits)
-        partial.write_text("".join(lines), encoding="utf-8")
-        partial.replace(file)
+        with written_aside(file) as aside, aside.open("w", encoding="utf-8") as stream:
+            stream.writelines(json.dumps([number, to_fields(hit)]) + "\n" for number, hit in hits)
         return hits
 
     def _search(self, piece: ShardRows) -> Hits:

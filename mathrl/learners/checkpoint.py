@@ -4,7 +4,6 @@ A kill at any moment leaves the last good checkpoint: tensors are written aside,
 then does the small JSON manifest with their digests appear. Nothing is pickled.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mathrl.core.files import write_json, written_aside
+from mathrl.core.hashing import sha256_file
 
 KEEP = 2
 
@@ -57,7 +57,7 @@ class CheckpointFolder:
         self._remove_all_but({name, *(manifest.stem for manifest in self._manifests())})
         with written_aside(self.folder / f"{name}.safetensors") as aside:
             write_tensors(checkpoint.tensors, aside)
-            sha256 = file_digest(aside)
+            sha256 = sha256_file(aside)
         write_json(
             self.folder / f"{name}.json",
             {
@@ -117,7 +117,7 @@ def _read(manifest: Path) -> Checkpoint:
     tensors, parts = manifest.with_suffix(".safetensors"), manifest.with_suffix(".parts")
     digests = {tensors: written["sha256"], **{parts / name: digest for name, digest in written["parts"].items()}}
     for file, digest in digests.items():
-        if file_digest(file) != digest:
+        if sha256_file(file) != digest:
             raise ValueError(f"{file.name}: its digest differs from the one in the manifest")
     return Checkpoint(
         int(written["step"]), load_file(tensors), dict(written["values"]), parts if written["parts"] else None
@@ -130,14 +130,8 @@ def flushed_digests(folder: Path) -> dict[str, str]:
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-        digests[str(file.relative_to(folder))] = file_digest(file)
+        digests[str(file.relative_to(folder))] = sha256_file(file)
     return digests
-
-
-def file_digest(file: Path) -> str:
-    """The SHA-256 of the file, in full."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from mathrl.core.environment import Variable, rank
+from mathrl.core.files import write_json
 from mathrl.core.request_origin import Application, Message, Receive, Send
 
 KEY = Variable.SERVE_KEY  # set for `mathrl serve` and for the runs that sample from it
@@ -73,10 +74,7 @@ def write_states(servers: Sequence[ServerState]) -> None:
     folder = Variable.RECORD.get()
     if not folder or rank() != 0:
         return
-    file = Path(folder) / FILE
-    aside = file.with_name(f"{FILE}.partial")
-    aside.write_text(json.dumps([asdict(server) for server in servers]))
-    aside.replace(file)
+    write_json(Path(folder) / FILE, [asdict(server) for server in servers])
 
 
 def read_states(record: Path) -> list[ServerState]:
@@ -152,6 +150,5 @@ def ask_server(url: str, get: Get) -> ServerAnswer:
 
 
 def state_of(url: str) -> ServerState:
-    """The state of the server at the address."""
     with httpx.Client(trust_env=False, headers=login_headers(), timeout=SECONDS) as client:
         return ask_server(url, lambda path: client.get(url + path)).state
