@@ -8,7 +8,7 @@ from wsgiref.simple_server import make_server
 
 import typer
 
-from mathrl.cli.options import Choices, join_presets, with_choices
+from mathrl.cli.options import AllowDirty, Choices, Presets, join_presets, with_choices
 from mathrl.cli.output import AsJson, print_document, print_table
 from mathrl.cli.recipe import print_recipe
 from mathrl.cli.run import call_flow
@@ -33,13 +33,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override of the sweep (sweep.key=value) or of every trial (rl.key=value); repeatable."),
 ]
-Presets = Annotated[
-    list[str] | None,
-    typer.Option("--preset", help="Preset: a named composition; the sweep then runs in its own worktree."),
-]
-AllowDirty = Annotated[
-    bool, typer.Option("--allow-dirty", help="Use the last commit even if code or params have uncommitted changes.")
-]
 
 
 @sweep.command()
@@ -61,7 +54,7 @@ def run(
     if as_json:
         print_document(_study_document(opened, folder))
     else:
-        _print_study(opened, folder.name, folder)
+        _print_study(opened, folder)
         print(f"outputs: {folder}")
 
 
@@ -91,26 +84,26 @@ def compare(
 @sweep.command()
 def show(study: Study = None, as_json: AsJson = False) -> None:
     """Print the trials, the best first."""
-    opened, name, folder = _open_existing(study)
+    opened, folder = _open_existing(study)
     if as_json:
         print_document(_study_document(opened, folder))
     else:
-        _print_study(opened, name, folder)
+        _print_study(opened, folder)
 
 
 @sweep.command()
 def promote(study: Study = None, as_json: AsJson = False) -> None:
     """Write the winner's parameters into params/ and print the diff, for you to commit."""
-    opened, name, folder = _open_existing(study)
+    opened, folder = _open_existing(study)
     winner = best(opened.get_trials(deepcopy=False))
     if winner is None:
-        raise UserError(f"study {name} has no complete trial yet: mathrl sweep run")
+        raise UserError(f"study {folder.name} has no complete trial yet: mathrl sweep run")
     attributes = opened.user_attrs["mathrl"]
     unwritten = attributes["facts"]["sweep.set"]
     diff = write_winner(winner.user_attrs["values"], preset=attributes.get("preset") or None)
     if as_json:
         print_document(
-            {"study": name, "trial": winner.number, "dev": winner.value, "diff": diff, "not_written": unwritten}
+            {"study": folder.name, "trial": winner.number, "dev": winner.value, "diff": diff, "not_written": unwritten}
         )
         return
     print(f"trial {winner.number}: dev accuracy {winner.value:.4f}")
@@ -118,7 +111,7 @@ def promote(study: Study = None, as_json: AsJson = False) -> None:
     if unwritten:
         print(f"not written, although every trial used it: {', '.join(unwritten)}")
     if diff:
-        print(f'to keep it: git add params && git commit -m "Winner of study {name}" params')
+        print(f'to keep it: git add params && git commit -m "Winner of study {folder.name}" params')
         _print_comparison(folder, winner, promoted=True)
 
 
@@ -131,10 +124,10 @@ def dashboard(
         from optuna_dashboard import wsgi
     except ImportError:
         raise UserError("optuna-dashboard is missing: pip install -c constraints.txt 'mathrl[sweep]'") from None
-    opened, name, _ = _open_existing(study)
+    opened, folder = _open_existing(study)
     if listens(port):
         raise UserError(f"port {port} is in use: stop that program, or choose another --port")
-    print(f"study {name}: http://{HOST}:{port}/dashboard")
+    print(f"study {folder.name}: http://{HOST}:{port}/dashboard")
     make_server(HOST, port, OwnPages(wsgi(opened._storage))).serve_forever()
 
 
@@ -153,11 +146,11 @@ def _study_document(opened: Any, folder: Path) -> dict[str, Any]:
     }
 
 
-def _print_study(opened: Any, name: str, folder: Any) -> None:
+def _print_study(opened: Any, folder: Path) -> None:
     """The trials as a table, the winner, and what comes next."""
     trials = opened.get_trials(deepcopy=False)
     rows = [row(trial, list(opened.user_attrs["mathrl"]["present"])) for trial in trials]
-    print_table(f"study {name}: trials, the best first", cells(rows), left=("state",))
+    print_table(f"study {folder.name}: trials, the best first", cells(rows), left=("state",))
     print("Trial 0 has the present parameters; dev is the accuracy on the dev problems.")
     for entry in rows:
         if entry["error"]:
@@ -192,18 +185,18 @@ def _call_flow(preset: str | None, overrides: list[str], *, compare: bool, allow
     return folder, section.storage, place
 
 
-def _open_existing(study: str | None) -> tuple[Any, str, Any]:
-    """The study with its name and folder."""
+def _open_existing(study: str | None) -> tuple[Any, Path]:
+    """The study and its folder, which has its name."""
     os.chdir(main_checkout())
     section = load_params().sweep
     name = study or section.study
-    return read_study(name, section.storage), name, study_folder(name)
+    return read_study(name, section.storage), study_folder(name)
 
 
-def _print_comparison(folder: Any, winner: Any, promoted: bool = False) -> None:
+def _print_comparison(folder: Path, winner: Any, promoted: bool = False) -> None:
     file = folder / COMPARISON
     comparison = read_json(file) if file.exists() else {}
-    if comparison and winner is not None and comparison["winner"] == winner.number:
+    if comparison and comparison["winner"] == winner.number:
         print(f"on test: {comparison['verdict']}")
         return
     if comparison:

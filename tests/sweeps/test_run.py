@@ -259,7 +259,7 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(
     assert read_study("odd").trials[1].state == TrialState.FAIL
     write_report(opened)
     assert "Trial 1 failed: `these values" in (opened.folder / "trials.md").read_text()
-    _print_study(read_study("odd"), "odd", opened.folder)
+    _print_study(read_study("odd"), opened.folder)
     printed = capsys.readouterr().out
     assert "│ complete" in printed and "trial 1 failed: these values" in printed  # a table, not its Markdown
     assert "winner: trial 0, dev accuracy 0.5000" in printed and "next: mathrl sweep compare" in printed
