@@ -121,7 +121,7 @@ def print_steps(name: str, preset: str | None, overrides: Sequence[str], as_json
     refused, cut = _lengths(checked, preset, groups)
     if refused:
         raise UserError("; ".join(refused))
-    values = recipe_values(checked, preset=preset, overrides=tuple(groups))
+    values = recipe_values(checked, preset, tuple(groups))
     noted = [
         *choice_notes(FOLDER, preset, groups),
         *recipe_warnings(checked, preset=preset, overrides=tuple(groups)),

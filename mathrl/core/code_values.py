@@ -51,11 +51,11 @@ def code_values(project: Path = Path()) -> dict[str, str]:
     return {OWN: _own(project), **values}
 
 
-def stage_code(stage: str, project: Path = Path()) -> dict[str, str]:
+def stage_code(stage: str) -> dict[str, str]:
     """What a run's record says of the code that made its results: {"mathrl": "0.1.0", "value": "3", "own": ""}."""
     from mathrl import __version__
 
-    values = code_values(project)
+    values = code_values()
     return {"mathrl": __version__, "value": values.get(stage, ""), OWN: values[OWN]}
 
 
@@ -141,11 +141,11 @@ def _paths(stage: Mapping[str, Any]) -> list[str]:
     return [entry["path"] for key in ("deps", "outs") for entry in stage.get(key, ())]
 
 
-def keep_results(project: Path = Path()) -> list[str]:
+def keep_results() -> list[str]:
     """Have every stage keep the results that it has; returns the stages whose code has changed since."""
-    changed = changed_code(project)
+    changed = changed_code()
     if changed:
-        write_json(project / KEPT, read_kept(project) | changed)
+        write_json(KEPT, read_kept() | changed)
     return list(changed)
 
 

@@ -124,13 +124,10 @@ def _problem(row: Row, keys: Keys, *, strict: bool) -> Problem:
             f"{', '.join(sorted(row.values)) or 'no field'}); name its field with --prompt-key"
         )
     solution = _text(look_up(row.values, keys.solution or "solution"))
-    answers = [text for key in _with_key(keys.answer, ANSWER_KEYS) if (text := _text(look_up(row.values, key)))]
+    answer_keys = [keys.answer, *ANSWER_KEYS] if keys.answer else ANSWER_KEYS
+    answers = [text for key in answer_keys if (text := _text(look_up(row.values, key)))]
     id = look_up(row.values, keys.id or "id")
     return Problem(str(id) if id is not None else row.name, question, tuple(answers), row.name, "sft", solution)
-
-
-def _with_key(key: str | None, others: Sequence[str]) -> Sequence[str]:
-    return [key, *others] if key else others
 
 
 def _text(value: Any) -> str | None:

@@ -209,18 +209,14 @@ def with_engine(params: Params, device: Device) -> Params:
     return params.model_copy(update={"rollout": rollout})
 
 
-def cache_row(shape: ModelShape, size: int) -> float:
-    """Keys and values of a token in all layers, at `size` bytes per number."""
-    return 2.0 * shape.layers * shape.key_heads * shape.head_width * size
-
-
 def torch_engine_memory(shape: ModelShape, params: Params, length: int) -> Parts:
     """A float32 cache, doubled when it is full, and logits; with a tool also what is kept while calls run."""
     rl, rollout = params.rl, params.rollout
     share = -(-rl.prompts_per_step // params.run.processes) * rl.group_size
     sequences = min(share, max(rollout.max_sequences, rl.group_size))
+    cache_row = 2.0 * shape.layers * shape.key_heads * shape.head_width * 4  # a token's keys and values
     return {
-        "key-value cache": (1.5 if rollout.tool.kind == "none" else 2.5) * sequences * length * cache_row(shape, 4),
+        "key-value cache": (1.5 if rollout.tool.kind == "none" else 2.5) * sequences * length * cache_row,
         "next-token logits": 5.0 * 4 * sequences * shape.vocabulary,
     }
 

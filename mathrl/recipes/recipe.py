@@ -350,11 +350,9 @@ def recipe_warnings(
     return [f"{step}: {line}" for line, step in steps.items()]
 
 
-def recipe_values(
-    recipe: Recipe, folder: Path = FOLDER, preset: str | None = None, overrides: Names = ()
-) -> dict[str, str]:
+def recipe_values(recipe: Recipe, preset: str | None, overrides: Names) -> dict[str, str]:
     """The rates and lengths of each step that has some: {"rl": "rl.optimizer.lr 1e-06 (adamw), rl.max_tokens 512"}."""
-    layers = read_layers(folder, preset, None, split_choices(overrides)[0])
+    layers = read_layers(FOLDER, preset, None, split_choices(overrides)[0])
     values = {
         name: trained_values(step_params(recipe, name, layers), step.stage) for name, step in recipe.steps.items()
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -207,9 +207,7 @@ class ExactAudit:
         return metrics
 
 
-def agree_with_majority(
-    prompts: Sequence[str], answers: Sequence[str | None], equal: Callable[[str, str], bool] = equal_answers
-) -> list[bool]:
+def agree_with_majority(prompts: Sequence[str], answers: Sequence[str | None]) -> list[bool]:
     """For each response whether its answer is the most common one among the responses to its prompt.
 
     The estimated label of test-time reinforcement learning (TTRL, arXiv:2504.16084, section 2.2). Equal answers of
@@ -223,14 +221,14 @@ def agree_with_majority(
     for prompt, answer in zip(prompts, answers, strict=True):
         if answer is not None and answer.strip():
             votes.setdefault(prompt, Counter())[answer] += 1
-    winners = {prompt: _most_common(counts, equal) for prompt, counts in votes.items()}
+    winners = {prompt: _most_common(counts) for prompt, counts in votes.items()}
     return [answer in winners.get(prompt, ()) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
-def _most_common(counts: Counter[str], equal: Callable[[str, str], bool]) -> set[str]:
+def _most_common(counts: Counter[str]) -> set[str]:
     """The spellings of the answer with the most votes; of a tie the one that was given first."""
     place = {answer: place for place, answer in enumerate(counts)}
-    classes = equal_classes(counts, equal)
+    classes = equal_classes(counts, equal_answers)
     return set(
         min(classes, key=lambda members: (-sum(counts[m] for m in members), min(place[member] for member in members)))
     )

@@ -85,18 +85,19 @@ class TransferClient:
         self.failures: dict[str, str] = {}
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._all(lambda server: self._post(server, INIT, {"init_info": init_info}))
+        self._all(lambda server: server.post(INIT, {"init_info": init_info}, self.seconds))
 
     def start_weight_update(self) -> None:
-        self._all(lambda server: self._post(server, START, {}))
+        self._all(lambda server: server.post(START, {}, self.seconds))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        body = {"update_info": without_pickle(update_info)}
-        self._all(lambda server: self._post(server, UPDATE, body))
+        handles = update_info.get("ipc_handles")
+        body = {"update_info": {**update_info, "ipc_handles": handles_as_json(handles)} if handles else update_info}
+        self._all(lambda server: server.post(UPDATE, body, self.seconds))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """`weight_version` is not used: the digest is the version."""
-        self._all(lambda server: self._post(server, FINISH, {}))
+        self._all(lambda server: server.post(FINISH, {}, self.seconds))
         sent = SentWeights("", self.digest())
         self._all(lambda server: server.load(sent, self.seconds))
 
@@ -108,24 +109,15 @@ class TransferClient:
     def alive(self) -> list[Server]:
         return [server for server in self.servers if server.url not in self.failures]
 
-    def _post(self, server: Server, path: str, body: dict[str, Any]) -> None:
-        server.post(path, body, self.seconds)
-
-    def _all(self, call: Callable[[Server], None]) -> None:
+    def _all(self, call: Callable[[Server], object]) -> None:
         servers = self.alive()
         if not servers:
             return
         with ThreadPoolExecutor(len(servers)) as threads:
             list(threads.map(lambda server: self._attempt(server, call), servers))
 
-    def _attempt(self, server: Server, call: Callable[[Server], None]) -> None:
+    def _attempt(self, server: Server, call: Callable[[Server], object]) -> None:
         try:
             call(server)
         except (ServerDied, UserError) as error:
             self.fail(server, str(error))
-
-
-def without_pickle(update_info: Mapping[str, Any]) -> dict[str, Any]:
-    """What vLLM's engine sends per update, with handles of GPU memory as JSON."""
-    handles = update_info.get("ipc_handles")
-    return {**update_info, "ipc_handles": handles_as_json(handles)} if handles else dict(update_info)

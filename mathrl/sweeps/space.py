@@ -163,6 +163,6 @@ def overrides(sweep: Sweep, values: Mapping[str, Any]) -> list[str]:
     return [*sweep.set, *(override(key, value) for key, value in values.items())]
 
 
-def trial_params(sweep: Sweep, values: Mapping[str, Any], folder: Path = FOLDER) -> Params:
+def trial_params(sweep: Sweep, values: Mapping[str, Any]) -> Params:
     """Raises UserError: values that are valid alone are not valid together (a multiple missed)."""
-    return load_params(folder, overrides=overrides(sweep, values))
+    return load_params(overrides=overrides(sweep, values))

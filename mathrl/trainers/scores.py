@@ -100,7 +100,7 @@ def _teacher_scores(
     if not isinstance(params.loss, TeacherLoss):
         return group_logprobs(teacher, "teacher", groups, params, ranks), None
     vocabulary = min(each.config.get_text_config().vocab_size for each in (model, teacher))
-    top = group_top_tokens(teacher, "teacher", groups, params, ranks, min(params.loss.top_k, vocabulary), vocabulary)
+    top = group_top_tokens(teacher, groups, params, ranks, min(params.loss.top_k, vocabulary), vocabulary)
     return top.sampled_N, top
 
 
@@ -137,15 +137,15 @@ def group_logprobs(network: Any, owner: str, groups: Sequence[RolloutGroup], par
 
 
 def group_top_tokens(
-    network: Any, owner: str, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks, most: int, vocabulary: int
+    teacher: Any, groups: Sequence[RolloutGroup], params: Rl, ranks: Ranks, most: int, vocabulary: int
 ) -> TopTokens:
-    """The `most` most probable of the first `vocabulary` tokens at each of the groups' tokens, by a network."""
+    """The teacher's `most` most probable of the first `vocabulary` tokens at each of the groups' tokens."""
 
     def forward(micro: list[Group]) -> Tensor:
-        top = top_tokens(network, micro, params.temperature, most, vocabulary)
+        top = top_tokens(teacher, micro, params.temperature, most, vocabulary)
         ids_NK = top.ids_NK.float()  # float32 holds every id up to 16 million
         return torch.cat([top.sampled_N[:, None].float(), top.logprobs_NK.float(), ids_NK], dim=1)
 
     budget = TokenBudget(ranks, params.tokens_per_microbatch, "rl")
-    rows = score_tokens(budget, f"log-probs of the {owner}", forward, network, [group.group for group in groups])
+    rows = score_tokens(budget, "log-probs of the teacher", forward, teacher, [group.group for group in groups])
     return TopTokens(rows[:, 0].contiguous(), rows[:, 1 : 1 + most].contiguous(), rows[:, 1 + most :].int())
