@@ -26,11 +26,9 @@ from mathrl.compose.load import NO_PRESET, read_layers
 from mathrl.compose.names import help_lines
 from mathrl.core.paths import GROUPS, main_checkout
 from mathrl.params.form import main_fields, main_overrides, section_form
-from mathrl.params.load import read_yaml
-from mathrl.params.schema import READS, sections_read, stages_until
+from mathrl.params.schema import sections_read, stages_until
 from mathrl.params.section import AS_IT_IS, fillable
-from mathrl.recipes.recipe import recipe_files
-from mathrl.tasks.runs import run_recipe, run_stages
+from mathrl.tasks.runs import run_stages
 
 PARAMS = main_checkout() / "params"  # the project's in whose folder the flows are deployed or run
 
@@ -93,13 +91,6 @@ def stage_flow(name: str, description: str) -> Flow[..., str]:
     Without any setting it runs in the checkout, as `dvc repro` does; with settings in a worktree under runs/.
     """
     return form_flow(name, description, sections_read(stages_until(name)), partial(run_stages, name))
-
-
-def recipe_flow(name: str, description: str) -> Flow[..., str]:
-    """The flow that brings every step of the recipe `name` up to date."""
-    stages = [step["stage"] for step in read_yaml(recipe_files(PARAMS)[name])["steps"].values()]
-    groups = any("model" in READS[stage] for stage in stages)
-    return form_flow(name, description, sections_read(stages), partial(run_recipe, name), groups=groups, jobs=JOBS)
 
 
 def form_flow(
