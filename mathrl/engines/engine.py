@@ -14,16 +14,14 @@ from mathrl.engines.verl_process import verl_python
 if TYPE_CHECKING:
     from mathrl.trainers.training_run import RlInputs, TrainedModel
 
-PACKAGES = {"trl": ("trl", "accelerate")}
 
-
-def check_installed(engine: str, setting: str) -> None:
-    """Raises UserError: a package of the engine, named by `setting`, is missing; the message has the command."""
-    missing = [name for name in PACKAGES.get(engine, ()) if importlib.util.find_spec(name) is None]
+def check_trl(setting: str) -> None:
+    """Raises UserError: a package of the engine trl, which `setting` names, is missing; the message has the command."""
+    missing = [name for name in ("trl", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"{setting} is {engine}, but {' and '.join(missing)} cannot be found: pip install -c constraints.txt "
-            f"'mathrl[{engine}]', or set {setting} to mathrl"
+            f"{setting} is trl, but {' and '.join(missing)} cannot be found: pip install -c constraints.txt "
+            f"'mathrl[trl]', or set {setting} to mathrl"
         )
 
 
@@ -62,7 +60,7 @@ ENGINES = {
     engine.name: engine
     for engine in (
         Engine("mathrl", "mathrl.trainers.rl", other_models=True),
-        Engine("trl", "mathrl.engines.trl_rl", lambda: check_installed("trl", "rl.engine")),
+        Engine("trl", "mathrl.engines.trl_rl", lambda: check_trl("rl.engine")),
         Engine("verl", "mathrl.engines.verl_rl", verl_python, device="cpu"),
     )
 }

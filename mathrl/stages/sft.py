@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mathrl.core.environment import rank
 from mathrl.core.files import written_aside
 from mathrl.core.types import Problem, read_problems
-from mathrl.engines.engine import check_installed
+from mathrl.engines.engine import check_trl
 from mathrl.health.watch import HealthMonitor
 from mathrl.params import Params
 from mathrl.stages.command import main
@@ -103,7 +103,7 @@ def _demonstrable(dev: Path, terse_share: float) -> list[Problem]:
 def _trainer(engine: str) -> Train:
     """The function of the engine that trains, imported: torch, and accelerate before transformers."""
     if engine == "trl":
-        check_installed("trl", "sft.engine")
+        check_trl("sft.engine")
         from mathrl.engines.trl_sft import train_sft_with_trl
 
         return train_sft_with_trl

@@ -42,7 +42,7 @@ MESSAGES = (
     "cast",
     "TypeVar",
     "ParamSpec",
-    "check_installed",
+    "check_trl",
 )
 UNORDERED = ("isinstance", "zip", "range", "max", "min", "hasattr", "getattr", "setattr", "replace", "gcd")
 SYMMETRIC = ("correlation", "logprob_alignment", "gap_counts", "squared_log_ratio")
