@@ -27,7 +27,7 @@ def curated_splits(root: Path, params: Params) -> Path | None:
     """The folder of the curated splits, if `curate` with these parameters would have nothing to do there."""
     present, folder = load_params(root / "params"), root / CURATED
     same = all(getattr(present, section) == getattr(params, section) for section in READS["curate"])
-    ready = same and folder.is_dir() and is_up_to_date(root, "curate", environment(root))
+    ready = same and folder.is_dir() and is_up_to_date(root, "curate", environment())
     return folder if ready else None
 
 

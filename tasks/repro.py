@@ -116,7 +116,7 @@ class Preempted(UserError):
     """A stage ended because something outside the flow told it to; started again, it resumes."""
 
 
-def environment(workspace: Path, flow_run: str = "") -> dict[str, str]:
+def environment(flow_run: str = "") -> dict[str, str]:
     """The environment of a stage's process: the venv first on PATH, absolute paths, quiet tools."""
     bin_folder = str(Path(sys.executable).parent)
     progress = home() / f"progress-{os.uname().nodename}-{os.getpid()}.json"  # machines may share the folder

@@ -351,7 +351,7 @@ def _run(
     """
     folder = workspace.folder
     named = name_run(*title, workspace, seeds)
-    env = environment(folder, str(flow_run.id or ""))
+    env = environment(str(flow_run.id or ""))
     show = line_handler(title[1], workspace, doubts)
     live = announce(graph, env) if jobs == 1 else None
 

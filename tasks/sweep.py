@@ -55,7 +55,7 @@ def run_sweep(
     if compare:
         compare_winner(overrides, root, folder, params.sweep.workers)
         return str(folder)
-    env = study_environment(root)
+    env = study_environment()
     settings = Workspace(root, params, preset, tuple(overrides))
     run_tags = name_run("sweep", params.sweep.study, settings, [])
     show = line_handler(f"sweep {params.sweep.study}", settings)
@@ -67,10 +67,10 @@ def run_sweep(
     return str(folder)
 
 
-def study_environment(root: Path) -> dict[str, str]:
+def study_environment() -> dict[str, str]:
     """That of a stage, with the study's database."""
     database = {name: os.environ[name] for name in (Variable.SWEEP_STORAGE,) if name in os.environ}
-    return environment(root, str(flow_run.id or "")) | database
+    return environment(str(flow_run.id or "")) | database
 
 
 def compare_winner(overrides: Sequence[str], root: Path, folder: Path, jobs: int) -> None:
@@ -78,7 +78,7 @@ def compare_winner(overrides: Sequence[str], root: Path, folder: Path, jobs: int
 
     def output_of(*words: str) -> str:
         command = [sys.executable, "-m", "mathrl.sweeps.winner", *words, *overrides]
-        return answer_of(command, root, study_environment(root))
+        return answer_of(command, root, study_environment())
 
     found = json.loads(output_of("recipe").splitlines()[-1])
     if found["recipe"]:

@@ -49,7 +49,7 @@ def fit_params(preset: str | None, overrides: Sequence[str]) -> list[str]:
     hardware = hardware_of(layers.groups.get("hardware", "")) or this_machine()
     tokens = data_tokens(params)
     print(f"for {describe_hardware(hardware)}; {_describe_tokens(tokens)}")
-    found = derive(params, set(written_keys(layers.written_values(settings))), hardware, _model(params, base), tokens)
+    found = derive(params, set(written_keys(layers.written_values(settings))), hardware, _model(base), tokens)
     show(params, found)
     if preset or overrides:
         write_experiment(FOLDER, preset, overrides)
@@ -124,7 +124,7 @@ def _describe_tokens(tokens: DataTokens | None) -> str:
     return f"{tokens.rows:,} problems: prompts of up to {tokens.prompts_p95:,.0f} tokens, {solutions} (95 %)"
 
 
-def _model(params: Params, base: PretrainedModel) -> KnownModel | None:
+def _model(base: PretrainedModel) -> KnownModel | None:
     """As `known_model`, with the configuration of the folder or the hub where the name alone is known."""
     known = known_model(base)
     if known is not None and known.source.startswith("config.json"):

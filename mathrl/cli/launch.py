@@ -107,7 +107,7 @@ def launch(
     values = job_values(stage, steps, machines, prepared.params)
     if machines.sampler_nodes and prepared.params.rollout.servers.folder:
         Path(prepared.params.rollout.servers.folder).mkdir(parents=True, exist_ok=True)
-    workspace.link_inputs(prepared.folder, stages_until(stage), prepared.params, repro.environment(prepared.folder))
+    workspace.link_inputs(prepared.folder, stages_until(stage), prepared.params, repro.environment())
     name = f"mathrl-{stage}-{digest([prepared.folder.name, values['nodes'], machines.sampler_nodes])[:6]}"
     file = output or home() / "launch" / f"{name}{'.sbatch' if slurm else '.yaml'}"
     values |= {

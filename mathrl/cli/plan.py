@@ -240,7 +240,7 @@ def show_time(
     speed = speed_of_difficulty(params) or evaluated
     if speed is None:
         return [f"time: not known yet; this measures the model's speed: mathrl run mix{settings}"]
-    done = [] if settings else stages_up_to_date(root, STAGES, environment(root))
+    done = [] if settings else stages_up_to_date(root, STAGES, environment())
     device = torch.device("cuda" if torch.cuda.is_available() and params.run.device != "cpu" else "cpu")
     operations = product_rate(shape, device, plain_dtype(params.model))
     files = {split: root / "data" / "curated" / f"{split}.jsonl" for split in ("rl", "test")}

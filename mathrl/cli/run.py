@@ -159,7 +159,7 @@ def _up_to_date_folder(stage: str, preset: str | None, overrides: Sequence[str],
 
     _use_servers()
     workspace = prepare(stage, preset, overrides, allow_dirty=allow_dirty)
-    folder, env, stages = workspace.folder, environment(workspace.folder), stages_until(stage)
+    folder, env, stages = workspace.folder, environment(), stages_until(stage)
 
     def show(text: str) -> None:
         print(text, end="", file=sys.stderr, flush=True)

@@ -92,7 +92,7 @@ def derive(
         return []  # a model of random weights has toy lengths and rates, which its groups write, and fits anywhere
     found = [each for each in _lengths(params, written, model, tokens, hardware) if each.key not in written]
     params = with_values(params, {each.key: each.value for each in found})
-    rates = [each for each in _rates(params, written, model) if each.key not in written]
+    rates = [each for each in _rates(params, model) if each.key not in written]
     params = with_values(params, {each.key: each.value for each in rates})
     planned = planned_stages(params, stages)
     if hardware is None or model is None or not hardware.memory or not planned:
@@ -154,7 +154,7 @@ def _response(params: Params, tokens: DataTokens | None, hardware: Hardware | No
     return response, half + (least if response > round_up(MORE * solved) else ""), DATA
 
 
-def _rates(params: Params, written: Collection[str], model: KnownModel | None) -> Iterator[Derived]:
+def _rates(params: Params, model: KnownModel | None) -> Iterator[Derived]:
     """Learning rates of everything that may train, and AdamW's share of Muon's."""
     assert isinstance(params.model.base, PretrainedModel)
     name = params.model.base.path

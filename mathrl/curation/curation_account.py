@@ -61,14 +61,14 @@ def manifest(
     }
 
 
-def write_report(folder: Path, curated: Curated, planned: CurationPlan, curate: Curate, seed: int) -> None:
+def write_report(folder: Path, curated: Curated, curate: Curate, seed: int) -> None:
     """report.md and levels.png in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     _draw_levels(folder / "levels.png", curated.splits)
-    write_text(folder / "report.md", _markdown(curated, planned, curate, seed))
+    write_text(folder / "report.md", _markdown(curated, curate, seed))
 
 
-def _markdown(curated: Curated, planned: CurationPlan, curate: Curate, seed: int) -> str:
+def _markdown(curated: Curated, curate: Curate, seed: int) -> str:
     total = sum(len(rows) for rows in curated.splits.values())
     used = sum(map(bool, curated.splits.values()))
     summary = (

@@ -249,7 +249,7 @@ def promote(
         if before is not None and not judge(evidence)[0]:  # the test is what takes long
             theirs = own_params(before, back, preset, overrides)
             sides = ((before, theirs), (back, params))
-            runs = [_responses(client, side, benchmark, problems, its_params) for side, its_params in sides]
+            runs = [_responses(side, benchmark, problems, its_params) for side, its_params in sides]
             evidence = replace(evidence, test=_compare_runs(runs, params))
             notes = _prompts_differ(theirs, params)
     against, in_favour = judge(evidence)
@@ -336,7 +336,7 @@ def _write_down(client: Any, back: Back, evidence: Evidence, decision: str, tags
     describe(client, back.name, back.version, decision=decision)
 
 
-def _responses(client: Any, back: Back, benchmark: str, problems: list[Problem], params: Params) -> ModelRun:
+def _responses(back: Back, benchmark: str, problems: list[Problem], params: Params) -> ModelRun:
     """The version's responses, kept from an earlier evaluation with the same bytes, problems and parameters, or new."""
     from mlflow.artifacts import download_artifacts
 

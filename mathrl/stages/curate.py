@@ -54,7 +54,7 @@ def work(run: StageRun, *, splits: Path = CURATED, report: Path = REPORT) -> Non
     planned = curation.plan(params.curate)
     curated = curation.run(params.curate, params.run.seed, planned, run.state / "rows")
     with written_aside(report) as folder:
-        curation_report.write_report(folder, curated, planned, params.curate, params.run.seed)
+        curation_report.write_report(folder, curated, params.curate, params.run.seed)
         for file in folder.iterdir():
             shutil.copy(file, run.artifacts / file.name)
     with written_aside(splits) as folder:

@@ -116,7 +116,7 @@ def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) ->
     account = curation_report.manifest(found, planned, params, 0, {})
     assert account["steps"][1] == {"step": "deduplicate", "rows_in": 7, "rows_out": 6, "reasons": {"duplicate": 1}}
     assert account["splits"]["rl"] == {"problems": 6, "by_source": {"source_rl": 6}}
-    curation_report.write_report(tmp_path / "report", found, planned, params, 0)
+    curation_report.write_report(tmp_path / "report", found, params, 0)
     text = (tmp_path / "report" / "report.md").read_text()
     assert str(tmp_path) not in text and str(tmp_path) not in json.dumps(account)
     assert "`z` for `r0`" in text and "7 rows" not in text
@@ -177,7 +177,7 @@ def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> Non
     planned = curation.plan(params)
     found = curation.run(params, 0, planned)
     assert {found.evaluation_homes[hit.eval_id] for hit in found.hits} == set(sets)
-    curation_report.write_report(tmp_path / "report", found, planned, params, 0)
+    curation_report.write_report(tmp_path / "report", found, params, 0)
     text = (tmp_path / "report" / "report.md").read_text()
     assert all(f"| source_rl | {path} | 1 |" in text for path in sets)
 
@@ -193,7 +193,7 @@ def test_a_hit_of_a_small_share_is_shown_and_its_row_stays(tmp_path: Path) -> No
     assert [p.id for p in found.splits["rl"]] == ["stays"] and not found.dropped
     assert [(hit.train_id, hit.eval_id) for hit in found.hits] == [("stays", "e")]
     assert found.hits[0].share < 0.8 and found.hits[0].to_row(0.8)["dropped"] is False
-    curation_report.write_report(tmp_path / "report", found, planned, params, 0)
+    curation_report.write_report(tmp_path / "report", found, params, 0)
     text = (tmp_path / "report" / "report.md").read_text()
     assert "No hit large enough to drop a row." in text and "| 0.5 to 0.6 | 0 | 1 |" in text
 
@@ -209,7 +209,7 @@ def test_many_hits_of_short_texts_are_pointed_out(tmp_path: Path, others: int, t
     planned = curation.plan(params)
     found = curation.run(params, 0, planned)
     assert len(found.dropped) == 2 and all(hit.whole for hit in found.hits)
-    curation_report.write_report(tmp_path / "report", found, planned, params, 0)
+    curation_report.write_report(tmp_path / "report", found, params, 0)
     text = (tmp_path / "report" / "report.md").read_text()
     assert ("**2 of 10 rows of source_rl hold a short evaluation text whole.**" in text) is told
     assert ("curate.decontaminate=null" in text) is told

@@ -181,7 +181,7 @@ def test_the_gate_drops_training_rows_and_reports_all(tmp_path: Path) -> None:
     account = manifest(made, planned, params, 0, {})
     assert account["broken_rules"] == {"majority": 1, "proof": 2} and account["quality_samples"]["rows"] == 4
     assert str(tmp_path) not in json.dumps(account)
-    write_report(tmp_path / "report", made, planned, params, 0)
+    write_report(tmp_path / "report", made, params, 0)
     report = (tmp_path / "report" / "report.md").read_text()
     assert "| proof | asks for a proof | 1 | dropped | 1 |" in report and "`t`: `Show that 2=2.`" in report
 

@@ -115,7 +115,7 @@ def test_reports_rejected_rows_and_samples_with_lone_surrogates(tmp_path: Path) 
     curate = Curate.model_validate({"sources": [source], "decontaminate": None, "on_bad_row": "reject"})
     curated = run(curate, seed=0)
     assert (len(curated.splits["rl"]), len(curated.dropped), len(curated.rejected)) == (2, 1, 1)
-    write_report(tmp_path / "report", curated, plan(curate), curate, 0)
+    write_report(tmp_path / "report", curated, curate, 0)
     assert r"1+1 \ud83d" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     samples = [{"response": f"{HALF} {i}", "correct": i > 0, "length": 3} for i in range(3)]
     group = (curated.splits["rl"][0], samples)
@@ -170,7 +170,7 @@ def test_rows_that_nobody_expects_end_in_a_split_or_in_the_rejected_rows(tmp_pat
     reasons = [rejected.reason for rejected in curated.rejected]
     assert [reason[:8] for reason in reasons] == ["field 'n", "not JSON", "not JSON", "field 'a"], reasons
     write_problems(tmp_path / "out" / "rl.jsonl", problems)
-    write_report(tmp_path / "out" / "report", curated, plan(curate), curate, 0)
+    write_report(tmp_path / "out" / "report", curated, curate, 0)
     assert read_problems(tmp_path / "out" / "rl.jsonl") == problems
     for line in (tmp_path / "out" / "rl.jsonl").read_text(errors="surrogatepass").splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

@@ -35,7 +35,7 @@ from mathrl.tasks.runs import run_graph
 
 @flow
 def at_once():
-    run_graph(Graph(Path.cwd(), "side/dvc.yaml"), environment(Path.cwd()), lambda text: print(text, end="", flush=True),
+    run_graph(Graph(Path.cwd(), "side/dvc.yaml"), environment(), lambda text: print(text, end="", flush=True),
               lambda graph, step: print("ENDED", step, flush=True), jobs=2)
 
 at_once()
@@ -176,7 +176,7 @@ def test_machines_that_share_the_state_keep_their_progress_apart(
     files = list[Path]()
     for host in ("node1", "node2.cluster"):
         monkeypatch.setattr(os, "uname", partial(SimpleNamespace, nodename=host))
-        files.append(Path(environment(tmp_path)[Variable.PROGRESS]))
+        files.append(Path(environment()[Variable.PROGRESS]))
         files[-1].write_text(host)
     assert [file.read_text() for file in files] == ["node1", "node2.cluster"]
 

@@ -160,7 +160,7 @@ def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> No
 def test_a_flow_with_nothing_to_do_lets_dvc_end_by_itself(checkout: Checkout) -> None:
     code = (
         "from tasks.repro import Repro, end_with_block, environment\nfrom pathlib import Path\n"
-        "repro = Repro(Path.cwd(), 'register', environment(Path.cwd()), lambda text: None)\n"
+        "repro = Repro(Path.cwd(), 'register', environment(), lambda text: None)\n"
         "with end_with_block(repro):\n"
         "    print([repro.follow(stage) for stage in ('curate', 'rl', 'register')])\n"
         "    repro.finish('register')\n"

@@ -240,7 +240,7 @@ def show(text):
         begun.set()
 import threading
 begun = threading.Event()
-with end_with_block(Repro(Path.cwd(), "mix", environment(Path.cwd()), show)):
+with end_with_block(Repro(Path.cwd(), "mix", environment(), show)):
     begun.wait(600)
     raise RuntimeError("a server that does not answer")
 """
