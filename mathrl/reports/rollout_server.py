@@ -126,12 +126,11 @@ class Rollouts:
         return {"row": number, **values, "reward": _finite(values["reward"]), "parts": parts, **tokens}
 
     def _short(self, number: int) -> dict[str, Any]:
-        names = ("step", "problem", "response", "correct", "extracted", "rule", "reward", "length", "odd")
-        row = self.table.slice(number, 1)
-        text = str(row["text"][0].as_py())
-        short = {name: row[name][0].as_py() for name in names}
-        short["reward"] = _finite(short["reward"])
-        return {"row": number, **short, "text": text[:EXCERPT] + ("…" if len(text) > EXCERPT else "")}
+        names = ["step", "problem", "response", "correct", "extracted", "rule", "reward", "length", "odd", "text"]
+        short = self.table.slice(number, 1).select(names).to_pylist()[0]
+        text = short["text"]
+        excerpt = text[:EXCERPT] + ("…" if len(text) > EXCERPT else "")
+        return {"row": number, **short, "reward": _finite(short["reward"]), "text": excerpt}
 
     def _search(self, query: str) -> Mask:
         """Responses whose text, question or extracted answer contains the query, whatever its case."""

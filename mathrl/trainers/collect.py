@@ -117,8 +117,7 @@ class Collector:
         with penalties for length or format in it. If the rounds run out, uniform groups fill the batch.
 
         `share` is the only round, where it was sampled meanwhile; then the stream has replaced uniform groups and reads
-        the verifier's counters. Within
-        `sampler_idle` a judge and greedy baselines may use the sampler.
+        the verifier's counters. Within `sampler_idle` a judge and greedy baselines may use the sampler.
         """
         params = self.params
         most_rounds = params.dynamic_sampling.rounds if params.dynamic_sampling is not None else 1
@@ -136,6 +135,7 @@ class Collector:
             judged = filter_groups(judged, params.filters, self.sampler.tokenizer)
             read = [self.reward.counters()] if share is None else []
             gathered = self.ranks.gather((judged, read, seconds["generation"], sampled.replaced))
+            rank_seconds = [generation for _, _, generation, _ in gathered]
             for rank_groups, rank_counters, _, replaced in gathered:
                 groups += rank_groups
                 streamed += rank_groups[: len(rank_groups) - replaced]
@@ -151,7 +151,7 @@ class Collector:
             differing_ids = {id(group) for group in differing}
             uniform = [group for group in groups if id(group) not in differing_ids]
             trained = (differing + uniform)[: params.prompts_per_step]
-        return StepRollouts(trained, groups, rounds, counters, seconds, [share[2] for share in gathered])
+        return StepRollouts(trained, groups, rounds, counters, seconds, rank_seconds)
 
     def _judge(
         self, groups: list[RolloutGroup], seconds: dict[str, float], sampler_idle: SamplerIdle
