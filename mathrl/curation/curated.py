@@ -52,7 +52,6 @@ class Curated:
         self.steps: list[CurationStep] = []
         self.too_short: list[str] = []
         self.evaluation_sizes: dict[str, int] = {}
-        self.evaluation_homes: dict[str, str] = {}
         self.variants: list[Variants] = []
         self.solutions_barred = 0  # rl rows that sft_share left in rl: their solutions are contaminated
         self.cut_turns: dict[str, int] = {}  # assistant turns cut off prompts, by source

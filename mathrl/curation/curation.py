@@ -146,7 +146,6 @@ def decontaminate_splits(
 ) -> StoredProblems:
     search = _search(against, params, curated)
     homes = {problem.id: problem.source for problem in against}
-    curated.evaluation_homes |= homes
     curated.too_short += search.index.too_short
 
     def contaminated_rows() -> Iterator[tuple[int, Reason]]:

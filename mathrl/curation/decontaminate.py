@@ -177,10 +177,6 @@ class EvaluationIndex:
         """
         return self._windows.contains(texts) if self.similar is None else np.ones(len(texts.starts) - 1, bool)
 
-    def look_up(self, train_id: str, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
-        """The strongest hit of a training text, or None; evaluation ids in `skip` do not count."""
-        return next(iter(self.hits([(train_id, text, skip)])), None)
-
     def hits(self, texts: Sequence[tuple[str, str, frozenset[str]]]) -> list[Hit | None]:
         """The strongest hit of each training text, given with its id and the evaluation ids that do not count."""
         words = [compared_grams(text) for _, text, _ in texts]

@@ -176,7 +176,7 @@ def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> Non
     params = curate(sources=[both], decontaminate=against)
     planned = curation.plan(params)
     found = curation.run(params, 0, planned)
-    assert {found.evaluation_homes[hit.eval_id] for hit in found.hits} == set(sets)
+    assert {home for _, home in found.overlap} == set(sets)
     curation_report.write_report(tmp_path / "report", found, params, 0)
     text = (tmp_path / "report" / "report.md").read_text()
     assert all(f"| source_rl | {path} | 1 |" in text for path in sets)

@@ -57,10 +57,10 @@ def test_a_kept_pair_does_not_hide_another_hit() -> None:
     pair = (text_key(HALF), text_key(EVALUATION))
     index = EvaluationIndex(10, decisions={pair: "keep"})
     index.add("e", "question", EVALUATION)
-    kept = index.look_up("t", HALF)
+    (kept,) = index.hits([("t", HALF, frozenset())])
     assert kept is not None and kept.decision == "keep" and not kept.is_dropped(0)
     index.add("other", "question", TEN + " v w x y z " + EVALUATION[::-1] * 3)  # a smaller share, but undecided
-    hit = index.look_up("t", HALF)
+    (hit,) = index.hits([("t", HALF, frozenset())])
     assert hit is not None and (hit.eval_id, hit.decision) == ("other", None) and hit.is_dropped(0.4)
 
 

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_jsonl
 from mathrl.curation import curation
-from mathrl.curation.decisions import text_key
+from mathrl.curation.decisions import Hit, text_key
 from mathrl.curation.decontaminate import EvaluationIndex, SimilarQuestions, evaluation_index, find_hits
 from mathrl.params.data import Curate, Decontaminate, Embedding
 from tests.curation.test_decisions import invoke
@@ -44,6 +44,10 @@ def index(model: str, min_similarity: float = 0.9, **values: Any) -> EvaluationI
     return made
 
 
+def look_up(made: EvaluationIndex, text: str, skip: frozenset[str] = frozenset()) -> Hit | None:
+    return made.hits([("t", text, skip)])[0]
+
+
 def test_cosines_are_those_computed_by_hand(model: str) -> None:
     similar = SimilarQuestions(Embedding(model=model))
     similar.add(7, QUESTION)
@@ -52,23 +56,23 @@ def test_cosines_are_those_computed_by_hand(model: str) -> None:
 
 
 def test_a_question_in_other_words_is_a_hit_and_ngrams_come_first(model: str) -> None:
-    hit = index(model).look_up("t", SAME)
+    hit = look_up(index(model), SAME)
     assert hit is not None and hit.semantic and hit.is_dropped(1.0)
     assert (hit.eval_id, hit.part, hit.share, hit.ngram, hit.ngrams_shared) == ("e", "question", 1.0, "", 0)
     assert hit.to_row()["semantic"] is True
-    verbatim = index(model).look_up("t", QUESTION)
+    verbatim = look_up(index(model), QUESTION)
     assert verbatim is not None and not verbatim.semantic and verbatim.whole and "semantic" not in verbatim.to_row()
-    assert index(model).look_up("t", HALF) is None and index(model).look_up("t", "tea cup") is None
-    half = index(model, 0.62).look_up("t", HALF)
+    assert look_up(index(model), HALF) is None and look_up(index(model), "tea cup") is None
+    half = look_up(index(model, 0.62), HALF)
     assert half is not None and half.share == pytest.approx(0.63, abs=0.001)
-    assert index(model).look_up("t", SAME, frozenset({"e"})) is None
+    assert look_up(index(model), SAME, frozenset({"e"})) is None
     # A shared n-gram that min_share does not drop leaves the question to the embeddings.
     doubtful = EvaluationIndex(3, similar=SimilarQuestions(Embedding(model=model, min_similarity=0.6)), min_share=0.9)
     doubtful.add("e", "question", QUESTION)
-    three = doubtful.look_up("t", "car goes far tea tea")  # 3 of 5 grams are shared
+    three = look_up(doubtful, "car goes far tea tea")  # 3 of 5 grams are shared
     assert three is not None and three.semantic and three.share == pytest.approx(0.63, abs=0.001)
     doubtful.min_share = 0.5
-    three = doubtful.look_up("t", "car goes far tea tea")
+    three = look_up(doubtful, "car goes far tea tea")
     assert three is not None and not three.semantic and three.share == pytest.approx(0.6)
 
 
@@ -77,7 +81,7 @@ def test_other_numbers_make_another_problem_unless_a_parameter_says_otherwise(mo
         params = Embedding(model=model, min_similarity=0.9, same_numbers=same_numbers)
         made = EvaluationIndex(10, similar=SimilarQuestions(params), **values)
         made.add("e", "question", "car 12 goes far 3")
-        return made.look_up("t", question) is not None
+        return look_up(made, question) is not None
 
     other = "vehicle 13 travels distant 3"
     assert hit(True, "vehicle 3 travels distant 12") and not hit(True, other) and hit(False, other)
@@ -87,13 +91,13 @@ def test_other_numbers_make_another_problem_unless_a_parameter_says_otherwise(mo
 
 def test_decisions_are_obeyed_and_hide_no_other_hit(model: str) -> None:
     keep = index(model, decisions={(text_key(SAME), text_key(QUESTION)): "keep"})
-    hit = keep.look_up("t", SAME)
+    hit = look_up(keep, SAME)
     assert hit is not None and hit.decision == "keep" and not hit.is_dropped(0.0)
     keep.add("other", "question", "vehicle goes far vehicle goes")
-    hit = keep.look_up("t", SAME)
+    hit = look_up(keep, SAME)
     assert hit is not None and (hit.eval_id, hit.decision) == ("other", None) and hit.is_dropped(0.0)
     drop = index(model, decisions={(text_key(HALF), text_key(QUESTION)): "drop"})
-    hit = drop.look_up("t", HALF)  # less similar than the threshold
+    hit = look_up(drop, HALF)  # less similar than the threshold
     assert hit is not None and hit.decision == "drop" and hit.is_dropped(1.0)
 
 
@@ -134,4 +138,4 @@ def test_what_is_no_model_is_named(tmp_path: Path, model: str) -> None:
         (tmp_path / part).write_text("{}")
     broken = index(str(tmp_path))
     with pytest.raises(UserError, match="cannot be loaded as a model2vec model"):
-        broken.look_up("t", SAME)
+        look_up(broken, SAME)
