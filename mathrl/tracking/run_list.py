@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.files import to_fields
 from mathrl.core.markdown import cell
 from mathrl.core.mirroring import TRAINING
 from mathrl.core.records import IMPORTED, MAIN, RunRecord, all_records, change_words
@@ -22,6 +23,15 @@ COLOURS = ("green", "yellow", "red")
 DIGITS = 4  # after the point: MLflow's lists print all that a figure has
 FINAL, BEST = "final/", "dev/best"
 MODELS = ("base", "sft", "rl")
+SHORT = {  # names of the table's figures in a document
+    "dev": BEST,
+    "sft": "sft/pass_at_1",
+    "rl": "rl/pass_at_1",
+    "rl_low": "rl/pass_at_1_low",
+    "rl_high": "rl/pass_at_1_high",
+    "sampled_tokens": "sampled_tokens",
+    "minutes": "minutes",
+}
 
 
 def parent_params(record: RunRecord) -> dict[str, Any]:
@@ -126,36 +136,23 @@ class RunRow:
 
     def to_row(self) -> dict[str, Any]:
         """Its fields with the figures of the table by short names; None where it has none."""
-        figure = self.figures.get
-        return {
-            "name": self.name,
-            "run": self.run,
-            "started": self.started,
-            "status": self.status,
-            "folder": self.folder,
-            "health": self.health,
-            "dev": figure("dev/best"),
-            "sft": figure("sft/pass_at_1"),
-            "rl": figure("rl/pass_at_1"),
-            "rl_low": figure("rl/pass_at_1_low"),
-            "rl_high": figure("rl/pass_at_1_high"),
-            "sampled_tokens": figure("sampled_tokens"),
-            "minutes": figure("minutes"),
-        }
+        row = to_fields(self)
+        figures = row.pop("figures")
+        return row | {short: figures.get(name) for short, name in SHORT.items()}
 
     def cells(self) -> dict[str, str]:
         """Its row of the table on the terminal; the second line has the interval, and the folder under runs/."""
-        figure = self.figures.get
-        low, high, tokens = (figure(name) for name in ("rl/pass_at_1_low", "rl/pass_at_1_high", "sampled_tokens"))
+        row = self.to_row()
+        low, high, tokens, minutes = (row[name] for name in ("rl_low", "rl_high", "sampled_tokens", "minutes"))
         interval = f"\n{low:.3f} to {high:.3f}" if low is not None and high is not None else ""
         return {
             "started": time.strftime("%m-%d %H:%M", time.localtime(self.started)),
             "run, what is different, folder": self.name + (f"\nruns/{self.folder}" if self.folder else ""),
-            "best dev": _share(figure("dev/best")),
-            "sft": _share(figure("sft/pass_at_1")),
-            "rl": _share(figure("rl/pass_at_1")) + interval,
+            "best dev": _share(row["dev"]),
+            "sft": _share(row["sft"]),
+            "rl": _share(row["rl"]) + interval,
             "sampled": "" if tokens is None else f"{tokens / 1e6:.2f} M" if tokens >= 1e5 else f"{tokens:,.0f}",
-            "min": "" if figure("minutes") is None else f"{figure('minutes'):.1f}",
+            "min": "" if minutes is None else f"{minutes:.1f}",
             "health": self.health,
         }
 
