@@ -71,7 +71,6 @@ class LazyGroup(TyperGroup):
 
 
 def import_command(name: str) -> Any:
-    """The command from its file."""
     file, own_name = PLACES.get(name, (name, name))
     function = getattr(importlib.import_module(f"mathrl.cli.{file}"), own_name)
     if isinstance(function, typer.Typer):

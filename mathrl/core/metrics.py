@@ -44,7 +44,6 @@ class JsonlSink:
             stream.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows in the file."""
         return complete_rows(self.path)
 
 

@@ -88,7 +88,6 @@ class Doubt:
         return self.row["train_key"], self.row["eval_key"]
 
     def decision_row(self, verdict: Verdict) -> dict[str, Any]:
-        """The row of the decisions file."""
         shown = {name: self.row[name] for name in ("train_id", "eval_id", "share", "ngram") if name in self.row}
         return {"train_key": self.pair[0], "eval_key": self.pair[1], "decision": verdict, **shown}
 

@@ -306,7 +306,6 @@ class RolloutWriter:
 
 
 def sum_up(steps: Iterable[Sequence[Graded]]) -> Opinion:
-    """The opinion on all rollouts."""
     opinion = Opinion()
     for rows in steps:
         opinion.add(rows)

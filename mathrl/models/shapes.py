@@ -133,7 +133,6 @@ def known_model(base: PretrainedModel) -> KnownModel | None:
 
 
 def known_shape(name: str) -> ModelShape:
-    """The shape of a model of the table."""
     kind, sizes = KNOWN[name]
     return dense_shape(kind, dict(zip(SIZES, sizes, strict=True)))
 

@@ -169,7 +169,6 @@ def step_overrides(recipe: Recipe, step: str) -> list[str]:
 
 
 def step_params(recipe: Recipe, step: str, layers: Layers) -> Params:
-    """The parameters of a step."""
     return layers.params(step_overrides(recipe, step))
 
 

@@ -97,7 +97,6 @@ class HttpTool:
         return HttpSession(self)
 
     def close(self) -> None:
-        """Close all connections."""
         if not self._loop.is_closed():
             self._closed = True
             self._wait(self._client.aclose())

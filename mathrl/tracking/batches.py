@@ -74,7 +74,6 @@ def links(tags: Mapping[str, str], kind: str) -> dict[str, str]:
 
 
 def link_to(tags: Mapping[str, str], kind: str, path: str) -> str | None:
-    """The link of a kind to the path."""
     return next((tags[name] for name in _both(kind, path) if name in tags), None)
 
 

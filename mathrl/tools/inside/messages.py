@@ -16,7 +16,6 @@ LONGEST = 16 << 20
 
 
 def send(channel: socket.socket, message: bytes) -> None:
-    """Send one message."""
     channel.sendall(LENGTH.pack(len(message)) + message)
 
 
