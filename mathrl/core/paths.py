@@ -195,10 +195,17 @@ def state_root() -> Path:
 
 
 def tracking_uri() -> str:
-    """$MLFLOW_TRACKING_URI, a server's without slashes at its end, or a sqlite file under home(); always absolute."""
+    """$MLFLOW_TRACKING_URI, a server's without slashes at its end, or a sqlite file under home().
+
+    The path of a sqlite file, such as sqlite:///mlflow.db, is made absolute from the main checkout, whose worktrees
+    would have a file each.
+    """
     uri = os.environ.get("MLFLOW_TRACKING_URI")
-    uri = uri.rstrip("/") if uri and uri.startswith("http") else uri
-    return with_driver(uri) if uri else f"sqlite:///{home() / 'mlflow.db'}"
+    if not uri:
+        return f"sqlite:///{home() / 'mlflow.db'}"
+    if uri.startswith("sqlite:///"):
+        return f"sqlite:///{checkout_or_here() / uri.removeprefix('sqlite:///')}"
+    return with_driver(uri.rstrip("/") if uri.startswith("http") else uri)
 
 
 def rollouts_page(record: str) -> str:

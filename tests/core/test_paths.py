@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.core.errors import UserError
-from mathrl.core.paths import main_checkout
+from mathrl.core.paths import main_checkout, tracking_uri
 
 
 def test_why_git_gives_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +43,18 @@ def test_a_project_may_be_a_submodule(tmp_path: Path, monkeypatch: pytest.Monkey
     for folder in (Path(), Path("runs/rl")):
         monkeypatch.chdir(tmp_path / "around" / "inner" / folder)
         assert main_checkout() == tmp_path / "around" / "inner"
+
+
+def test_a_sqlite_file_of_a_relative_path_is_one_for_all_worktrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    words = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"]
+    subprocess.run(words, check=True, cwd=tmp_path)
+    subprocess.run(["git", "worktree", "add", "-q", "runs/rl"], check=True, cwd=tmp_path)
+    for folder in (tmp_path, tmp_path / "runs" / "rl"):
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+        assert tracking_uri() == f"sqlite:///{tmp_path / 'mlflow.db'}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////data/mlflow.db")
+        assert tracking_uri() == "sqlite:////data/mlflow.db"
