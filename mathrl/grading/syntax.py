@@ -213,7 +213,8 @@ def juxtapose(left: Node, right: Node, digits: bool) -> Node:
             return num(integer + part if integer >= 0 else integer - part)
     if digits:
         last = left.args[0][-1] if left.kind == "mul" else left
-        if last.kind not in ("pow", "fact", "root") and last.args[0] != "exp":
+        power = right.kind == "pow" and last.kind != "num"  # n2^{n-1}, (n+1)2^n
+        if not power and last.kind not in ("pow", "fact", "root") and last.args[:1] != ("exp",):
             raise ParseError("two numbers side by side")
     return product(left, right)
 
