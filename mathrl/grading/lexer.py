@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mathrl.grading.boxes import closing_brace
 from mathrl.grading.syntax import ParseError
-from mathrl.grading.units import NOISE, UNIT_WORDS, meaning
+from mathrl.grading.units import NOISE, SINGLE_LETTER_UNITS, UNIT_WORDS, meaning
 from mathrl.grading.words import chinese_number
 
 
@@ -221,7 +221,8 @@ def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     if _COMPOUND_UNIT.fullmatch(word) or (power and power[1].lower() in UNIT_WORDS):
         return [Token("text", word, spaced)]
     if len(word) == 1 and word.isalpha():
-        kind = "name" if command not in ("text", "textbf", "mbox", "textrm") else "letter_text"
+        unit = command in ("text", "textbf", "mbox", "textrm") or (command == "mathrm" and word in SINGLE_LETTER_UNITS)
+        kind = "letter_text" if unit else "name"
         return [Token(kind, word, spaced)]
     assigned = "=" in word and not _ONLY_WORDS.search(word)  # \text{x = 4}
     if _SYMBOLS_ONLY.fullmatch(word) or assigned or "\\" in word or "^" in word:

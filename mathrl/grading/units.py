@@ -98,7 +98,7 @@ UNIT_WORDS = (
     | _COUNTED
     | frozenset(word + "s" for word in _COUNTED)
 )
-SINGLE_LETTER_UNITS = frozenset("msghLlNJWVKA")
+SINGLE_LETTER_UNITS = frozenset("msghLlNJWVKACTFH")
 PERCENT_WORDS = frozenset(["percent", "percentage", "pct", "per cent", "%"])
 DEGREE_WORDS = frozenset(["degree", "degrees", "deg", "°"])
 # Words behind a number that make another number of it.
@@ -209,7 +209,7 @@ def compatible(left: Meaning, right: Meaning) -> str:
 
 
 # Pairs of base units that one spelling may stand for.
-_SPELLED_ALIKE = {frozenset(pair) for pair in (("¥", "yuan"), ("¥", "yen"), ("pound sterling", "kg"))}
+_SPELLED_ALIKE = set(map(frozenset, (("¥", "yuan"), ("¥", "yen"), ("pound sterling", "kg"), ("A s", "celsius"))))
 
 
 def _same_dimension(left: str, right: str) -> bool:
