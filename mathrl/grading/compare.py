@@ -11,7 +11,7 @@ from mathrl.grading.dates import same_date, same_time
 from mathrl.grading.evaluate import OutOfTime, Refused, start_clock, stop_clock
 from mathrl.grading.extract import after_negation, prose_words
 from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeeze
-from mathrl.grading.notations import as_tuple, same_notation, same_spelling
+from mathrl.grading.notations import as_tuple, same_clauses, same_notation, same_spelling
 from mathrl.grading.parser import parse
 from mathrl.grading.running_text import last_value
 from mathrl.grading.scalar import Restated
@@ -27,7 +27,6 @@ from mathrl.grading.words import (
     option,
     plain_words,
     roman_number,
-    same_clauses,
     same_words,
     unwrap,
 )

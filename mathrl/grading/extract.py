@@ -135,13 +135,16 @@ def _answer_tag(text: str, mode: ExtractionMode) -> Extraction | None:
     return Extraction(text[start + len("<answer>") : end].strip(), "answer tag")
 
 
+_HASHES = re.compile(r"#{4,}[ \t]*((?:(?!####)[^\n])*)")
+_HEADING = re.compile(r"\**[A-Za-z]{2,}")
+
+
 def _hashes(text: str) -> Extraction | None:
-    start = text.rfind("####")
-    if start < 0:
-        return None
-    line = text[start + 4 :].lstrip(" #\t")
-    end = line.find("\n")
-    line = _SPECIAL.sub("", line if end < 0 else line[:end]).strip()
+    """What follows the last #### that is no heading: "#### Step 2" is one, where text stands below it."""
+    end = len(text.rstrip())
+    lines = [match[1] for match in _HASHES.finditer(text) if match.end() >= end or not _HEADING.match(match[1])]
+    line = next(filter(str.strip, reversed(lines)), "")
+    line = _SPECIAL.sub("", line).strip()
     return Extraction(line, "hashes") if line else None
 
 
@@ -239,6 +242,9 @@ def _last_claim(text: str) -> str | None:
     return text
 
 
+_ASKED = re.compile(r"[^.!?\n]*\?")
+
+
 def _unmarked_answer(text: str) -> Extraction:
     text = _SPECIAL.sub("", text[-TAIL:]).strip()
     if not text:
@@ -257,6 +263,9 @@ def _unmarked_answer(text: str) -> Extraction:
     formulas = [match for match, inside in found if inside and prose_words(inside) < 2]
     formula = formulas[-1] if formulas else None
     number = last_number(text)
+    claimed = max(part.end() for part in (formula, number) if part) if formula or number else 0
+    if claimed and _ASKED.match(text, claimed):
+        return NOTHING
     if formula is not None and (number is None or number.start() < formula.end()):
         joined = _joined_formulas(text, formulas)
         return Extraction(joined or _last_member(_formula_text(formula)), "last formula")

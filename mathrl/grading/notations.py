@@ -1,10 +1,11 @@
-r"""Notations of their own: molecules and reactions, permutations in cycles, the parts (a), (b) of an answer."""
+r"""Notations of their own: molecules and reactions, permutations in cycles, the parts (a), (b) of an answer,
+and what a text says of each name."""
 
 from __future__ import annotations
 
 import re
 
-from mathrl.grading.words import unwrap
+from mathrl.grading.words import SPACING, unwrap
 
 _ELEMENTS = (
     "He Li Be Ne Na Mg Al Si Cl Ar Ca Sc Ti Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Zr Nb Mo Tc Ru Rh Pd Ag Cd In "
@@ -97,3 +98,33 @@ def same_spelling(truth: str, answer: str) -> tuple[str, str]:
     if any("\\vec" in text for text in texts) and not all("\\vec" in text for text in texts):
         texts = [_BOLD.sub(r"\\vec{\1}", text) for text in texts]
     return texts[0], texts[1]
+
+
+_CLAUSE = re.compile(
+    r"([a-z][a-z' ]*?)(?: (?:has|have|gets?|is|are|was|were|had))?(?:[:=]| )\s*\$?(\d[\d.,]*)((?: [a-z]+)*)",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(r"([A-Z][A-Za-z]*) (?:is|was) (an?|the) ([a-z]+)")
+_CLAUSES = re.compile(r"\s*[,;.]\s+(?:and )?|\s+and\s+")
+
+
+def same_clauses(truth: str, answer: str) -> bool | None:
+    r"""Whether two texts say the same of each name in any order; None where they are no such texts.
+
+    >>> same_clauses("Tom has 5, Ann has 7", "Ann: 7, Tom: 5"), same_clauses("Tom has 5, Ann has 7", "Tom: 7, Ann: 5")
+    (True, False)
+    """
+    said = []
+    for text in (truth, answer):
+        parts = _CLAUSES.split(SPACING.sub(" ", unwrap(text)).strip(" ."))
+        clauses = [_CLAUSE.fullmatch(part) or _NAMED.fullmatch(part) for part in parts]
+        if len(clauses) < 2 or None in clauses:
+            return None
+        said.append(
+            {clause[1].lower(): (clause[2].replace(",", ""), clause[3].lower()) for clause in clauses if clause}
+        )
+        if len(said[-1]) < len(clauses) or any(
+            clause and clause.re is _CLAUSE and len(clause[1]) < 2 for clause in clauses
+        ):
+            return None
+    return said[0] == said[1] if said[0].keys() == said[1].keys() else None

@@ -53,7 +53,9 @@ _ALL = re.compile(r"(?:all|every|any) ((?:odd|even|prime|composite|positive|nega
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv"}
 _QUADRANT = re.compile(rf"({'|'.join(_QUADRANTS)}) quadrant")
 _DECISION = re.compile(r"(yes|no|true|false)\s*(?:[,.;:]|\s-|$)(.*)", re.IGNORECASE | re.DOTALL)
-_HEDGES = r"\b(?:or|but|maybe|perhaps|unless|if|only|except"
+_HEDGES = (
+    r"\b(?:or|but|maybe|perhaps|unless|if|only|except|when|whenever|provided|sometimes|for(?! (?:all|any|each|every)\b)"
+)
 _EMPTY_SETS = ("\\emptyset", "\\varnothing", "\\{\\}")
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
@@ -289,55 +291,30 @@ def labelled_option(text: str) -> tuple[str, str] | None:
     return (match[1], match[2].strip()) if match[1] else (match[3], match[4].strip())
 
 
-_LONE_CAPITAL = re.compile(r"(?<![A-Za-z\\{])(A(?!\s+[a-z])|[B-HJ])(?![A-Za-z'’])")
+_LONE_CAPITAL = re.compile(r"(?<![A-Za-z\\{])(A(?!\s+(?!and\b|or\b)[a-z])|[B-HJ])(?![A-Za-z'’])")
 _DENIED = re.compile(
     r"(?:\bnot|n't|n’t|\bnever|\bcannot be|\bneither|\bnor|\brather than)\s+(?:option |choice |be )?[(*\\{]*$"
 )
-_CHOICE = re.compile(r"[)*}.]*,?\s+or\s+(?:maybe |possibly |perhaps |option |choice )?[(*\\{]*")
+_DENIED_BEHIND = re.compile(
+    r"[)*}.]*\s+(?:cannot\b|(?:is|was|seems|can)(?:n['’]t|\s+not)\b|"
+    r"(?:is|was|seems)\s+(?:\w+ly\s+)?(?:incorrect|wrong|false|impossible|an?)\b)"
+)
+_CHOICE = re.compile(r"[)*}.]*(?:\s*[,/]|,?\s+(?:or|and)\b)\s*(?:maybe |possibly |perhaps |option |choice )?[(*\\{]*")
 
 
 def last_option(text: str) -> str | None:
     """The last capital letter A to J that stands alone in prose ("I think it's B")."""
-    letters = list(_LONE_CAPITAL.finditer(text[-400:]))
-    if not letters or _DENIED.search(text[-400:][: letters[-1].start()]):
+    text = text[-400:]
+    letters = list(_LONE_CAPITAL.finditer(text))
+    if not letters or _DENIED.search(text[: letters[-1].start()]) or _DENIED_BEHIND.match(text, letters[-1].end()):
         return None
-    several = len(letters) > 1 and _CHOICE.fullmatch(text[-400:][letters[-2].end() : letters[-1].start()])
+    several = len(letters) > 1 and _CHOICE.fullmatch(text[letters[-2].end() : letters[-1].start()])
     return None if several and letters[-2][0] != letters[-1][0] else letters[-1][0]
 
 
 def is_option(text: str) -> bool:
     r"""Whether a letter is written as an option, (b) or \text{b}, rather than as a variable."""
     return text.strip().startswith(("(", "\\text", "\\mathrm", "\\mathbf", "\\mbox"))
-
-
-_CLAUSE = re.compile(
-    r"([a-z][a-z' ]*?)(?: (?:has|have|gets?|is|are|was|were|had))?(?:[:=]| )\s*\$?(\d[\d.,]*)((?: [a-z]+)*)",
-    re.IGNORECASE,
-)
-_NAMED = re.compile(r"([A-Z][A-Za-z]*) (?:is|was) (an?|the) ([a-z]+)")
-_CLAUSES = re.compile(r"\s*[,;.]\s+(?:and )?|\s+and\s+")
-
-
-def same_clauses(truth: str, answer: str) -> bool | None:
-    r"""Whether two texts say the same of each name in any order; None where they are no such texts.
-
-    >>> same_clauses("Tom has 5, Ann has 7", "Ann: 7, Tom: 5"), same_clauses("Tom has 5, Ann has 7", "Tom: 7, Ann: 5")
-    (True, False)
-    """
-    said = []
-    for text in (truth, answer):
-        parts = _CLAUSES.split(SPACING.sub(" ", unwrap(text)).strip(" ."))
-        clauses = [_CLAUSE.fullmatch(part) or _NAMED.fullmatch(part) for part in parts]
-        if len(clauses) < 2 or None in clauses:
-            return None
-        said.append(
-            {clause[1].lower(): (clause[2].replace(",", ""), clause[3].lower()) for clause in clauses if clause}
-        )
-        if len(said[-1]) < len(clauses) or any(
-            clause and clause.re is _CLAUSE and len(clause[1]) < 2 for clause in clauses
-        ):
-            return None
-    return said[0] == said[1] if said[0].keys() == said[1].keys() else None
 
 
 _TWO_NAMES = re.compile(r"([A-Z][a-z]+)(?:, | and )([A-Z][a-z]+)")  # a longer list may be a ranking

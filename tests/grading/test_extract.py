@@ -208,6 +208,21 @@ RESPONSES = [
     (True, "12", "答えは12です。"),
     (False, "12", "答えは12ではない。"),
     (True, "12", "정답: 12"),
+    # A line of words after #### with text below it is a heading of Markdown.
+    (True, "113", "#### Final Answer\n113"),
+    (True, "113", "#### Step 1: compute\nWe get 100.\n#### Step 2\nWe get 113."),
+    (True, "113", "#### 113\n#### Note\nAll is checked 5 times."),
+    (True, "113", "#### 113\n\nQuestion: 5 apples"),
+    (True, "\\text{Tuesday}", "#### Tuesday"),
+    # Two options, one that is ruled out, and a question claim nothing.
+    (False, "B", "A, B"),
+    (False, "B", "A and B"),
+    (False, "B", "Option B is incorrect."),
+    (False, "C", "Here C is a constant."),
+    (True, "B", "I think B is correct."),
+    (False, "42", "Is it 42?"),
+    (False, "42", "What is the square of $42$?"),
+    (True, "42", "How many does she have? She has 42. Is that clear?"),
 ]
 
 
