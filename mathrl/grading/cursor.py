@@ -294,6 +294,7 @@ class Cursor:
     def subscript(self, node: Node) -> Node:
         self.take()
         text = self.raw("}") if self.accept("{") else self.take().value
+        text = text.strip("()")
         base = int(text) if text.isdigit() else number_in_words(text.lower())
         if node.kind == "num" and base is not None:
             return with_base(node, base)

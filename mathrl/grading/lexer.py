@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     |(?P<escape>\\[^a-zA-Z])
     |(?P<name>[a-zA-Z]+)
     |(?P<ell>\.\.\.+)
-    |(?P<op>\*\*|<=|>=|!=|==|=<|=>|[-+*/^_!=<>()\[\]{}|,;:&'%$"€£¥.])
+    |(?P<op>\*\*|<=|>=|!=|==|=<|=>|[-+*/^_!=<>()\[\]{}|,;:&'%$"€£¥₹.])
     |(?P<han>[\u3400-\u9fff]+)
     |(?P<letter>[^\W\d_])""",
     re.VERBOSE,
@@ -40,10 +40,10 @@ _OPS = {"**": "^", "==": "=", "=<": "<=", "!=": "\\ne"}
 _TEXT = frozenset(
     (
         "text textbf textit textrm textsf texttt mbox hbox textnormal mathrm operatorname mathbf boldsymbol "
-        "mathit mathsf mathcal bm rm emph fbox boxed bold"
+        "mathit mathsf mathtt mathcal bm rm emph fbox boxed bold"
     ).split()
 )
-_CURRENCY = frozenset("$€£¥")
+_CURRENCY = frozenset("$€£¥₹")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _SPELLINGS = {"degree": "circ", "degrees": "circ", "nsubset": "nsubseteq", "gt": "gt", "dots": "ldots"}
 FUNCTIONS = frozenset(

@@ -88,7 +88,8 @@ _NOT_DIGIT = re.compile(r"\D")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ('"', '"'), ("`", "`"))
 _SIZING = re.compile(
     r"\\(?:left|right|middle)(?![a-zA-Z])\s*\.?|\\[bB]igg?[lrm]?(?![a-zA-Z])|"
-    r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large|huge|bf|rm|it|cal)(?![a-zA-Z])"
+    r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large|LARGE|huge|Huge|bf|rm|it|cal)(?![a-zA-Z])|"
+    r"\\color\s*\{[a-zA-Z]+\}"
 )
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|align\*|gathered|split|equation|equation\*)\}")
 _ROWS = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}((?:(?!\\begin).)*?)\\end\{\1\}", re.DOTALL)
@@ -106,8 +107,7 @@ _TEMPERATURE = re.compile(
     r"\^?\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*([CF])\s*\}|([CF])(?![A-Za-z]))"
 )
 _GIVEN = re.compile(r"(\b(?:P|Pr|E)\s*[(\[][^()|\[\]]+)\|([^()|\[\]]+[)\]])")
-# Of all integers k: what follows a family in Chinese data sets; "for all x" adds nothing to a function.
-_INTEGERS = re.compile(r"\(\s*([a-z])\s*\\in\s*(?:\\mathbb\s*\{?\s*Z\s*\}?|\\mathbf\s*\{?\s*Z\s*\}?|Z)\s*\)\s*$")
+# "For all x" adds nothing to a function.
 _FOR_ALL = re.compile(
     r"\s*,?\s*\\text\s*\{\s*for (?:all|every|any)(?: real)?(?: numbers?)?\s*\}\s*[a-z]?"
     r"(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?$"
@@ -118,6 +118,7 @@ _ANY_NUMBER = re.compile(
     r"\\text\s*\{\s*is an?(?: arbitrary| real)* (?:constant|number)\s*\})$"
 )
 _NUMBER_SET = re.compile(r"\\in\s*(?:\\(?:mathbf|mathrm|boldsymbol)\s*\{([ZRNQC])\}|([ZRNQ])(?![A-Za-z_({]))")
+_POWER_OF_TEN = re.compile(r"(?<=\d)\s*x\s*(?=10\s*\^)")  # 6.02 x 10^{23}
 _BARE_POINT = re.compile(r"(?<=\d)\.(?=\s*[/)])")
 _TANGENT = re.compile(r"\\(?:(?:operatorname|text|mathrm)\s*\{\s*(arc|)(c?)tg\s*\}|(arc|)(c?)tg(?![a-zA-Z]))\s*")
 _BOLD_CROSS = re.compile(
@@ -127,8 +128,9 @@ _CHOICES = re.compile(r"(?:\{\s*\})?\s*[_^]\s*\{?(\d+|n)\}?\s*(?:\\(?:text|mathr
 _FACTORIAL_IS = re.compile(r"(?<=\d)!=(?=\d)")
 _TEN_THOUSANDS = re.compile(r"(\d+(?:\.\d+)?)\s*([万亿])")
 _PLAIN_BUILDER = re.compile(r"^\{\s*([a-zA-Z])\s*[|:]\s*([^{}]*)\}$")
-_CONDITION = re.compile(
-    r"(?<=\w)(?:\s|\\[ ,;:])*\(\s*([a-zA-Z]\s*(?:[<>]=?|\\(?:[lg]eq?|neq?|[lg]eqslant)(?![a-z]))[^()]*)\)$"
+_CONDITION = re.compile(  # 2k (k \\in Z), x^2 (x > 0)
+    r"(?<=[\w}\])])(?:\s|\\[ ,;:]|\\q?quad(?![a-z]))*"
+    r"\(\s*([a-zA-Z]\s*(?:[<>]=?|\\(?:in|[lg]eq?|neq?|[lg]eqslant)(?![a-z]))[^()]*)\)$"
 )
 _QUANTIFIED = re.compile(r"(\\(?:exists|forall)[^:;,]*?):")
 _MICRO = re.compile(r"\\mu\s*\\(?:text|mathrm)\s*\{\s*(?=[A-Za-z])")
@@ -218,6 +220,8 @@ def canonical(text: str) -> str:
         text = _HAN_JOINER.sub(lambda m: f"\\text{{ {'or' if '或' in m[0] else 'and'} }}", text)
     if "e-" in text or "E-" in text or "e+" in text:
         text = _EXPONENT.sub(r"\1 \\times 10^{\2}", text)
+    if "x" in text:
+        text = _POWER_OF_TEN.sub(r"\\times ", text)
     if "|" in text:
         text = _GIVEN.sub(r"\1\\mid \2", text)
     if "¢" in text:
@@ -252,7 +256,7 @@ def canonical(text: str) -> str:
         text = _DISTRIBUTION.sub(lambda m: f"\\text{{{_DISTRIBUTIONS[m[1]]}}}", text)
         text = _NUMBER_SET.sub(lambda m: f"\\in \\mathbb{{{m[1] or m[2]}}}", text)
         text = _ANY_NUMBER.sub(lambda m: f", {m[1] or m[2]}\\in \\mathbb{{R}}", text)
-        text = _MICRO.sub(r"\\text{μ", _FOR_ALL.sub("", _INTEGERS.sub(r", \1\\in \\mathbb{Z}", text)))
+        text = _MICRO.sub(r"\\text{μ", _FOR_ALL.sub("", text))
         text = _OHM.sub(r"\1\\text{ ohm}", text)
         text = _EXTREME.sub(r"\\text{\1}", text)
         if "\\exists" in text or "\\forall" in text:

@@ -342,7 +342,7 @@ class Parser(Cursor):
         if label in APPLIED_WORDS and self.at("("):
             return self.application(label)
         marked = label.endswith((":", "="))
-        if marked or self.starts_factor():
+        if marked or self.starts_factor() or (label == "$" and self.at("-")):
             return qualify(self.term(), label.rstrip(" .:="), front=True)
         return Node("text", (label,))
 
@@ -387,6 +387,7 @@ class Parser(Cursor):
                 back = (
                     points[::-1] if name in ("overline", "bar", "angle", "measuredangle", "hat", "widehat") else points
                 )
+                name = "overrightarrow" if name == "vec" else name
                 return Node("app", (name, sym(min(points, back))))
             if name in ("overline", "bar") and self.accept("{"):
                 inside = self.set_expression()

@@ -85,7 +85,7 @@ _OTHER_UNITS = {
     "yuan rmb cny 元": (Fraction(1), "yuan"),
     "yen jpy": (Fraction(1), "yen"),
     "¥": (Fraction(1), "¥"),
-    "rupee rupees inr rs": (Fraction(1), "rupee"),
+    "rupee rupees inr rs ₹": (Fraction(1), "rupee"),
     "peso pesos": (Fraction(1), "peso"),
     "米": (Fraction(1), "m"),
     "厘米": (Fraction(1, 100), "m"),
