@@ -150,11 +150,12 @@ def _compare_texts(truth: str, answer: str) -> Match:
     date = same_date(truth, answer)
     if date is not None:
         return Match(date, "date", "" if date else "different dates")
-    words = same_words(truth, answer)
+    symbols = _symbols_of_words(truth), _symbols_of_words(answer)
+    words = same_words(truth, answer) if symbols[0] == truth or symbols[1] == answer else None
     words = same_clauses(truth, answer) if words is None else words
     if words is not None:
         return Match(words, "words", "" if words else "different words")
-    truth, answer = _symbols_of_words(truth), _symbols_of_words(answer)
+    truth, answer = symbols
     try:
         verdict = _compare_trees(truth, answer)
     except (Refused, Restated) as error:
@@ -221,7 +222,20 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _LONG_WORD = re.compile(r"[A-Za-z]{3,}")
 
 
-_SYMBOLS = dict.fromkeys(["all real numbers", "all reals", "real numbers", "any real number"], "\\mathbb{R}")
+_SYMBOLS = dict.fromkeys(["reals", "real numbers", "any real number"], "\\mathbb{R}")
+_SYMBOLS |= {
+    f"{sign} real{numbers}": interval
+    for numbers in ("s", " numbers")
+    for signs, interval in (
+        ("positive", "(0,\\infty)"),
+        ("negative", "(-\\infty,0)"),
+        ("nonnegative|non negative", "[0,\\infty)"),
+        ("nonpositive|non positive", "(-\\infty,0]"),
+        ("nonzero|non zero", "\\mathbb{R}\\setminus\\{0\\}"),
+    )
+    for sign in signs.split("|")
+}
+_SYMBOLS |= {"positive integers": "\\mathbb{Z}^+", "positive integers n": "\\mathbb{Z}^+"}
 _SYMBOLS |= dict.fromkeys(["infinity", "positive infinity", "plus infinity"], "\\infty")
 _SYMBOLS |= dict.fromkeys(["negative infinity", "minus infinity"], "-\\infty")
 _ANY_REAL = re.compile(r"(?:\$?[a-z]\$? (?:is|can be|may be) )?(?:any|all|every) reals?(?: numbers?)?")
@@ -251,8 +265,8 @@ def _dimension(unit: str) -> str:
 def _symbols_of_words(text: str) -> str:
     """The text in symbols if it spells a number, a ratio, infinity or a set of reals in words, else as it is."""
     words = plain_words(text) or ""
-    if words in _SYMBOLS:
-        return _SYMBOLS[words]
+    if symbol := _SYMBOLS.get(words.removeprefix("all ")):
+        return symbol
     spaced = " ".join(unwrap(text).split())
     if left_out := _ALL_BUT.fullmatch(spaced):
         values = left_out[1].replace(" and ", ", ")

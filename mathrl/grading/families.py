@@ -119,7 +119,7 @@ def read_family(node: Node) -> Family | None:
     """The family that a tree states, or None."""
     if node.kind == "builder":
         return _read_builder(node)
-    domain = domain_of(node)
+    _, domain = domain_clause(node) or ("", domain_of(node))  # n \\in \\mathbb{Z} beside \\mathbb{Z}
     if domain in INTEGERS:
         return Family((sym(_BOUND),), {_BOUND: domain}, ())
     classes = _congruences(node)

@@ -92,6 +92,12 @@ _SIZING = re.compile(
     r"\\color\s*\{[a-zA-Z]+\}"
 )
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|align\*|gathered|split|equation|equation\*)\}")
+_CASES = re.compile(  # \\left\\{ \\begin{array}{ll} … \\end{array} \\right.
+    r"\\left\s*(?:\\\{|\\lbrace)\s*\\begin\{(array|aligned|align\*?|gathered|matrix|split)\}(?:\{[lcr| ]*\})?"
+    r"((?:(?!\\begin|\\end).)*)\\end\{\1\}\s*\\right\s*(?:\.|$)",
+    re.DOTALL,
+)
+_ALIGNMENT = re.compile(r"\s*&\s*(=|<|>|\\[lg]eq?(?![a-z]))\s*&?")
 _ROWS = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}((?:(?!\\begin).)*?)\\end\{\1\}", re.DOTALL)
 _CONTINUED = re.compile(r"\s*(?:=|<|>|\\(?:le|ge|leq|geq|approx|equiv)(?![a-z]))")
 _VARIANT = re.compile(r"\\var(epsilon|phi|theta|rho|sigma|kappa)(?![a-zA-Z])")
@@ -184,6 +190,10 @@ def _join_rows(match: re.Match[str]) -> str:
     return joined
 
 
+def _as_cases(match: re.Match[str]) -> str:
+    return "\\begin{cases}" + _ALIGNMENT.sub(r"\1", match[2]) + "\\end{cases}"
+
+
 def _choices_value(match: re.Match[str]) -> str:
     """{}_5C_2 and {}_5P_2: the subsets and the arrangements of two of five."""
     n, kind, k = match.groups()
@@ -247,6 +257,8 @@ def canonical(text: str) -> str:
     if _HAS_SUFFIX.search(text):
         text = _NOON.sub(r"\1m", _ORDINAL.sub("", text))
     if "\\" in text:
+        if "\\right" in text:
+            text = _CASES.sub(_as_cases, text)
         text = _SET_BRACE.sub(r"\\\1", text)
         if "\\over" in text:
             text = _OVER.sub(r"\\frac{\1}{\2}", _BRACED_OVER.sub(r"\\frac{\1}{\2}", text))
