@@ -9,7 +9,18 @@ from typing import Any
 from mathrl.grading.by_value import constant_ratio, same_expression
 from mathrl.grading.points import INTEGER_NAMES
 from mathrl.grading.relations import difference
-from mathrl.grading.syntax import Node, find, is_expression, kinds, num, plain_products, substitute, sym, symbols
+from mathrl.grading.syntax import (
+    Node,
+    find,
+    is_expression,
+    kinds,
+    num,
+    plain_products,
+    rebuild,
+    substitute,
+    sym,
+    symbols,
+)
 
 
 def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
@@ -17,6 +28,7 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
     both = kinds(truth) | kinds(answer)
     if "cross" in both or "dot" in both:
         truth, answer = plain_products(truth, answer)
+    truth, answer = _without_reals(truth, answer), _without_reals(answer, truth)
     truth, answer = _plain_segments(truth, answer), _plain_segments(answer, truth)
     if "rel" in both:
         truth, answer = _last_index(truth), _last_index(answer)
@@ -48,6 +60,17 @@ def _last_index(node: Node) -> Node:
     return substitute(node, {index: Node("add", ((sym(index), num(-last)),)), **lower})
 
 
+def _without_reals(node: Node, other: Node) -> Node:
+    r"""x^2 + C, C \in \mathbb{R} as x^2 + C beside an answer that leaves the domain out."""
+    if node.kind != "list" or other.kind == "list" or len(node.args[0]) != 2:
+        return node
+    stated, clause = node.args[0]
+    if clause.kind != "rel" or clause.args[0] != ("in",) or clause.args[1][1].kind != "reals":
+        return node
+    name = clause.args[1][0]
+    return stated if name.kind == "sym" and symbols(name) <= symbols(stated) else node
+
+
 def _plain_segments(node: Node, other: Node) -> Node:
     r"""\overline{AB} as AB where the other side writes no bar."""
     segment = node.kind == "app" and node.args[0] in ("overline", "bar") and node.args[1].kind == "sym"
@@ -56,30 +79,26 @@ def _plain_segments(node: Node, other: Node) -> Node:
 
 
 def _written_out(node: Node, other: Node) -> Node:
-    r"""y' as \frac{dy}{dx}, and u_t as \frac{\partial u}{\partial t}, where the other side writes it so."""
-    written: dict[str, set[Node]] = {}
+    r"""y', f'(x), \dot{x} and u_t as \frac{dy}{dx} and \frac{\partial u}{\partial t}, where the other has these."""
+    written: dict[Node, set[Node]] = {}
     for part in find(other, "app"):
-        order = re.match(r"d\^(\d)/", part.args[0])
-        if order and part.args[1].kind == "sym":
-            written.setdefault(part.args[1].args[0] + "'" * int(order[1]), set()).add(part)
-            if by := re.fullmatch(r"d\^\d/partial([a-z])(?:\^\d)?", part.args[0]):
-                written.setdefault(f"{part.args[1].args[0]}_{by[1] * int(order[1])}", set()).add(part)
-            if part.args[0].endswith("/dt") or "/dt^" in part.args[0]:
-                node = _without_dots(node, part, int(order[1]))
-    names = {name: parts.pop() for name, parts in written.items() if len(parts) == 1 and name in symbols(node)}
-    return substitute(node, names) if names else node
+        operator = re.fullmatch(r"d\^(\d)/(d|partial)([a-z])(?:\^\d)?", part.args[0])
+        if operator and part.args[1].kind == "sym":
+            name, order, by = part.args[1].args[0], int(operator[1]), operator[3]
+            primed = name + "'" * order
+            spellings = [sym(primed), Node("app", (primed, sym(by)))]
+            if operator[2] == "partial":
+                spellings.append(sym(f"{name}_{by * order}"))
+            if by == "t":
+                spellings.append(Node("app", ("d" * (order - 1) + "dot", part.args[1])))
+            for spelling in spellings:
+                written.setdefault(spelling, set()).add(part)
+    derivatives = {spelling: parts.pop() for spelling, parts in written.items() if len(parts) == 1}
 
+    def write_out(part: Node) -> Node:
+        return derivatives.get(part) or rebuild(part, write_out)
 
-def _without_dots(node: Node, derivative: Node, order: int) -> Node:
-    r"""\dot{x} and \ddot{x} as the derivative by t that the other side writes."""
-    dotted = Node("app", ("d" * (order - 1) + "dot", derivative.args[1]))
-
-    def write_out(part: Any) -> Any:
-        if isinstance(part, Node):
-            return derivative if part == dotted else Node(part.kind, tuple(map(write_out, part.args)))
-        return tuple(map(write_out, part)) if isinstance(part, tuple) else part
-
-    return write_out(node) if order < 3 else node  # type: ignore[no-any-return]
+    return write_out(node) if derivatives else node
 
 
 def _unit_vectors(truth: Node, answer: Node) -> tuple[Node, Node]:
