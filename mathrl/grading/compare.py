@@ -134,6 +134,9 @@ def _compare_in_time(truth: str, answer: str) -> Match:
         stop_clock()
 
 
+_EITHER = re.compile(r"\s*\(?\s*\\text\s*\{\s*(?:or|or equivalently|i\.e\.),?\s*\}\s*|\s+or\s+")
+
+
 def _compare_texts(truth: str, answer: str) -> Match:
     labelled = labelled_option(truth)
     if labelled is not None:
@@ -160,6 +163,9 @@ def _compare_texts(truth: str, answer: str) -> Match:
         verdict = _compare_trees(truth, answer)
     except (Refused, Restated) as error:
         return Match(False, "structure", str(error))
+    spellings = _EITHER.split(answer)
+    if len(spellings) == 2 and all(compare(truth, spelling).equal for spelling in spellings):
+        return Match(True, "one value in two spellings", "")
     if verdict is not None and verdict.equal is not None:
         return verdict
     if _as_text(truth) == _as_text(answer):

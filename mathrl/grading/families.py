@@ -168,7 +168,16 @@ def _is_condition(clause: Node, after_values: bool) -> bool:
 
 
 def _assigned_value(value: Node) -> Node:
-    return value.args[1][1] if value.kind == "rel" and value.args[0] == ("=",) else value  # type: ignore[no-any-return]
+    """The value of x = …, the interval of x in [k, k + 1] and of k <= x <= k + 1."""
+    if value.kind != "rel":
+        return value
+    operators, members = value.args
+    if operators == ("=",) or (operators == ("in",) and members[1].kind == "tuple"):
+        return members[1]  # type: ignore[no-any-return]
+    if len(operators) == 2 and {*operators} <= {"<", "<="} and members[1].kind == "sym" and symbols(members[0]):
+        brackets = "(" if operators[0] == "<" else "[", ")" if operators[1] == "<" else "]"
+        return Node("tuple", (*brackets, (members[0], members[2])))
+    return value
 
 
 def _congruences(node: Node) -> list[Node] | None:
@@ -218,13 +227,14 @@ def _read_builder(node: Node) -> Family | None:
             domains[clause.args[1][0].args[0]] = "R"
         else:
             conditions.append(clause)
-    for i, clause in enumerate(conditions):  # \{x : x = 2k, k \in \mathbb{Z}\}
-        if pattern.kind == "sym" and clause.kind == "rel" and clause.args[0] == ("=",):
-            left, right = clause.args[1]
-            if left == pattern and pattern.args[0] not in symbols(right) and len(domains) > 0:
-                domains.pop(pattern.args[0], None)
-                pattern, conditions = right, conditions[:i] + conditions[i + 1 :]
-                break
+    for i, clause in enumerate(conditions):  # \{x : x = 2k, k \in \mathbb{Z}\}, \{x : 2k < x < 2k+1, …\}
+        value = _assigned_value(clause)
+        if pattern.kind != "sym" or value == clause or pattern not in clause.args[1][:2] or not domains:
+            continue
+        if pattern.args[0] not in symbols(value):
+            domains.pop(pattern.args[0], None)
+            pattern, conditions = value, conditions[:i] + conditions[i + 1 :]
+            break
     for name in sorted(symbols(pattern)):
         domains.setdefault(name, "")
     return _bound_family((pattern,), domains, conditions)

@@ -72,6 +72,7 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     truth, answer = _simplify(truth), _simplify(answer)
     truth, answer = _apart(truth, answer), _apart(answer, truth)
     truth, answer = _without_point(truth, answer), _without_point(answer, truth)
+    truth, answer = _remainder(truth, answer), _remainder(answer, truth)
     if "logic" in (truth.kind, answer.kind):
         return same_logic(truth, answer, _in_any_order)
     verdict = _as_real_sets(truth, answer)
@@ -164,6 +165,15 @@ def _simplify(node: Node) -> Node:
     if node.kind == "rel" and node.args[0] == ("in",) and node.args[1][1].kind == "set":
         return node.args[1][1]  # type: ignore[no-any-return]
     return node
+
+
+def _remainder(node: Node, other: Node) -> Node:
+    """113 (mod 1000) as 113 beside a number; 1113 (mod 1000) restates the task."""
+    if node.kind != "op" or node.args[0] != "mod" or "op:mod" in kinds(other):
+        return node
+    _, value, modulus = node.args
+    reduced = value.kind == modulus.kind == "num" and 0 <= value.args[0] < modulus.args[0]
+    return value if reduced else node
 
 
 def _without_point(node: Node, other: Node) -> Node:
@@ -267,6 +277,8 @@ def _collections(truth: Node, answer: Node, truth_items: list[Node], answer_item
         labelled = [{key(item.args[1][0]): item.args[1][1] for item in items} for items in (truth_items, answer_items)]
         if labelled[0].keys() == labelled[1].keys() and len(labelled[0]) == len(truth_items) == len(answer_items):
             return _in_order(list(labelled[0].values()), [labelled[1][name] for name in labelled[0]])
+        if _in_any_order(truth_items, answer_items):
+            return True
     progressions = [progression(items) for items in (truth_items, answer_items)]
     if all(progressions):
         return progressions[0] == progressions[1]
