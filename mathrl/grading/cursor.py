@@ -263,16 +263,22 @@ class Cursor:
         words: list[str] = [self.take().value] if self.tokens[self.i].kind == "letter_text" else []
         letters = not words and self.tokens[self.i].kind == "letters"
         while self.unit_follows() or (words and (self.at("/", "^", "cdot", "times") or self.unit_letter())):
+            over = self.tokens[self.i + 1].kind in ("name", "text", "letters", "letter_text")
+            if letters and not over and self.at("/"):
+                break  # ma/(1+x) of a mass and an acceleration
             token = self.take()
             words.append(token.value)
             if token.kind != "text" and token.value in ("/", "cdot", "times"):
-                if self.tokens[self.i].kind not in ("name", "text", "letters", "letter_text"):
+                if not over:
                     raise ParseError("a unit over something else")
                 words[-1] = "/" if token.value == "/" else "*"
+                letters = letters and token.value == "/" and self.tokens[self.i].kind in ("name", "letters")
                 words.append(self.take().value)
+            elif token.value != "^":
+                letters = letters and len(words) == 1
             if token.value == "^":
                 words[-2:] = [words[-2] + "^" + (self.raw("}") if self.accept("{") else self.take().value)]
-        return qualify(node, " ".join(words), letters and len(words) == 1)
+        return qualify(node, " ".join(words), letters)
 
     def in_sum(self) -> bool:
         """Whether a plus or minus between two terms stands before this place, outside of brackets that are closed."""

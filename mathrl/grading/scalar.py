@@ -8,7 +8,7 @@ from typing import Any
 
 from mathrl.grading.by_value import TASK_OPERATORS, same_expression
 from mathrl.grading.evaluate import exact_value, numeric_value
-from mathrl.grading.syntax import Node, children, explain, infinity_sign, key, kinds, num, same_tree, sym, symbols
+from mathrl.grading.syntax import Node, children, explain, find, infinity_sign, key, kinds, num, same_tree, sym, symbols
 from mathrl.grading.unit_sizes import unit_entry
 from mathrl.grading.units import SINGLE_LETTER_UNITS, Meaning, compatible, meaning
 
@@ -183,10 +183,22 @@ def _same_quantity(truth: Node, answer: Node) -> bool | None:
 _LETTER_POWER = re.compile(r"([A-Za-z])(?:\^\{?(-?\d+)\}?)?")
 
 
+def letters_in_formula(node: Node) -> bool:
+    r"""Whether letters that could be a unit are factors in a fraction, root or function: \frac{3mg}{2}, \sqrt{2mn}."""
+    if "unit" not in kinds(node):
+        return False
+    formulas = [part for kind in ("div", "root", "func") for part in find(node, kind)]
+    return any(part.args[2] for formula in formulas for part in find(formula, "unit"))
+
+
 def spelled_out(node: Node) -> Node:
     """The tree with the letters that were read as units as factors: mv^2 of a mass and a speed."""
     if node.kind == "unit" and node.args[2]:
-        powers = [Node("pow", (sym(name), num(int(power or 1)))) for name, power in _LETTER_POWER.findall(node.args[1])]
+        powers = [
+            Node("pow", (sym(name), num(-int(power or 1) if below else int(power or 1))))
+            for below, part in enumerate(node.args[1].split("/"))
+            for name, power in _LETTER_POWER.findall(part)
+        ]
         return Node("mul", ((spelled_out(node.args[0]), *powers),))
     if "unit" not in kinds(node):
         return node

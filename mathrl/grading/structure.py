@@ -28,7 +28,7 @@ from mathrl.grading.lists import (
 )
 from mathrl.grading.names import align_names
 from mathrl.grading.relations import is_assignment, same_relation
-from mathrl.grading.scalar import refuse_restated, same_scalar, spelled_out
+from mathrl.grading.scalar import letters_in_formula, refuse_restated, same_scalar, spelled_out
 from mathrl.grading.sets import INEQUALITIES, NotASet, is_contradiction, real_set, same_members, same_real_set
 from mathrl.grading.statements import bound_names, push_negation, same_logic, same_quantified
 from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, same_tree, sym, symbols
@@ -63,6 +63,8 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     verdict = same_family(truth, answer, same_answer)
     if verdict is not None:
         return verdict
+    if letters_in_formula(truth) or letters_in_formula(answer):
+        truth, answer = spelled_out(truth), spelled_out(answer)
     if "unit" in (kinds(truth) | kinds(answer)) and "unit" not in (truth.kind, answer.kind):
         truth, answer = (spelled_out(node) if symbols(node) else node for node in (truth, answer))
     truth, answer = align_names(truth, answer)

@@ -131,7 +131,8 @@ def _sizes() -> dict[str, tuple[Fraction, str]]:
 
 
 _SIZES = _sizes()
-SPELLINGS = {spelling.lower(): entry for spelling, entry in reversed(_SIZES.items()) if spelling.isascii()}
+# Without capitals too, but for farad and henry: gh and mf are products.
+SPELLINGS = {word.lower(): entry for word, entry in reversed(_SIZES.items()) if word.isascii() and word[-1] not in "FH"}
 SPELLINGS |= {spelling: entry for spelling, entry in _SIZES.items() if spelling.islower()}
 
 
