@@ -367,14 +367,12 @@ class Numeric:
 
     def add(self, terms: list[Any]) -> Any:
         """The sum; what cancels to the last bits is zero."""
-        total = self.ctx.zero
-        largest = self.ctx.zero
-        for term in terms:
-            total = total + term
-            size = abs(term)
-            if size > largest:
-                largest = size
-        return self.remainder(total, largest)
+        sizes = [abs(term) for term in terms if term]
+        largest = max(sizes, default=self.ctx.zero)
+        apart = self.ctx.mag(largest) - self.ctx.mag(min(sizes)) if sizes else 0
+        if self.ctx.prec == HIGH_PRECISION and apart > HIGH_PRECISION - _MARGIN:
+            raise Refused("terms too far apart to add")
+        return self.remainder(sum(terms, self.ctx.zero), largest)
 
     def remainder(self, total: Any, largest: Any) -> Any:
         """What is left of terms of which `largest` is the largest: zero where it is rounding alone."""

@@ -14,16 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import permutations
-from math import lcm
 from typing import NamedTuple
 
 from mathrl.grading.domains import INTEGERS, domain_clause, domain_of
-from mathrl.grading.evaluate import Refused, check_clock, exact_value
 from mathrl.grading.lists import progression
 from mathrl.grading.points import INTEGER_NAMES
-from mathrl.grading.progressions import Pair, progressions_of, same_progressions
-from mathrl.grading.sets import holds
-from mathrl.grading.syntax import Node, explain, find, is_expression, key, kinds, num, substitute, sym, symbols
+from mathrl.grading.progressions import MODERATE, WINDOW, Pair, members_in_window, progressions_of, same_progressions
+from mathrl.grading.syntax import Node, explain, is_expression, key, kinds, num, substitute, sym, symbols
 
 Same = Callable[[Node, Node], bool | None]
 
@@ -40,8 +37,6 @@ class Family(NamedTuple):
     subject: str = ""
 
 
-_WINDOW = 400
-_MODERATE = 40  # literals up to this; larger ones could hide a difference outside of the window
 _BOUND = "t"
 
 
@@ -344,38 +339,10 @@ def _all_integers(family: Family) -> list[tuple[Pair, Pair]] | None:
 
 
 def _members(family: Family) -> frozenset[Fraction] | None:
-    """The members up to the size of the window of a family of integers or rationals; None where that cannot be told."""
     if len(family.values) != 1 or len(family.domains) != 1:
         return None
     ((name, domain),) = family.domains.items()
-    value = family.values[0]
-    literals = [number.args[0] for number in find((value, *family.conditions), "num")]
-    period = lcm(*(int(abs(number)) for number in literals if number.denominator == 1 and number))
-    if domain not in ("Z", "Z+", "N0") or any(abs(number) > _MODERATE for number in literals) or period > _WINDOW:
-        return None
-    if not is_expression(value) or symbols(value) - {name}:
-        return None
-    found: list[Fraction] = []
-    low = {"Z": -_WINDOW, "Z+": 1, "N0": 0}[domain]
-    try:
-        for k in range(low, _WINDOW + 1):
-            check_clock()
-            given = {name: num(k)}
-            truths = [holds(substitute(clause, given)) for clause in family.conditions]
-            if None in truths:
-                return None
-            if all(truths):
-                member = exact_value(substitute(value, given))
-                if member is None:
-                    return None
-                found.append(member)
-    except Refused:
-        return None
-    if value == sym(name):
-        return frozenset(member for member in found if abs(member) < _WINDOW // 2)
-    ends = [exact_value(substitute(value, {name: num(end)})) for end in (low if low < 0 else _WINDOW, _WINDOW)]
-    reach = [abs(end) for end in ends if end is not None] + [Fraction(_WINDOW // 2)]
-    return frozenset(member for member in found if abs(member) < min(reach))
+    return members_in_window(family.values[0], name, domain, family.conditions)
 
 
 def _finite_members(family: Family, node: Node, same: Same) -> bool | None:
@@ -385,6 +352,6 @@ def _finite_members(family: Family, node: Node, same: Same) -> bool | None:
     if members is None or not all(map(is_expression, listed)):
         explain("another pattern, domain or condition")
         return False
-    if any(abs(member) > _WINDOW // 2 - 2 * _MODERATE for member in members):
+    if any(abs(member) > WINDOW // 2 - 2 * MODERATE for member in members):
         return False
     return _match_all([num(member) for member in sorted(members)], list(dict.fromkeys(listed)), same)

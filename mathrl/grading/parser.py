@@ -38,9 +38,10 @@ _INVERSES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"
 _INVERSES |= {f"{ar}{name}": f"arc{name}" for ar in ("a", "ar") for name in ("sinh", "cosh", "tanh")}
 _INVERTIBLE = frozenset("sin cos tan cot sec csc sinh cosh tanh coth sech csch".split())
 _DECORATIONS = frozenset("vec hat bar overline overrightarrow tilde widehat dot ddot widetilde boldsymbol pmb".split())
-_TRANSPARENT = frozenset("color textcolor mathrm mathit mathcal mathsf mbox underline text".split())
+_TRANSPARENT = frozenset("textcolor mathrm mathit mathcal mathsf mbox underline text".split())
 _TRANSPOSES = tuple(map(sym, ("T", "\\top", "\\intercal", "t", "\\mathsf{T}")))
 _QUANTIFIERS = frozenset(["forall", "exists", "nexists", "neg", "lnot"])
+_UNDIRECTED = frozenset(["overline", "bar", "angle", "measuredangle", "hat", "widehat"])
 _ORDERED = frozenset(["angle", "triangle", "measuredangle", "sphericalangle"])
 _SUFFIXES = {"%": "percent", "circ": "degree"}
 _POSTFIXES = frozenset(["^", "_", "!", "'", "prime", *_SUFFIXES])
@@ -384,9 +385,7 @@ class Parser(Cursor):
         if name in _DECORATIONS or name in _ORDERED:
             points = self.points()
             if points is not None:
-                back = (
-                    points[::-1] if name in ("overline", "bar", "angle", "measuredangle", "hat", "widehat") else points
-                )
+                back = points[::-1] if name in _UNDIRECTED else points
                 name = "overrightarrow" if name == "vec" else name
                 return Node("app", (name, sym(min(points, back))))
             if name in ("overline", "bar") and self.accept("{"):
@@ -394,7 +393,7 @@ class Parser(Cursor):
                 self.expect("}")
                 return decorate(name, inside)
             return decorate(name, self.argument()) if name in _DECORATIONS else Node("app", (name, self.term()))
-        if name in ("color", "textcolor"):
+        if name == "textcolor":
             self.expect("{")
             self.raw("}")
         if name in _TRANSPARENT:

@@ -1,4 +1,7 @@
-"""Unions of arithmetic progressions over all integers: 7k-4 and 7k+3, pi/2 + k pi and -pi/2 + n pi."""
+"""Unions of arithmetic progressions over all integers: 7k-4 and 7k+3, pi/2 + k pi and -pi/2 + n pi.
+
+And the members of other families of integers in a window.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import gcd, lcm
 
-from mathrl.grading.evaluate import Refused, exact_value
-from mathrl.grading.syntax import Node, choose_sign, find, kinds, num, rebuild, substitute, sym, symbols
+from mathrl.grading.evaluate import Refused, check_clock, exact_value, numeric_value
+from mathrl.grading.sets import holds
+from mathrl.grading.syntax import (
+    Node,
+    children,
+    choose_sign,
+    find,
+    is_expression,
+    kinds,
+    num,
+    rebuild,
+    substitute,
+    sym,
+    symbols,
+)
 
+WINDOW = 400
+MODERATE = 40  # numbers up to this; larger ones could hide a difference outside of the window
 # A real number p + q pi, and b + a Z as (a, b).
 Pair = tuple[Fraction, Fraction]
 
@@ -112,3 +130,46 @@ def same_progressions(first: list[tuple[Pair, Pair]], second: list[tuple[Pair, P
         for members in classes
     ]
     return residues[0] == residues[1]
+
+
+def _is_moderate(node: Node) -> bool:
+    """Whether every number that an expression or a condition states is small: 2^{10} is not."""
+    if symbols(node) or not is_expression(node):
+        return all(map(_is_moderate, children(node)))
+    try:
+        return bool(abs(numeric_value(node)) <= MODERATE)
+    except Refused:
+        return False
+
+
+def members_in_window(value: Node, name: str, domain: str, conditions: Sequence[Node]) -> frozenset[Fraction] | None:
+    """The members up to the size of the window of a family of integers or rationals; None where that cannot be told."""
+    if domain not in ("Z", "Z+", "N0") or not all(map(_is_moderate, (value, *conditions))):
+        return None
+    literals = [number.args[0] for number in find((value, *conditions), "num")]
+    period = lcm(*(int(abs(number)) for number in literals if number.denominator == 1 and number))
+    if period > WINDOW:
+        return None
+    if not is_expression(value) or symbols(value) - {name}:
+        return None
+    found: list[Fraction] = []
+    low = {"Z": -WINDOW, "Z+": 1, "N0": 0}[domain]
+    try:
+        for k in range(low, WINDOW + 1):
+            check_clock()
+            given = {name: num(k)}
+            truths = [holds(substitute(clause, given)) for clause in conditions]
+            if None in truths:
+                return None
+            if all(truths):
+                member = exact_value(substitute(value, given))
+                if member is None:
+                    return None
+                found.append(member)
+    except Refused:
+        return None
+    if value == sym(name):
+        return frozenset(member for member in found if abs(member) < WINDOW // 2)
+    ends = [exact_value(substitute(value, {name: num(end)})) for end in (low if low < 0 else WINDOW, WINDOW)]
+    reach = [abs(end) for end in ends if end is not None] + [Fraction(WINDOW // 2)]
+    return frozenset(member for member in found if abs(member) < min(reach))

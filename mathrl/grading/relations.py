@@ -208,6 +208,7 @@ def _equations(truth_sides: tuple[Node, Node], answer_sides: tuple[Node, Node], 
         functions = "app" in (left.kind, right.kind) and bool(names) and names == symbols(answer_sides[1])
         arguments = [symbols(node) for node in (left, right) if node.kind == "app"]
         functions = functions and not derivatives and all(not inside or inside & names for inside in arguments)
+        functions = functions and len({*arguments}) < 2
         if key(left) == key(right) or functions:
             return same(truth_sides[1], answer_sides[1])
         renamed = _variable_map(left, right, symbols(answer_sides[1])) if not derivatives else None
