@@ -74,7 +74,7 @@ def _steps(node: Node) -> tuple[_Row, _Row] | None:
         parts = [_coefficients(cell, sorted(names)) for cell in cells]
     except (Refused, _NotLinear):
         return None
-    whole = names == symbols(domains[0].args[1][0])
+    whole = domains[0].args[1][0] == sym(*names)
     return (tuple(constant for _, constant in parts), tuple(slopes[0] for slopes, _ in parts)) if whole else None
 
 

@@ -215,8 +215,10 @@ def constant_ratio(a: Node, b: Node, positive: bool) -> bool | None:
 
 
 def _at_points(a: Node, b: Node, log_base: int, agree: Callable[[Any, Any, int], bool] = nearly_equal) -> bool | None:
-    sides = bool(kinds(a) & SIDES) and agree is nearly_equal
+    by_cases = "cases" in kinds(b) and not symbols(b) <= INTEGER_NAMES  # of numbers that the conditions choose
+    sides = (by_cases or bool(kinds(a) & SIDES)) and agree is nearly_equal
     factorials = "fact" not in kinds(b) or "fact" in kinds(a)
+    partial = bool(kinds(b) & WHOLE) and not kinds(a) & WHOLE
     if not factorials and not whole_names(b) <= INTEGER_NAMES:
         return False
     for real, needed, points in _stages(a, b):
@@ -224,6 +226,7 @@ def _at_points(a: Node, b: Node, log_base: int, agree: Callable[[Any, Any, int],
         for values in points:
             pair = _pair(a, b, values, real, log_base)
             if pair is None:
+                left_out += by_cases and "cases" in kinds(a) and _pair(b, a, values, real, log_base) is not None
                 continue
             left, right = pair
             if right is None:
@@ -235,7 +238,7 @@ def _at_points(a: Node, b: Node, log_base: int, agree: Callable[[Any, Any, int],
                 compared += 1
             else:
                 return False
-        if left_out > 1 or (not factorials and undefined > compared):  # a factorial leaves out most points
+        if left_out > 1 or (partial and undefined > compared):  # a factorial or binomial leaves out most points
             return False
         if compared >= needed:
             return True

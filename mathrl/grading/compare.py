@@ -16,7 +16,7 @@ from mathrl.grading.parser import parse
 from mathrl.grading.running_text import last_value
 from mathrl.grading.scalar import Restated
 from mathrl.grading.structure import same_answer
-from mathrl.grading.syntax import explanation, kinds
+from mathrl.grading.syntax import explanation, kinds, symbols
 from mathrl.grading.units import meaning
 from mathrl.grading.words import (
     SPACING,
@@ -153,12 +153,12 @@ def _compare_texts(truth: str, answer: str) -> Match:
     date = same_date(truth, answer)
     if date is not None:
         return Match(date, "date", "" if date else "different dates")
-    symbols = _symbols_of_words(truth), _symbols_of_words(answer)
-    words = same_words(truth, answer) if symbols[0] == truth or symbols[1] == answer else None
+    plain = _symbols_of_words(truth), _symbols_of_words(answer)
+    words = same_words(truth, answer) if plain[0] == truth or plain[1] == answer else None
     words = same_clauses(truth, answer) if words is None else words
     if words is not None:
         return Match(words, "words", "" if words else "different words")
-    truth, answer = symbols
+    truth, answer = plain
     try:
         verdict = _compare_trees(truth, answer)
     except (Refused, Restated) as error:
@@ -185,6 +185,7 @@ _OPAQUE = frozenset(
         "op:cases"
     ).split()
 )
+_INDEXED = re.compile(r"[A-Za-z]+_[a-z]")
 _DECIMAL_COMMA = re.compile(r"-?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+")
 _POINT = re.compile(r"-?\d*\.\d+")
 
@@ -212,6 +213,8 @@ def _compare_trees(truth: str, answer: str) -> Match | None:
             if equal is None:
                 open_trees = kinds(left_tree) | kinds(right_tree)
                 opaque = open_trees & _OPAQUE
+                if "op" in open_trees and any(map(_INDEXED.match, symbols(left_tree) | symbols(right_tree))):
+                    opaque |= {"terms of a sequence"}  # a_n, which the engine takes for a constant
                 result = Match(
                     False if opaque else None, "structure", f"not settled by evaluation: {', '.join(sorted(opaque))}"
                 )

@@ -355,7 +355,7 @@ class Numeric:
             value = self(args[0])
             if not ctx.isint(value):
                 raise OutsideDomain("no integer")
-            return bool(int(value) % 2 == (args[1].lower().split()[-1] == "odd"))
+            return bool(int(ctx.re(value)) % 2 == (args[1].lower().split()[-1] == "odd"))
         if kind != "rel" or not set(args[0]) <= _ORDER.keys():
             raise Refused("a condition without a rule")
         values = [self(member) for member in args[1]]

@@ -63,8 +63,12 @@ def _labels(items: Sequence[Node]) -> list[str] | None:
     for item in items:
         if is_assignment(item):
             name = item.args[1][0]
-            words = meaning(name.args[0]).names if name.kind == "text" else None
-            label = " ".join(sorted(words)) if words else key(name).replace("text(min)", "minimum")
+            said = meaning(name.args[0]) if name.kind == "text" else None
+            label = (
+                " ".join(sorted(said.names))
+                if said and said.names and not said.rest
+                else key(name).replace("text(min)", "minimum")
+            )
             names.append(_NOUN_OF.get(label.lower() if len(label) == 1 else label, label))
         elif item.kind == "unit" and (said := meaning(item.args[1])).names and not said.dimension and not said.rest:
             names.append(" ".join(sorted(said.names)))

@@ -82,7 +82,7 @@ def _written_out(node: Node, other: Node) -> Node:
     r"""y', f'(x), \dot{x} and u_t as \frac{dy}{dx} and \frac{\partial u}{\partial t}, where the other has these."""
     written: dict[Node, set[Node]] = {}
     for part in find(other, "app"):
-        operator = re.fullmatch(r"d\^(\d)/(d|partial)([a-z])(?:\^\d)?", part.args[0])
+        operator = re.fullmatch(r"d\^(\d)/(d|partial)([a-z])(?:\^\1)?", part.args[0])
         if operator and part.args[1].kind == "sym":
             name, order, by = part.args[1].args[0], int(operator[1]), operator[3]
             primed = name + "'" * order
