@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])")
+_DENIED = re.compile(r"\bnot\s+\$?$")
 _AFTER_BOX = re.compile(r"\s*\{")
 _UNBRACED = re.compile(r"\s+(\\frac\{[^{}]*\}\{[^{}]*\}|-?\d[\d,.]*|[A-Za-z](?![A-Za-z]))")
 _GLUE = re.compile(
@@ -44,7 +45,7 @@ def last_boxes(text: str) -> list[str] | None:
             break
         position = start
         match = _BOX.match(text, start)
-        if match is None:
+        if match is None or _DENIED.search(text, max(0, start - 12), start):
             continue
         box = _box_content(text, match.end())
         if box is None:

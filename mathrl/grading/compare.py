@@ -213,8 +213,11 @@ def _compare_trees(truth: str, answer: str) -> Match | None:
             if equal is None:
                 open_trees = kinds(left_tree) | kinds(right_tree)
                 opaque = open_trees & _OPAQUE
-                if "op" in open_trees and any(map(_INDEXED.match, symbols(left_tree) | symbols(right_tree))):
+                names = symbols(left_tree) | symbols(right_tree)
+                if "op" in open_trees and any(map(_INDEXED.match, names)):
                     opaque |= {"terms of a sequence"}  # a_n, which the engine takes for a constant
+                if names:  # which the engine takes for 1
+                    opaque |= open_trees & {"op:gcd", "op:lcm"}
                 result = Match(
                     False if opaque else None, "structure", f"not settled by evaluation: {', '.join(sorted(opaque))}"
                 )

@@ -242,11 +242,14 @@ def _last_claim(text: str) -> str | None:
     return text
 
 
+_ROUGHLY = re.compile(  # $\\frac16$, or about 0.167
+    r"(\$?),?\s+or\s+(?:approximately|about|roughly)\s+\$?(\d[\d.,]*\d|\d)(\s?\\?%)?\$?"
+)
 _ASKED = re.compile(r"[^.!?\n]*\?")
 
 
 def _unmarked_answer(text: str) -> Extraction:
-    text = _SPECIAL.sub("", text[-TAIL:]).strip()
+    text = _ROUGHLY.sub(r" \\approx \2\3\1", _SPECIAL.sub("", text[-TAIL:])).strip()
     if not text:
         return NOTHING
     bold = _BOLD_END.search(text)

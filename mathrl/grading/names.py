@@ -10,6 +10,7 @@ from mathrl.grading.by_value import constant_ratio, same_expression
 from mathrl.grading.points import INTEGER_NAMES
 from mathrl.grading.relations import difference
 from mathrl.grading.syntax import (
+    GREEK,
     Node,
     find,
     is_expression,
@@ -177,7 +178,8 @@ def _rename_constants(truth: Node, answer: Node) -> tuple[Node, Node]:
     """Constants of integration under other names: C_1 e^x + C_2 e^{-x} as A e^x + B e^{-x}."""
     shared = symbols(truth) & symbols(answer)
     own, other = sorted(symbols(truth) - shared), sorted(symbols(answer) - shared)
-    if not any(map(str.islower, shared)):  # a variable: AB and AC are segments
+    variables = [name for name in shared if name.islower() and (name[0] != "\\" or name[1:] in GREEK)]
+    if not variables:  # AB and AC are segments
         return truth, answer
     if len(own) != len(other) or not 0 < len(own) < 4 or "rel" in (kinds(truth) ^ kinds(answer)):
         return truth, answer

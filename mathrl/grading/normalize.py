@@ -36,7 +36,7 @@ _SYMBOLS = {
     "\u2009": " ", "\u3000": " ", "∨": r"\lor ", "∧": r"\land ",
     "⊂": r"\subset ", "⊆": r"\subseteq ", "⊃": r"\supset ", "⊇": r"\supseteq ", "⇒": r"\implies ", "⇔": r"\iff ",
     "∘": r"\circ ", "∇": r"\nabla ", "∂": r"\partial ", "¬": r"\neg ", "∤": r"\nmid ", "⊥": r"\perp ",
-    "∥": r"\parallel ",
+    "∥": r"\parallel ", "∴": "", "✓": "", "✔": "", "✅": "",
 }  # fmt: skip
 _TABLE = str.maketrans(_SYMBOLS)
 _SUPER_RUN = re.compile("[" + "".join(_SUPERSCRIPTS) + "]+")

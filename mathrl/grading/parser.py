@@ -456,7 +456,7 @@ class Parser(Cursor):
             inside = self.items(")")
             if not self.accept(")", "\\}"):
                 raise ParseError("unclosed arguments")
-            args = inside.args[0] if inside.kind == "list" else (inside,)
+            args = sorted(inside.args[0], key=key) if inside.kind == "list" else (inside,)
             return Node("op" if name in _TASK_FUNCTIONS else "func", (name, *args))
         if self.at("(", "{"):
             closer = ")" if self.take().value == "(" else "}"

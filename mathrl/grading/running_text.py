@@ -34,7 +34,7 @@ _BEHIND = (
 )
 _ATOM = rf"(?:[-−±]?(?:{_FUNCTION}))?(?:[-−+±]?\s?{_COMMAND}|{_VALUE}|{_LETTER}|{_BRACKET}){_BEHIND}"
 _OPERATOR = (
-    r"(?:\s?(?:[*/×·÷=<>≤≥≠^±+]|[<>!]=|\\(?:cdot|times|div|leq?|geq?|neq?|pm)(?![a-z]))\s?|(?<=\S)[-−](?=[\w(])|"
+    r"(?:\s?(?:[*/×·÷=<>≤≥≠≈^±+]|[<>!]=|\\(?:cdot|times|div|leq?|geq?|neq?|approx|pm)(?![a-z]))\s?|(?<=\S)[-−](?=[\w(])|"
     r"\s[-−]\s|(?<=\d):(?=\d)|(?<=\d)\sx\s(?=\d)|\s\(?mod\s|\s(?:in\s)?base\s)"
 )
 _RUN = re.compile(rf"{_ATOM}(?:{_OPERATOR}{_ATOM})*(?:(?<=\d)\))?")
@@ -62,6 +62,7 @@ _SCALE = re.compile(
 )
 _GLUE = (",", "and", ", and", "or", ", or")
 _MINUS = re.compile(r"\b(?:minus|negative)\s$", re.IGNORECASE)
+_HALF_OF_DAY = re.compile(r"\s?([ap])\.?\s?m\b", re.IGNORECASE)
 _RATIO = re.compile(r"\bratio\b[^.]*?\b(\d+)\s+to\s+(\d+)$")
 _NO_CLAIM = re.compile(  # what stands before a number that is not the value
     r"\b(?:twice|double|triple|half(?: of)?|root of|(?:more|less|fewer|greater|larger|smaller|older|younger|longer|"
@@ -96,6 +97,9 @@ def value_of(text: str, number: re.Match[str]) -> str | None:
         return None
     sentence = text[begin : number.end() + LONGEST]
     at = number.start() - begin, number.end() - begin
+    if half := _HALF_OF_DAY.match(sentence, at[1]):
+        clock = re.search(r"\d{1,2}(?::\d\d)?$", sentence[: at[1]])
+        return f"{clock[0]} {half[1]}m" if clock else None
     if ratio := _RATIO.search(sentence[: at[1]]):
         return f"{ratio[1]}:{ratio[2]}"
     group = next((each for each in _GROUPS.finditer(sentence) if each.start() < at[1] <= each.end()), None)
@@ -155,7 +159,10 @@ def _list_before(sentence: str, runs: list[re.Match[str]], last: str) -> str:
     members = [last]
     for value, following in zip(reversed(values[:-1]), reversed(values), strict=False):
         glue = sentence[value.end() : following.start()].strip()
+        labels = [run[0].partition("=")[0].strip() for run in (value, following)]
+        same_name = labels[0] == labels[1] and labels[0].isalpha()  # x = 1 and x = 2
         equation = "=" in value[0] + following[0] or sentence[: value.start()].rstrip().endswith("=")
+        equation = equation and not same_name
         if equation or glue not in _GLUE or (glue == "," and len(members) == 1):
             break
         members.insert(0, value[0].strip())

@@ -141,7 +141,7 @@ def plain_products(*nodes: Node) -> tuple[Node, ...]:
     return tuple(plain(node) for node in nodes)
 
 
-_GREEK = frozenset("alpha beta gamma delta theta omega lambda mu nu rho sigma tau phi psi xi eta".split())
+GREEK = frozenset("alpha beta gamma delta theta omega lambda mu nu rho sigma tau phi psi xi eta".split())
 _D = r"(?:d|partial|\\partial)"
 _ABOVE = re.compile(rf"{_D}(?:\^(\d|n))?(.*)")
 _BELOW = re.compile(rf"({_D}(?:[a-zA-Z]|\\?[a-z]{{3,}})(?:\^(?:\d|n))?)+")
@@ -157,7 +157,7 @@ def derivative(above: str, below: str) -> Node | None:
         return None
     if not top[2]:
         return sym(f"{above}/{below}")
-    name = f"\\{top[2]}" if top[2] in _GREEK else top[2]
+    name = f"\\{top[2]}" if top[2] in GREEK else top[2]
     return Node("app", (f"d^{top[1] or 1}/{below}", sym(name))) if top[2].isalpha() else None
 
 

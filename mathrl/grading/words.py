@@ -52,7 +52,7 @@ _SAID_OF = re.compile(r"^(?:函数)?[a-z]\([a-z]\)是")
 _ALL = re.compile(r"(?:all|every|any) ((?:odd|even|prime|composite|positive|negative|natural|integer|real|rational).*)")
 _QUADRANTS = {"first": "i", "second": "ii", "third": "iii", "fourth": "iv"}
 _QUADRANT = re.compile(rf"({'|'.join(_QUADRANTS)}) quadrant")
-_DECISION = re.compile(r"(yes|no|true|false)\s*(?:[,.;:]|\s-|$)(.*)", re.IGNORECASE | re.DOTALL)
+_DECISION = re.compile(r"\**(yes|no|true|false)\b\**\s*(?:[,.;:]|\s-|$)(.*)", re.IGNORECASE | re.DOTALL)
 _HEDGES = (
     r"\b(?:or|but|maybe|perhaps|unless|if|only|except|when|whenever|provided|sometimes|for(?! (?:all|any|each|every)\b)"
 )
