@@ -117,7 +117,10 @@ def tokenize(text: str) -> list[Token]:
             else:
                 raise ParseError(f"unknown command {value!r}")
         elif kind == "name":
-            tokens.extend(_name_tokens(value, spaced, tokens))
+            if text[i : i + 1] == "_" and len(value) == 2 and value.lower() in UNIT_WORDS:  # mv_0 of a mass and a speed
+                tokens.extend(Token("name", char, spaced and not n) for n, char in enumerate(value))
+            else:
+                tokens.extend(_name_tokens(value, spaced, tokens))
         elif kind == "han":
             tokens.extend(_han_tokens(value, spaced))
         elif kind in ("letter", "num"):

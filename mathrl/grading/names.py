@@ -30,6 +30,7 @@ def align_names(truth: Node, answer: Node) -> tuple[Node, Node]:
     if "cross" in both or "dot" in both:
         truth, answer = plain_products(truth, answer)
     truth, answer = _without_reals(truth, answer), _without_reals(answer, truth)
+    truth, answer = _factors(truth, answer), _factors(answer, truth)
     truth, answer = _plain_segments(truth, answer), _plain_segments(answer, truth)
     if "rel" in both:
         truth, answer = _last_index(truth), _last_index(answer)
@@ -70,6 +71,21 @@ def _without_reals(node: Node, other: Node) -> Node:
         return node
     name = clause.args[1][0]
     return stated if name.kind == "sym" and symbols(name) <= symbols(stated) else node
+
+
+def _factors(node: Node, other: Node) -> Node:
+    """mg(1 - x), read as g of 1 - x, as a product beside a side that has the factor g alone."""
+    if "app" not in kinds(node):
+        return node
+    applied = {part.args[0] for part in find(other, "app")}
+
+    def multiply(part: Node) -> Node:
+        part = rebuild(part, multiply)
+        if part.kind != "app" or part.args[0] not in symbols(other) - applied or not is_expression(part.args[1]):
+            return part
+        return Node("mul", ((sym(part.args[0]), part.args[1]),))
+
+    return multiply(node)
 
 
 def _plain_segments(node: Node, other: Node) -> Node:

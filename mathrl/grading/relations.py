@@ -160,7 +160,7 @@ def _is_label(node: Node) -> bool:
         return inverse or bool(_COUNT.fullmatch(node.args[0].args[0]))
     if node.kind == "mul" and node.args[0][0].kind == "sym" and node.args[0][0].args[0] in _APPLIED:
         return len(node.args[0]) == 2 and node.args[0][1].kind in ("sym", "num")
-    if node.kind in ("mul", "div", "ratio", "abs", "tuple", "add"):
+    if node.kind in ("mul", "div", "ratio", "abs", "tuple", "add", "union", "inter", "minus"):
         names = symbols(node)
         capitals = bool(names) and all(name[:1].isupper() for name in names)
         return (capitals and "num" not in kinds(node)) or (node.kind == "tuple" and "num" not in kinds(node))
