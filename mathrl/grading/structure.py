@@ -74,7 +74,7 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     truth, answer = _simplify(truth), _simplify(answer)
     truth, answer = _apart(truth, answer), _apart(answer, truth)
     truth, answer = _without_point(truth, answer), _without_point(answer, truth)
-    truth, answer = _remainder(truth, answer), _remainder(answer, truth)
+    answer = _remainder(answer, truth)
     if "logic" in (truth.kind, answer.kind):
         return same_logic(truth, answer, _in_any_order)
     verdict = _as_real_sets(truth, answer)
