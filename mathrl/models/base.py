@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from mathrl.core.errors import UserError
 from mathrl.core.files import encodable, write_json, written_aside
-from mathrl.core.hashing import derive_seed
+from mathrl.core.hashing import derive_seed, digest_model
 from mathrl.core.types import Problem, read_problems
 from mathrl.models.export import export_model
 from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -38,7 +38,10 @@ def make_base(model: Model, folder: Path | str, seed: int, data: Sequence[Path] 
     if isinstance(model.base, PretrainedModel):
         with written_aside(folder) as aside:
             aside.mkdir(parents=True)
-            write_json(aside / REFERENCE, model.base.model_dump(mode="json", exclude={"type"}))
+            reference = model.base.model_dump(mode="json", exclude={"type"})
+            if (local := Path(model.base.path)).is_dir():  # what follows is made again when its files change
+                reference["files"] = digest_model(local)
+            write_json(aside / REFERENCE, reference)
         return
     tokenizer, about = fresh_tokenizer(model.base, data)
     network = fresh_network(model.base, tokenizer, seed)

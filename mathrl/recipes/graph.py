@@ -77,6 +77,7 @@ CODE_STAGE = {
 }
 RESOLVE_STAGE = {
     "cmd": f"python -m mathrl.stages.{RESOLVE}",
+    "always_changed": True,  # a model folder outside the project may have changed
     "deps": ["params"],
     "params": [{CODE_FILE: in_line([RESOLVE])}],
     "outs": [RESOLVED],

@@ -6,7 +6,7 @@ import pytest
 
 from mathrl.compose import load_params
 from mathrl.compose.experiment import Composition, preset_names, read_composition, split_choices
-from mathrl.compose.load import Layers, read_layers, write_experiment
+from mathrl.compose.load import RESOLVED, Layers, read_layers, write_experiment, write_resolved
 from mathrl.compose.names import KINDS, MAY_SET, PRESETS, file_names, help_of
 from mathrl.core.errors import UserError
 from mathrl.params.load import read_yaml
@@ -208,3 +208,31 @@ def test_every_group_and_preset_has_its_line_of_help(tmp_path: Path) -> None:
         for name, file in file_names(tmp_path, kind).items():
             assert 10 < len(help_of(file)) <= 110, name
     assert set(MAY_SET) == set(KINDS)
+
+
+def test_a_model_folder_counts_by_its_files(params: Path, tmp_path: Path) -> None:
+    """New weights in the same folder rerun what reads the model; a folder that is not here has not changed."""
+    weights, more = tmp_path / "own" / "model.safetensors", tmp_path / "own" / "README.md"
+    weights.parent.mkdir()
+    (params / "model.yaml").write_text("base: {type: pretrained, path: own}\n")
+
+    def written(content: bytes) -> str:
+        weights.write_bytes(content)
+        write_resolved(tmp_path)
+        return str(read_yaml(tmp_path / RESOLVED)["model"]["base"]["files"])
+
+    large = bytearray(40_000_000)
+    first, again, other = written(bytes(large)), written(bytes(large)), written(bytes(large[:-1]) + b"1")
+    large[9_000_000:9_100_000] = b"1" * 100_000  # one matrix of all
+    trained = written(bytes(large))
+    assert first == again and len({first, other, trained}) == 3
+    more.write_text("words")
+    assert written(bytes(large)) == trained
+    weights.unlink()
+    more.unlink()
+    weights.parent.rmdir()
+    write_resolved(tmp_path)
+    assert read_yaml(tmp_path / RESOLVED)["model"]["base"]["files"] == trained
+    (params / "model.yaml").write_text("base: {type: pretrained, path: other}\n")
+    write_resolved(tmp_path)
+    assert "files" not in read_yaml(tmp_path / RESOLVED)["model"]["base"]

@@ -74,6 +74,11 @@ def test_a_pretrained_base_is_a_reference_that_is_followed(tmp_path: Path) -> No
     assert [file.name for file in (tmp_path / "base").iterdir()] == [REFERENCE]
     assert load_tokenizer(tmp_path / "base").eos_token == "<end>"
     assert load_model(tmp_path / "base", pretrained, "cpu").num_parameters() > 0
+    before = digest_path(tmp_path / "base")
+    make_base(MODEL, tmp_path / "other", 1)
+    (tmp_path / "real" / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    make_base(pretrained, tmp_path / "base", 0)
+    assert digest_path(tmp_path / "base") != before, "what was sampled from the old weights is not those of the new"
 
 
 def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
