@@ -26,9 +26,10 @@ from mathrl.core.errors import EXIT_TERMINATED, UserError, without_logins
 from mathrl.core.files import read_json
 from mathrl.core.paths import GROUPS, home, main_checkout, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.models.shapes import is_hub_id
 from mathrl.params import Params
 from mathrl.params.load import FOLDER, dump_yaml
-from mathrl.params.messages import did_you_mean
+from mathrl.params.messages import did_you_mean, near_path
 from mathrl.params.paths import leaves
 from mathrl.params.schema import TARGETS, sections_read, stages_until
 from mathrl.planning.final_values import check_final_values, ignored_settings
@@ -331,6 +332,8 @@ def _model(params: Params) -> str:
         tokens = f"BPE of {base.tokenizer.vocabulary:,} tokens" if base.tokenizer else "characters"
         return f"fresh {base.architecture}, {base.layers} layers of {base.hidden_size}, {tokens}"
     folder = Path(base.path)
+    if not folder.exists() and not is_hub_id(base.path):
+        raise UserError(f"model.base.path: {base.path}: no such model folder{near_path(folder)}")
     where = "local folder" if folder.exists() else "from the hub when it runs"
     return f"{base.path}@{base.revision} ({where})"
 

@@ -20,6 +20,7 @@ from mathrl.models.kernels import compute_dtype
 from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.logprobs import architecture_trial, prepare_language_model
 from mathrl.models.norm import use_fast_norms, use_fused_norms
+from mathrl.models.shapes import is_hub_id
 from mathrl.models.sharding import is_sharded
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import (
@@ -252,7 +253,7 @@ def _path_or_hub_id(folder: Path | str, path: Path) -> str:
         if not (path / "config.json").is_file():
             raise UserError(f"{folder}: not a model folder: it has no config.json")
         return str(path)
-    if isinstance(folder, Path) or str(folder).startswith((".", "/")) or str(folder).count("/") != 1:
+    if isinstance(folder, Path) or not is_hub_id(str(folder)):
         raise UserError(f"{folder}: no such model folder{near_path(path)}")
     ask_hub_once()
     return str(folder)

@@ -50,6 +50,12 @@ def test_a_dry_run_warns_once_of_a_typed_rate_and_names_what_a_preset_replaces(
     assert "usual rate" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("path", ["/nowhere", "../models/own", "models/own/last", "own"])
+def test_a_dry_run_refuses_a_model_that_is_neither_a_folder_nor_a_hub_id(path: str) -> None:
+    with pytest.raises(UserError, match=f"model.base.path: {path}: no such model folder"):
+        run("curate", overrides=["model.base.type=pretrained", f"model.base.path={path}"], dry_run=True)
+
+
 def test_a_recipes_dry_run_has_the_presets_values(capsys: pytest.CaptureFixture[str]) -> None:
     print_steps("sft-rl", "gsm8k", QWEN)
     printed = capsys.readouterr().out
