@@ -25,7 +25,7 @@ from mathrl.params import Params
 from mathrl.params.run import PretrainedModel
 from mathrl.planning.final_values import doubts_of, verdict
 from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k, examples_markdown, side_by_side
-from mathrl.rollout.launch import listen_on_loopback, process_count, run_ranks, uses_gpu
+from mathrl.rollout.launch import can_fork_ranks, listen_on_loopback, process_count, run_ranks
 
 SUMMARY = "summary.json"
 FIELDS = "fields.json"  # how the rows of benchmarks were read where the fields were guessed
@@ -44,8 +44,8 @@ def evaluate_once(
 
     Writes summary.json, responses.jsonl, speed.json (seconds of this machine) and pictures to `output`; fields.json if
     the benchmark's fields were guessed, and endpoint.json in place of speed.json for a model at an endpoint. An
-    interrupted evaluation goes on after its last finished chunk, without speed.json. A process that has used a GPU
-    evaluates by itself: its forks could not use one.
+    interrupted evaluation goes on after its last finished chunk, without speed.json. A notebook, and a process that has
+    used a GPU, evaluate in one process (`can_fork_ranks`).
 
     Args:
         problems: Those of the benchmark, if they are known already.
@@ -61,7 +61,7 @@ def evaluate_once(
     if params.evaluate.endpoint is not None:  # each of its answers is kept
         _evaluate(model, benchmark, read, params, output, examples)
     else:
-        processes = 1 if uses_gpu() else process_count(params.run, fewer=True)
+        processes = process_count(params.run, fewer=True) if can_fork_ranks() else 1
         with _state_folder(key) as state:
             evaluate = partial(_evaluate, model, benchmark, read, params, output, examples, state)
             if processes > 1:

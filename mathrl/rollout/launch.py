@@ -197,10 +197,15 @@ def process_count(run: Run, *, fewer: bool) -> int:
     return slots
 
 
-def uses_gpu() -> bool:
-    """Whether this process has used CUDA, so that no fork of it could."""
+def can_fork_ranks() -> bool:
+    """Whether this process can start ranks: not once it has used CUDA, nor in a notebook, whose output is no file."""
     torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    if torch is not None and torch.cuda.is_initialized():
+        return False
+    try:
+        return sys.stdout.fileno() >= 0 and sys.stderr.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def local_slots(device: str) -> tuple[int, str]:

@@ -1,5 +1,6 @@
 """The ranks of a stage: how many this machine has a place for, what they exchange, and how their failures end it."""
 
+import io
 import os
 import shutil
 import subprocess
@@ -195,3 +196,16 @@ def test_processes_for_several_machines_are_refused_on_one_unless_a_stage_only_s
         launch.process_count(Run(processes=128), fewer=False)
     monkeypatch.setenv("WORLD_SIZE", "128")
     assert launch.process_count(Run(processes=128), fewer=False) == 1, "torchrun has started them"
+
+
+def test_ranks_start_where_output_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's is none; and a fork of a process that has used CUDA cannot use it."""
+    with Path(os.devnull).open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setattr(sys, "stderr", file)
+        assert launch.can_fork_ranks()
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+        assert not launch.can_fork_ranks()
+        monkeypatch.undo()
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        assert not launch.can_fork_ranks()
