@@ -24,9 +24,8 @@ from mathrl.core.code_values import OWN, changed_code, keep_results
 from mathrl.core.environment import UI, Variable, without_collections
 from mathrl.core.errors import EXIT_TERMINATED, UserError, without_logins
 from mathrl.core.files import read_json
-from mathrl.core.paths import GROUPS, home, main_checkout, tracking_uri
+from mathrl.core.paths import GROUPS, home, is_hub_id, main_checkout, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
-from mathrl.models.shapes import is_hub_id
 from mathrl.params import Params
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean, near_path

@@ -17,9 +17,9 @@ from mathrl.compose.checks import validate
 from mathrl.compose.experiment import FILE, Composition, compose, named_presets, read_composition, split_choices
 from mathrl.compose.names import Layer, hardware_of
 from mathrl.compose.settings import Derived, fresh_rates, lengths_as_rl, registered_name, with_values, written_keys
+from mathrl.core.code_values import RESOLVED, model_files
 from mathrl.core.errors import UserError
 from mathrl.core.files import write_text
-from mathrl.core.hashing import digest_model
 from mathrl.models.shapes import known_model
 from mathrl.params.load import FOLDER, apply_override, dump_yaml, put_section, read_yaml, without_removed
 from mathrl.params.old_names import OldNames, new_key
@@ -343,7 +343,6 @@ def _with_changes(written: Mapping[str, Any], old: Mapping[str, Any], new: Mappi
     return changed
 
 
-RESOLVED = "resolved.yaml"
 HEADER = "# Made from params/ by the stage resolve: change params/, not this file.\n"
 
 
@@ -351,24 +350,16 @@ def write_resolved(checkout: Path = Path()) -> None:
     """Write resolved.yaml of a checkout, unless it has these values already.
 
     `model.base.files` in it is the digest of a model folder on this machine: a stage that reads the model runs again
-    when the folder's files change. Of a folder that is elsewhere it stays as it is.
+    when the folder's files change. Of a folder that is not on this machine it is the one that code.yaml has.
 
     Raises:
         UserError: wrong parameters.
     """
     file, values = checkout / RESOLVED, load_params(checkout / FOLDER).model_dump(mode="json", by_alias=True)
     base = values["model"]["base"]
-    if base["type"] == "pretrained" and (files := _files_of(checkout / base["path"], base["path"], file)):
+    if files := model_files(base, checkout):
         base["files"] = files
     text = HEADER + dump_yaml(values)
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         file.unlink(missing_ok=True)  # it may be a link into DVC's cache
         write_text(file, text)
-
-
-def _files_of(folder: Path, path: str, resolved: Path) -> str:
-    """The digest of a model folder; of one that is not on this machine what resolved.yaml has, empty: nothing."""
-    if folder.is_dir():
-        return digest_model(folder)
-    before = read_yaml(resolved).get("model", {}).get("base", {}) if resolved.is_file() else {}
-    return str(before.get("files", "")) if before.get("path") == path else ""

@@ -1,9 +1,9 @@
 """The code as a value: what a stage's code adds to its parameters and inputs, so that DVC reruns what changes.
 
-`code.yaml` has a value for each stage. In an installed release it is the stage's number in stages/results.toml, which
-is raised when the stage's results change. In a checkout of mathrl it has besides a digest of the syntax trees that the
-stage imports: a comment, a docstring, or a file that is moved or renamed changes nothing. `own` is the same digest of
-the project's own code that its parameters name.
+`code.yaml` has a value for each stage, and the digest of the model folder. In an installed release it is the stage's
+number in stages/results.toml, which is raised when the stage's results change. In a checkout of mathrl it has besides
+a digest of the syntax trees that the stage imports: a comment, a docstring, or a file that is moved or renamed
+changes nothing. `own` is the same digest of the project's own code that its parameters name.
 """
 
 import ast
@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.files import write_json, write_text
-from mathrl.core.paths import home, own_packages
+from mathrl.core.hashing import digest_model
+from mathrl.core.paths import home, is_hub_id, own_packages
 
 STAGE = "code"  # the stage that writes the file; no stage of the pipeline that a person starts
 FILE, LOCK = "code.yaml", "dvc.lock"
 HEADER = "# Written by the stage code: what decides the results of each stage's code (docs/start/projects.md).\n"
 OWN = "own"
+MODEL = "model"  # the digest of a model folder, which lies outside of the project as code does
+RESOLVED, PRETRAINED = "resolved.yaml", "type: pretrained"
 PACKAGE = Path(__file__).parents[1]
 # What every stage imports, and what only shows results. Where one of these changes a figure, the number is raised.
 SHARED = (
@@ -76,16 +79,38 @@ def package_of(project: Path) -> Path:
 
 
 def write_code(project: Path = Path()) -> list[str]:
-    """Write code.yaml of a project, unless it has these values already; returns the stages whose value changed."""
+    """Write code.yaml of a project, unless it has these values already; returns the stages whose value changed.
+
+    `model` in it is the digest of the folder of the base model, so that new weights in it rerun what starts from them.
+    """
     file, new = project / FILE, code_values(project)
     old = read_code(file)
     for stage, (before, after) in read_kept(project).items():
         if new.get(stage) == after:
             new[stage] = before
-    text = HEADER + "".join(f'{stage}: "{value}"\n' for stage, value in new.items())
+    lines = {**new, MODEL: _resolved_files(project)}
+    text = HEADER + "".join(f'{name}: "{value}"\n' for name, value in lines.items())
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         write_text(file, text)
     return [stage for stage, value in new.items() if old.get(stage, value) != value]
+
+
+def model_files(base: Mapping[str, Any], project: Path = Path()) -> str:
+    """The digest of the model folder `model.base`; of one that is not on this machine what code.yaml has; "": none."""
+    if base["type"] != "pretrained" or is_hub_id(base["path"]):
+        return ""
+    folder = project / base["path"]
+    return digest_model(folder) if folder.is_dir() else read_code(project / FILE).get(MODEL, "")
+
+
+def _resolved_files(project: Path) -> str:
+    """`model_files` of the model that resolved.yaml names."""
+    file = project / RESOLVED
+    if not file.is_file() or PRETRAINED not in (written := file.read_text(encoding="utf-8")):
+        return ""
+    from ruamel.yaml import YAML  # the verifier has none
+
+    return model_files(YAML(typ="safe").load(written)["model"]["base"], project)
 
 
 def read_code(file: Path) -> dict[str, str]:

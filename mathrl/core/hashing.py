@@ -3,15 +3,18 @@
 import gzip
 import hashlib
 import json
+import sys
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mathrl.core.files import walk_files
+from mathrl.core.files import walk_files, write_json
+from mathrl.core.paths import home
 
 LENGTH = 16
 MODEL_SUFFIXES = frozenset({".safetensors", ".bin", ".json", ".model", ".jinja", ".txt", ".py"})
-BLOCK, BLOCKS = 1 << 14, 1024  # bytes of a block, and blocks that are read of a large file
+LARGE = 1_000_000_000  # bytes that take a while to read
 
 
 def digest(value: Any) -> str:
@@ -40,23 +43,23 @@ def digest_path(path: Path) -> str:
 
 
 def digest_model(folder: Path) -> str:
-    """Digest of a model folder's weights, configuration and tokenizer, in a fraction of a second for any size.
+    """Digest of a model folder's weights, configuration and tokenizer.
 
-    Of a file of more than BLOCKS blocks that many are read, at equal distances: training changes all of a matrix.
+    A file is read once: model-digests.json in home() keeps its digest until its size or time changes.
     """
+    kept = home() / "model-digests.json"
+    known: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        known = json.loads(kept.read_text(encoding="utf-8"))
     files = sorted(file for file in folder.iterdir() if file.suffix in MODEL_SUFFIXES and file.is_file())
-    return digest([[file.name, file.stat().st_size, _sha256_blocks(file)] for file in files])
-
-
-def _sha256_blocks(path: Path) -> str:
-    size, blocks = path.stat().st_size, hashlib.sha256()
-    if size <= BLOCK * BLOCKS:
-        return sha256_file(path)
-    with path.open("rb") as stream:
-        for block in range(BLOCKS):
-            stream.seek(block * (size - BLOCK) // (BLOCKS - 1))
-            blocks.update(stream.read(BLOCK))
-    return blocks.hexdigest()
+    states = {file: f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files}
+    new = [file for file, state in states.items() if state not in known]
+    if (size := sum(file.stat().st_size for file in new)) > LARGE:
+        print(f"{folder}: reading {size / 1e9:.1f} GB, once, to notice later changes", file=sys.stderr, flush=True)
+    known |= {states[file]: sha256_file(file) for file in new}
+    if new:
+        write_json(kept, known)
+    return digest([[file.name, known[state]] for file, state in states.items()])
 
 
 def sha256_file(path: Path) -> str:

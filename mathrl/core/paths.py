@@ -234,3 +234,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a model that is no folder here may be one of the hub: OWNER/NAME.
+
+    >>> is_hub_id("Qwen/Qwen2.5-0.5B"), is_hub_id("/models/own"), is_hub_id("../own"), is_hub_id("own")
+    (True, False, False, False)
+    """
+    return path.count("/") == 1 and not path.startswith((".", "/", "~"))

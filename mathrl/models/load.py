@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from mathrl.core.environment import ask_hub_once
 from mathrl.core.errors import UserError, memory_part
 from mathrl.core.files import read_json
+from mathrl.core.paths import is_hub_id
 from mathrl.models.base import REFERENCE, make_base
 from mathrl.models.device import keep_freed_memory, use_tf32
 from mathrl.models.export import export_model
@@ -20,7 +21,6 @@ from mathrl.models.kernels import compute_dtype
 from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.logprobs import architecture_trial, prepare_language_model
 from mathrl.models.norm import use_fast_norms, use_fused_norms
-from mathrl.models.shapes import is_hub_id
 from mathrl.models.sharding import is_sharded
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import (

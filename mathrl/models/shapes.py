@@ -218,15 +218,6 @@ def check_heads(heads: int, keys: int, size: int) -> None:
         )
 
 
-def is_hub_id(path: str) -> bool:
-    """Whether a model that is no folder here may be one of the hub: OWNER/NAME.
-
-    >>> is_hub_id("Qwen/Qwen2.5-0.5B"), is_hub_id("/models/own"), is_hub_id("../own"), is_hub_id("own")
-    (True, False, False, False)
-    """
-    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
-
-
 def width_of(model: str) -> float | None:
     """The width of a model folder on this machine."""
     return _of_config(model, WIDTHS)

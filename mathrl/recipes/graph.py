@@ -15,9 +15,8 @@ from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from mathrl.compose import load_params
-from mathrl.compose.load import RESOLVED
 from mathrl.core.code_values import FILE as CODE_FILE
-from mathrl.core.code_values import OWN, RESOLVE
+from mathrl.core.code_values import MODEL, OWN, RESOLVE, RESOLVED
 from mathrl.core.code_values import STAGE as CODE
 from mathrl.core.files import write_text
 from mathrl.params.load import represent_text
@@ -34,10 +33,10 @@ PIPELINE_LINKED = ("curate", "evaluate")  # and of the pipeline
 HEADER = "# Made from the recipe {name} by `mathrl recipe {name}`: change its file, not this one.\n"
 PIPELINE_HEADER = """# The pipeline. `dvc repro` runs what is not up to date; the flows start the same command.
 # Made from the recipe `default`, mathrl/recipes/library/default.yaml.
-# The stage code writes a value for the code of each stage to code.yaml; DVC runs it each time, in a fraction of a
-# second. The stage resolve composes the parameters and writes their final values to resolved.yaml. Any other stage
-# depends on its inputs, on its code's value, and on the sections of resolved.yaml that it reads. The plots are pictures
-# that the stages drew.
+# The stage code writes a value for the code of each stage to code.yaml, and the digest of the model folder; DVC runs
+# it each time, in a fraction of a second. The stage resolve composes the parameters and writes their final values to
+# resolved.yaml. Any other stage depends on its inputs, on its code's value, and on the sections of resolved.yaml that
+# it reads. The plots are pictures that the stages drew.
 """
 # What the pipeline's stages write, as DVC has it; a stage's module names the same files (a test compares them).
 PLACES: dict[str, dict[str, list[Any]]] = {
@@ -77,9 +76,8 @@ CODE_STAGE = {
 }
 RESOLVE_STAGE = {
     "cmd": f"python -m mathrl.stages.{RESOLVE}",
-    "always_changed": True,  # a model folder outside the project may have changed
     "deps": ["params"],
-    "params": [{CODE_FILE: in_line([RESOLVE])}],
+    "params": [{CODE_FILE: in_line([RESOLVE, MODEL])}],
     "outs": [RESOLVED],
 }
 

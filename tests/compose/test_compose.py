@@ -1,13 +1,15 @@
 """Groups, presets and files of a small project: who wins, who said so, and what is refused."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from mathrl.compose import load_params
 from mathrl.compose.experiment import Composition, preset_names, read_composition, split_choices
-from mathrl.compose.load import RESOLVED, Layers, read_layers, write_experiment, write_resolved
+from mathrl.compose.load import Layers, read_layers, write_experiment, write_resolved
 from mathrl.compose.names import KINDS, MAY_SET, PRESETS, file_names, help_of
+from mathrl.core.code_values import RESOLVED, read_code, write_code
 from mathrl.core.errors import UserError
 from mathrl.params.load import read_yaml
 from mathrl.params.run import PretrainedModel
@@ -210,29 +212,33 @@ def test_every_group_and_preset_has_its_line_of_help(tmp_path: Path) -> None:
     assert set(MAY_SET) == set(KINDS)
 
 
-def test_a_model_folder_counts_by_its_files(params: Path, tmp_path: Path) -> None:
+def test_a_model_folder_counts_by_its_files(params: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New weights in the same folder rerun what reads the model; a folder that is not here has not changed."""
+    monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     weights, more = tmp_path / "own" / "model.safetensors", tmp_path / "own" / "README.md"
     weights.parent.mkdir()
     (params / "model.yaml").write_text("base: {type: pretrained, path: own}\n")
+    writes: list[int] = []
 
     def written(content: bytes) -> str:
         weights.write_bytes(content)
+        writes.append(1)
+        os.utime(weights, ns=(len(writes), len(writes)))  # a file system's clock may stand still between two writes
         write_resolved(tmp_path)
         return str(read_yaml(tmp_path / RESOLVED)["model"]["base"]["files"])
 
-    large = bytearray(40_000_000)
-    first, again, other = written(bytes(large)), written(bytes(large)), written(bytes(large[:-1]) + b"1")
-    large[9_000_000:9_100_000] = b"1" * 100_000  # one matrix of all
-    trained = written(bytes(large))
-    assert first == again and len({first, other, trained}) == 3
+    first, again, trained = written(b"0" * 9), written(b"0" * 9), written(b"0" * 8 + b"1")
+    assert first == again != trained
     more.write_text("words")
-    assert written(bytes(large)) == trained
+    assert written(b"0" * 8 + b"1") == trained
+    write_code(tmp_path)  # as DVC does before each run
     weights.unlink()
     more.unlink()
     weights.parent.rmdir()
     write_resolved(tmp_path)
     assert read_yaml(tmp_path / RESOLVED)["model"]["base"]["files"] == trained
-    (params / "model.yaml").write_text("base: {type: pretrained, path: other}\n")
+    write_code(tmp_path)
+    assert read_code(tmp_path / "code.yaml")["model"] == trained
+    (params / "model.yaml").write_text("base: {type: pretrained, path: Qwen/Qwen2.5-0.5B}\n")
     write_resolved(tmp_path)
     assert "files" not in read_yaml(tmp_path / RESOLVED)["model"]["base"]

@@ -43,9 +43,8 @@ def test_only_the_stage_that_resolves_them_depends_on_params() -> None:
     resolve = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]["resolve"]
     assert resolve == {
         "cmd": "python -m mathrl.stages.resolve",
-        "always_changed": True,  # a model folder outside the project may have changed
         "deps": ["params"],
-        "params": [{"code.yaml": ["resolve"]}],
+        "params": [{"code.yaml": ["resolve", "model"]}],
         "outs": ["resolved.yaml"],
     }
     assert not [dep for stage in stages().values() for dep in paths(stage["deps"]) if dep.startswith("params")]
