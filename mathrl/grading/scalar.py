@@ -35,6 +35,15 @@ def refuse_restated(truth: Node, answer: Node) -> None:
         raise Restated("the answer restates the task (log)")
 
 
+def carried_out(node: Node, other: Node) -> Node:
+    """113 (mod 1000) as 113 beside a number; 1113 (mod 1000) restates the task."""
+    if node.kind != "op" or node.args[0] != "mod" or "op:mod" in kinds(other):
+        return node
+    _, value, modulus = node.args
+    reduced = value.kind == modulus.kind == "num" and 0 <= value.args[0] < modulus.args[0]
+    return value if reduced else node
+
+
 def _log_with_base(node: Node) -> bool:
     if node.kind == "func" and node.args[0] == "log" and len(node.args) > 2:
         return True

@@ -28,7 +28,7 @@ from mathrl.grading.lists import (
 )
 from mathrl.grading.names import align_names
 from mathrl.grading.relations import is_assignment, same_relation
-from mathrl.grading.scalar import letters_in_formula, refuse_restated, same_scalar, spelled_out
+from mathrl.grading.scalar import carried_out, letters_in_formula, refuse_restated, same_scalar, spelled_out
 from mathrl.grading.sets import INEQUALITIES, NotASet, is_contradiction, real_set, same_members, same_real_set
 from mathrl.grading.statements import bound_names, push_negation, same_logic, same_quantified
 from mathrl.grading.syntax import Node, choose_sign, explain, is_expression, key, kinds, num, same_tree, sym, symbols
@@ -74,7 +74,7 @@ def same_answer(truth: Node, answer: Node) -> bool | None:
     truth, answer = _simplify(truth), _simplify(answer)
     truth, answer = _apart(truth, answer), _apart(answer, truth)
     truth, answer = _without_point(truth, answer), _without_point(answer, truth)
-    answer = _remainder(answer, truth)
+    answer = carried_out(answer, truth)
     if "logic" in (truth.kind, answer.kind):
         return same_logic(truth, answer, _in_any_order)
     verdict = _as_real_sets(truth, answer)
@@ -167,15 +167,6 @@ def _simplify(node: Node) -> Node:
     if node.kind == "rel" and node.args[0] == ("in",) and node.args[1][1].kind == "set":
         return node.args[1][1]  # type: ignore[no-any-return]
     return node
-
-
-def _remainder(node: Node, other: Node) -> Node:
-    """113 (mod 1000) as 113 beside a number; 1113 (mod 1000) restates the task."""
-    if node.kind != "op" or node.args[0] != "mod" or "op:mod" in kinds(other):
-        return node
-    _, value, modulus = node.args
-    reduced = value.kind == modulus.kind == "num" and 0 <= value.args[0] < modulus.args[0]
-    return value if reduced else node
 
 
 def _without_point(node: Node, other: Node) -> Node:

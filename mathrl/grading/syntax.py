@@ -211,11 +211,10 @@ def juxtapose(left: Node, right: Node, digits: bool) -> Node:
         integer = left.args[0]
         if 0 < part < 1:
             return num(integer + part if integer >= 0 else integer - part)
-    if digits:
-        last = left.args[0][-1] if left.kind == "mul" else left
-        power = right.kind == "pow" and last.kind != "num"  # n2^{n-1}, (n+1)2^n
-        if not power and last.kind not in ("pow", "fact", "root") and last.args[:1] != ("exp",):
-            raise ParseError("two numbers side by side")
+    last = left.args[0][-1] if left.kind == "mul" else left
+    closed = last.kind in ("pow", "fact", "root") or last.args[:1] == ("exp",)
+    if digits and not closed and (right.kind != "pow" or last.kind == "num"):  # n2^{n-1} and (n+1)2^n are products
+        raise ParseError("two numbers side by side")
     return product(left, right)
 
 

@@ -78,6 +78,8 @@ SAME_MEANING = re.compile(
     r"|.*\\text\{ or \}"  # a point of the ray beside it
     r"|\\exp\(0|\\binom|.*\\choose|1\\|1 h|x \\in \\\{"  # equal by chance, or a label
     r"|(?:\\text\{)?€|\\text\{(?:Even|Answer|[Tt]he answer|about|\(A)"  # noise beside a value, a unit instead
+    r"|\\text\{\(a\)"  # values in the order of their parts, with a label left out
+    r"|.*is any real number|.*\\text\{(?:all odd|Yes, for)|.*\\color|.*\\begin\{aligned\}"  # names; a remark; a colour
     r"|.*(?:ways|times|arrangements|个|a\.m\.|\.0|North|degrees|\\textbf)"  # noise, capitals, spellings of one number
 )
 
