@@ -241,11 +241,16 @@ def _active_run(client: Any, run_id: str) -> Any | None:
     return run if run.info.lifecycle_stage == "active" else None
 
 
+def linked_maker(client: Any, tags: Mapping[str, str], path: str, digest: str) -> Any | None:
+    """The run that a reader's tags name as the maker of `path`, if it is still there and made these bytes."""
+    run_id = link_to(tags, "made_by", path)
+    run = _active_run(client, run_id) if run_id else None
+    return run if run is not None and link_to(run.data.tags, "output", path) == digest else None
+
+
 def _maker(client: Any, reader: Any, path: str, digest: str) -> Any | None:
     """The run that made what `reader` read: the one it is linked to, else any with the digest."""
-    run_id = link_to(reader.data.tags, "made_by", path)
-    run = _active_run(client, run_id) if run_id else None
-    if run is not None and link_to(run.data.tags, "output", path) == digest:
+    if run := linked_maker(client, reader.data.tags, path, digest):
         return run
     for query in queries("output", path, digest):
         if runs := client.search_runs(experiments(client), query, max_results=1):

@@ -30,6 +30,7 @@ from mathrl.evaluation.forecast import forecast_of
 from mathrl.params.load import dump_yaml
 from mathrl.tracking.batches import CODE, MlflowBatches, Point, escape, link, links, mlflow_tags, queries
 from mathrl.tracking.client import NOTE, experiment, experiments, keep_views, log_model, model_paths
+from mathrl.tracking.lineage import linked_maker
 from mathrl.tracking.run_list import BEST, parent_params, refresh_parent
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
@@ -243,10 +244,16 @@ class Upload:
         self.client.log_text(run.info.run_id, dump_yaml(record.pipeline_params), "params.yaml")
         return str(run.info.run_id)
 
-    def _link_makers(self, parent: str, inputs: Mapping[str, str], reader: str) -> None:
-        """Tag the parent with the runs that made `inputs`, and with the runs that made theirs."""
+    def _link_makers(
+        self, parent: str, inputs: Mapping[str, str], reader: str, tags: Mapping[str, str] | None = None
+    ) -> None:
+        """Tag the parent with the runs that made `inputs`, and with the runs that made theirs.
+
+        A maker that the reader's `tags` name stays: a later run may have made the same bytes with other parameters.
+        """
         for path, digest in inputs.items():
-            maker = next(filter(None, map(self._find, queries("output", path, digest))), None)
+            newest = map(self._find, queries("output", path, digest))
+            maker = linked_maker(self.client, tags or {}, path, digest) or next(filter(None, newest), None)
             if maker is None:
                 continue
             self.batches.tags(reader, {link("made_by", path): maker.info.run_id})
@@ -254,7 +261,7 @@ class Upload:
             if self.client.get_run(parent).data.tags.get(escape(stage)) == maker.info.run_id:
                 continue
             self.batches.tags(parent, {stage: maker.info.run_id})
-            self._link_makers(parent, links(maker.data.tags, "input"), maker.info.run_id)
+            self._link_makers(parent, links(maker.data.tags, "input"), maker.info.run_id, maker.data.tags)
 
     def _log_datasets(self, run_id: str, record: RunRecord) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag

@@ -181,3 +181,10 @@ def test_the_command_goes_back_and_forward(store: Store, capsys: pytest.CaptureF
     for model, said in wrong.items():
         with pytest.raises(UserError, match=said):
             lineage(model)
+
+
+def test_a_later_run_with_the_same_bytes_is_no_maker_of_an_earlier_model(store: Store) -> None:
+    """As difficulty with another reward, whose pass rates are equal."""
+    store.pipeline(0.3, ("difficulty", "rl", "evaluate", "register"))
+    back = way_back(store.client, "chain:1")
+    assert {step.run for step in back.steps if step.stage == "difficulty"} == {store.runs["difficulty 0.1"]}
