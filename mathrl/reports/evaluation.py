@@ -1,8 +1,9 @@
 """One model on one benchmark outside the pipeline: figures, responses, examples and pictures in a folder."""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from mathrl.core.code_values import stage_code
 from mathrl.core.environment import world_size
-from mathrl.core.errors import UserError, exit_on_user_error
+from mathrl.core.errors import EXIT_USER_ERROR, UserError
 from mathrl.core.files import release, write_json, write_jsonl, write_text, written_aside
 from mathrl.core.hashing import digest, digest_path
 from mathrl.core.metrics import progress
@@ -66,10 +67,32 @@ def evaluate_once(
             evaluate = partial(_evaluate, model, benchmark, read, params, output, examples, state)
             if processes > 1:
                 listen_on_loopback("evaluate", params)
-                run_ranks(processes, lambda: exit_on_user_error(evaluate), state / "ranks")
+                _in_ranks(processes, evaluate, state)
             else:
                 evaluate()
     return EvaluationSummary.read(output / SUMMARY).models[_label(model)]
+
+
+def _in_ranks(processes: int, evaluate: Callable[[], None], state: Path) -> None:
+    """Raises UserError: that of a process, and SystemExit: one failed otherwise."""
+    said = state / "error.txt"
+
+    def work() -> None:
+        try:
+            evaluate()
+        except UserError as error:
+            write_text(said, str(error))
+            sys.exit(EXIT_USER_ERROR)
+
+    try:
+        run_ranks(processes, work, state / "ranks")
+    except SystemExit:
+        if not said.is_file():
+            raise
+        message = said.read_text(encoding="utf-8")
+        said.unlink()
+        shutil.rmtree(state / "ranks")
+        raise UserError(message) from None
 
 
 def _label(model: Path | str) -> str:
@@ -153,6 +176,8 @@ def _state_folder(key: str) -> Iterator[Path]:
         if folder.exists():
             shutil.rmtree(folder)
     finally:
+        with suppress(OSError):  # it has chunks, or none was begun
+            folder.rmdir()
         release(lock)
 
 

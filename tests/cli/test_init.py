@@ -251,7 +251,8 @@ def no_tokenizer(folder: Path) -> Path:
 def test_a_model_folder_without_a_tokenizer_is_refused_by_name(
     folder: Path, no_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params, problem = load_params(ROOT / "params"), Problem("1", "1+1=", ("2",), source="own", split="test")
+    params = load_params(ROOT / "params", overrides=["run.processes=1"])
+    problem = Problem("1", "1+1=", ("2",), source="own", split="test")
     for refused in (
         lambda: init(Path("sums"), data=folder / "sums.jsonl", model=str(no_tokenizer)),
         lambda: monkeypatch.chdir(ROOT) or doctor(str(no_tokenizer)),  # type: ignore[func-returns-value]

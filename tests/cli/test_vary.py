@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.cli.evaluate import combinations
-from mathrl.core.errors import UserError
+from mathrl.core.errors import EXIT_USER_ERROR, UserError
 from mathrl.core.files import read_json
 from mathrl.core.types import Problem, write_problems
 from mathrl.evaluation.paired import compare
@@ -67,14 +67,18 @@ def test_a_model_is_evaluated_with_every_setting(tmp_path: Path, warm_python: Pa
     write_problems(tmp_path / "data/curated/sft.jsonl", problems)
     words = ["evaluate", "--model", "tiny", "--benchmark", "test", "--samples", "2", "--output", "out"]
     words += ["--vary", "evaluate.max_tokens=[1, 5]", "--set", "run.device=cpu", "--set", "run.processes=2"]
-    done = subprocess.run(
-        [warm_python / "python", "-c", "from mathrl.cli import main; main()", *words],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [warm_python / "python", "-c", "from mathrl.cli import main; main()", *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "MATHRL_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = run()
     assert done.returncode == 0, done.stderr
     assert "pass@1 by setting, 6 problems" in done.stdout and "max_tokens=5" in done.stdout
     assert "different from max_tokens=1 beyond chance: none" in done.stdout
@@ -86,3 +90,8 @@ def test_a_model_is_evaluated_with_every_setting(tmp_path: Path, warm_python: Pa
         lines = (tmp_path / f"out/{number}/responses.jsonl").read_text().splitlines()
         assert len(lines) == 12 and max(line.count('"length": ') for line in lines) == 1
         assert all(int(line.split('"length": ')[1].split(",")[0]) <= longest for line in lines)
+    # What one of several processes refuses is said once, as by one alone.
+    (tmp_path / "tiny/model.safetensors").unlink()
+    refused = run()
+    assert refused.returncode == EXIT_USER_ERROR and refused.stderr.count("it has no *.safetensors") == 1
+    assert not list((tmp_path / "home/state").iterdir())
