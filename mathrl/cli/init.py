@@ -26,6 +26,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import remove_leftovers, write_text, written_aside
 from mathrl.core.gpus import CPU, Hardware, gpu_count
 from mathrl.curation.inspection import inspect_rows
+from mathrl.models.shapes import check_weights
 from mathrl.params.load import dump_yaml
 from mathrl.params.messages import near_path
 from mathrl.params.run import PretrainedModel
@@ -113,7 +114,9 @@ def init(
         if path is not None and not (path.expanduser().exists() or has_magic(str(path))):
             raise UserError(f"--{option} {path}: no such file or folder{near_path(path)}")
     local = Path(model).expanduser().resolve()
-    model = str(local) if local.is_dir() else model
+    if local.is_dir():
+        check_weights(local)
+        model = str(local)
     project = folder.resolve().name  # of the folder "." too
     sections, advice = _sections(project, data, model, test, given_keys(field or ()))
     with _new_project(folder.resolve()) as aside:

@@ -26,6 +26,7 @@ from mathrl.core.errors import EXIT_TERMINATED, UserError, without_logins
 from mathrl.core.files import read_json
 from mathrl.core.paths import GROUPS, home, is_hub_id, main_checkout, tracking_uri
 from mathrl.core.results import EvaluationSummary, results_table
+from mathrl.models.shapes import check_weights
 from mathrl.params import Params
 from mathrl.params.load import FOLDER, dump_yaml
 from mathrl.params.messages import did_you_mean, near_path
@@ -333,6 +334,8 @@ def _model(params: Params) -> str:
     folder = Path(base.path)
     if not folder.exists() and not is_hub_id(base.path):
         raise UserError(f"model.base.path: {base.path}: no such model folder{near_path(folder)}")
+    if folder.exists():
+        check_weights(folder)
     where = "local folder" if folder.exists() else "from the hub when it runs"
     return f"{base.path}@{base.revision} ({where})"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.distributed.device_mesh import DeviceMesh
 
 from mathrl.core.environment import ask_hub_once
@@ -21,6 +22,7 @@ from mathrl.models.kernels import compute_dtype
 from mathrl.models.linear import HalfLinear, use_half_products
 from mathrl.models.logprobs import architecture_trial, prepare_language_model
 from mathrl.models.norm import use_fast_norms, use_fused_norms
+from mathrl.models.shapes import check_weights
 from mathrl.models.sharding import is_sharded
 from mathrl.models.small_copy import small_config
 from mathrl.models.transformers_import import (
@@ -65,6 +67,8 @@ def load_model(
     if model.precision != "float32" and torch.device(device).type == "cuda":
         use_tf32()  # for what stays in float32: the attention of the torch engine's decoding
     path, options = resolve_folder(folder, model)
+    if Path(path).is_dir():
+        check_weights(Path(path))
     advice = "a Hugging Face folder with config.json and *.safetensors, or a hub id"
     with memory_part("weights", WEIGHTS_ADVICE), while_loading(folder, "a causal language model", advice):
         config = AutoConfig.from_pretrained(path, **options)
@@ -84,7 +88,7 @@ def while_loading(folder: Path | str, kind: str, advice: str) -> Iterator[None]:
     """Raises UserError: transformers cannot load the folder as `kind`; give `advice` in its place."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"{folder}: cannot be loaded as {kind} ({reason(error)}); give {advice}") from None
 
 

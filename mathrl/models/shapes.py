@@ -12,6 +12,7 @@ from typing import Any
 from mathrl.core.errors import UserError
 from mathrl.params.run import PretrainedModel
 
+LFS_POINTER = b"version https://git-lfs"
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 SIZES = (
@@ -216,6 +217,17 @@ def check_heads(heads: int, keys: int, size: int) -> None:
             f"training.fsdp.context_parallel is {size}, but the model has {heads} query heads and {keys} key heads, "
             f"which {size} ranks cannot divide: set it to {' or '.join(possible)}"
         )
+
+
+def check_weights(folder: Path) -> None:
+    """Raises UserError: a model folder without weights, or with pointers of Git LFS in their place."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and not (folder / "reference.json").is_file():
+        raise UserError(f"{folder}: no model folder with weights: it has no *.safetensors")
+    for file in files:
+        with file.open("rb") as stream:
+            if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise UserError(f"{file}: a pointer of Git LFS and no weights: run `git lfs pull` in {folder}")
 
 
 def width_of(model: str) -> float | None:

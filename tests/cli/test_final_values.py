@@ -203,6 +203,18 @@ def test_a_dry_run_refuses_a_model_without_a_tokenizer(own_checkout: Path) -> No
         run("pipeline", dry_run=True)
 
 
+def test_a_dry_run_refuses_a_model_without_weights(own_checkout: Path) -> None:
+    """As a clone without `git lfs pull` has them."""
+    own_project(own_checkout, 200)
+    (weights,) = (own_checkout / "start").glob("*.safetensors")
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 5242880\n")
+    with pytest.raises(UserError, match=r"model\.safetensors: a pointer of Git LFS and no weights: run `git lfs pull`"):
+        run("pipeline", dry_run=True)
+    weights.unlink()
+    with pytest.raises(UserError, match=r"start: no model folder with weights: it has no \*\.safetensors"):
+        run("pipeline", dry_run=True)
+
+
 def test_an_evaluation_is_held_against_the_benchmark_before_it_samples(
     own_checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
