@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from mathrl.grading.lexer import MAX_DEPTH, RELATIONS, SET_OPS, Token, group_fractions, tokenize
+from mathrl.grading.lexer import MAX_DEPTH, RELATIONS, SET_OPS, UPRIGHT, Token, group_fractions, tokenize
 from mathrl.grading.syntax import INFINITY, Node, ParseError, neg, num, sym, symbols, with_base
 from mathrl.grading.units import SINGLE_LETTER_UNITS, meaning, qualify
 from mathrl.grading.words import number_in_words
@@ -208,7 +208,7 @@ class Cursor:
 
     def starts_factor(self) -> bool:
         token = self.tokens[self.i]
-        if token.kind in ("num", "name", "letter_text"):
+        if token.kind in ("num", "name", *UPRIGHT):
             return True
         if token.kind == "op":
             if (token.value == "[" and self.french) or self.at_modulus():
@@ -248,9 +248,13 @@ class Cursor:
                 return marks
 
     def letter_unit(self, node: Node) -> bool:
-        """5 \\text{ m}: an upright letter behind a number is a unit."""
+        """5 \\text{ m}: an upright letter behind a number is a unit; \\mathrm{C} in a sum is a name."""
         token = self.tokens[self.i]
-        return token.kind == "letter_text" and token.value in SINGLE_LETTER_UNITS and not symbols(node)
+        if token.kind not in UPRIGHT or token.value not in SINGLE_LETTER_UNITS or symbols(node):
+            return False
+        following = self.tokens[self.i + 1].value
+        in_sum = following in ("+", "-") or self.in_sum()
+        return following != "_" and (token.kind == "letter_text" or not in_sum)
 
     def unit_follows(self) -> bool:
         token = self.tokens[self.i]
@@ -260,10 +264,10 @@ class Cursor:
         """Trailing words: another number (dozen, squared, base two), a percent or degree sign, a unit, a remark."""
         if self.tokens[self.i].value.strip().lower() in _POWER_WORDS and self.in_sum():
             raise ParseError("a power in words behind a sum, or behind its last term")
-        words: list[str] = [self.take().value] if self.tokens[self.i].kind == "letter_text" else []
+        words: list[str] = [self.take().value] if self.tokens[self.i].kind in UPRIGHT else []
         letters = not words and self.tokens[self.i].kind == "letters"
         while self.unit_follows() or (words and (self.at("/", "^", "cdot", "times") or self.unit_letter())):
-            over = self.tokens[self.i + 1].kind in ("name", "text", "letters", "letter_text")
+            over = self.tokens[self.i + 1].kind in ("name", "text", "letters", *UPRIGHT)
             if letters and not over and self.at("/"):
                 break  # ma/(1+x) of a mass and an acceleration
             token = self.take()
@@ -295,7 +299,7 @@ class Cursor:
     def unit_letter(self) -> bool:
         """5 \\text{kg} m: a letter behind a unit."""
         token = self.tokens[self.i]
-        return token.kind in ("name", "letter_text") and token.spaced and token.value in SINGLE_LETTER_UNITS
+        return token.kind in ("name", *UPRIGHT) and token.spaced and token.value in SINGLE_LETTER_UNITS
 
     def subscript(self, node: Node) -> Node:
         self.take()

@@ -43,6 +43,7 @@ _TEXT = frozenset(
         "mathit mathsf mathtt mathcal bm rm emph fbox boxed bold"
     ).split()
 )
+UPRIGHT = ("letter_text", "letter_roman")  # the kinds of a letter that may be a unit
 _CURRENCY = frozenset("$€£¥₹")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _SPELLINGS = {"degree": "circ", "degrees": "circ", "nsubset": "nsubseteq", "gt": "gt", "dots": "ldots"}
@@ -224,9 +225,9 @@ def _text_tokens(command: str, content: str, spaced: bool) -> list[Token]:
     if _COMPOUND_UNIT.fullmatch(word) or (power and power[1].lower() in UNIT_WORDS):
         return [Token("text", word, spaced)]
     if len(word) == 1 and word.isalpha():
-        unit = command in ("text", "textbf", "mbox", "textrm") or (command == "mathrm" and word in SINGLE_LETTER_UNITS)
-        kind = "letter_text" if unit else "name"
-        return [Token(kind, word, spaced)]
+        roman = command == "mathrm" and word in SINGLE_LETTER_UNITS
+        upright = "letter_text" if command in ("text", "textbf", "mbox", "textrm") else "letter_roman" if roman else ""
+        return [Token(upright or "name", word, spaced)]
     assigned = "=" in word and not _ONLY_WORDS.search(word)  # \text{x = 4}
     if _SYMBOLS_ONLY.fullmatch(word) or assigned or "\\" in word or "^" in word:
         return tokenize(word)[:-1]

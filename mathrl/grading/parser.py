@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from mathrl.grading.cursor import APPLICABLE, APPLIED_WORDS, Cursor
-from mathrl.grading.lexer import FUNCTIONS, RELATIONS, SET_OPS, tokenize
+from mathrl.grading.lexer import FUNCTIONS, RELATIONS, SET_OPS, UPRIGHT, tokenize
 from mathrl.grading.syntax import (
     EMPTY_SET,
     INFINITY,
@@ -267,7 +267,7 @@ class Parser(Cursor):
             return self.number(token)
         if token.kind == "name":
             return self.name(token.value)
-        if token.kind == "letter_text":
+        if token.kind in UPRIGHT:
             return sym(token.value)
         if token.kind == "letters":
             return Node("mul", (tuple(map(sym, token.value)),))
