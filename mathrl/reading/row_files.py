@@ -207,7 +207,9 @@ def decode(file: Path, wanted: Wanted | None = None) -> Numbered:
     }[kind]  # fmt: skip
     try:
         yield from decoder(file, wanted)
-    except (OSError, EOFError, UnicodeError, csv.Error, lzma.LZMAError, ArrowException) as error:
+    except UnicodeError as error:
+        raise UserError(f"{file}: cannot be read as {kind[1:]} ({error}); save it as UTF-8") from None
+    except (OSError, EOFError, csv.Error, lzma.LZMAError, ArrowException) as error:
         raise UserError(f"{file}: cannot be read as {kind[1:]} ({error})") from None
 
 

@@ -124,7 +124,7 @@ def test_a_broken_line_is_a_row_with_a_problem(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.jsonl.gz", b"not gzip", "cannot be read as jsonl"),
-        ("a.jsonl", b"\xff\xfe\x00", "cannot be read as jsonl"),
+        ("a.jsonl", b"\xff\xfe\x00", r"cannot be read as jsonl .*; save it as UTF-8"),
         ("a.json", b"{", "cannot be read as json"),
         ("a.json", b'{"a": 1}', "expected a list of rows"),
         ("a.json", b'[{"a": 1}, {"b"', "cannot be read as json"),
