@@ -55,6 +55,7 @@ FILLED = ("project.toml", "README.md")
 RESERVED = (
     "data", "models", "reports", "params", "pipelines", "test", "tests", "runs", "mathrl", "prefect", "mlflow", "dvc"
 )  # fmt: skip
+FEW = 20  # test problems, of which one more or less is a difference of five points
 HEADINGS = {
     "curate": "Your problems. Each row is trained on or tested on, never both.",
     "model": "The model that training starts from.",
@@ -204,7 +205,7 @@ def _without_repeated(values: Mapping[str, Any], beneath: Mapping[str, Any]) -> 
 def _sections(
     project: str, data: Path, model: str, test: Path | None, keys: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """The parameters that a project sets, by section, and what is wrong with most of its answers; empty: nothing."""
+    """The parameters that a project sets, by section, and what is wrong with its rows; empty: nothing."""
     from mathrl.models.load import load_tokenizer  # torch: --help answers without it
     from mathrl.models.model_shape import config_of, shape_of
     from mathrl.planning.project import project_sections, test_source
@@ -235,7 +236,23 @@ def _sections(
         hardware=hardware,
         test=source,
     )
-    return sections, unread_advice(inspection)
+    share = sections["curate"].get("test_share")  # none: the test problems are a file's
+    few = few_advice(round(share * inspection.rows)) if share is not None else ""
+    return sections, "; ".join(filter(None, (unread_advice(inspection), few)))
+
+
+def few_advice(problems: int) -> str:
+    """What to do where a share of the rows holds out few test problems; empty where it holds out enough.
+
+    >>> few_advice(2)
+    'about 2 problems are held out for the test, which tells models hardly apart: give more rows, or a file with --test'
+    """
+    if problems >= FEW:
+        return ""
+    return (
+        f"about {problems} problems are held out for the test, which tells models hardly apart: give more rows, or a "
+        "file with --test"
+    )
 
 
 def _print_choices(sections: Mapping[str, Mapping[str, Any]]) -> None:
