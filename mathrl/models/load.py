@@ -67,12 +67,12 @@ def load_model(
     if model.precision != "float32" and torch.device(device).type == "cuda":
         use_tf32()  # for what stays in float32: the attention of the torch engine's decoding
     path, options = resolve_folder(folder, model)
-    if Path(path).is_dir():
-        check_weights(Path(path))
     advice = "a Hugging Face folder with config.json and *.safetensors, or a hub id"
     with memory_part("weights", WEIGHTS_ADVICE), while_loading(folder, "a causal language model", advice):
         config = AutoConfig.from_pretrained(path, **options)
         _refuse_encoder_decoder(config)
+        if Path(path).is_dir():
+            check_weights(Path(path))
         weights = weights_options(model, device, plain=plain)
         with divided_loads(mesh) as division:
             network = AutoModelForCausalLM.from_pretrained(path, config=config, **weights, **division, **options)
