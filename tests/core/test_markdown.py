@@ -156,7 +156,7 @@ def test_the_curation_report(tmp_path: Path) -> None:
     )  # fmt: skip
     planned = curation.plan(params)
     found = curation.run(params, 0, planned)
-    curation_account.write_report(tmp_path / "report", found, planned, params, 0)
+    curation_account.write_report(tmp_path / "report", found, params, 0)
     text = (tmp_path / "report" / "report.md").read_text()
     check(text)
     for part in ("## Dropped: duplicate", "## Dropped: conflicting answers", "### ", "## Bad rows", "onerror"):
