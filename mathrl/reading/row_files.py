@@ -207,10 +207,9 @@ def decode(file: Path, wanted: Wanted | None = None) -> Numbered:
     }[kind]  # fmt: skip
     try:
         yield from decoder(file, wanted)
-    except UnicodeError as error:
-        raise UserError(f"{file}: cannot be read as {kind[1:]} ({error}); save it as UTF-8") from None
-    except (OSError, EOFError, csv.Error, lzma.LZMAError, ArrowException) as error:
-        raise UserError(f"{file}: cannot be read as {kind[1:]} ({error})") from None
+    except (OSError, EOFError, UnicodeError, csv.Error, lzma.LZMAError, ArrowException) as error:
+        advice = "; save it as UTF-8" if isinstance(error, UnicodeError) else ""
+        raise UserError(f"{file}: cannot be read as {kind[1:]} ({error}){advice}") from None
 
 
 def _binary(file: Path) -> IO[bytes]:
