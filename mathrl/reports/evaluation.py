@@ -15,7 +15,7 @@ from mathrl.core.code_values import stage_code
 from mathrl.core.environment import world_size
 from mathrl.core.errors import EXIT_USER_ERROR, UserError
 from mathrl.core.files import release, write_json, write_jsonl, write_text, written_aside
-from mathrl.core.hashing import digest, digest_path
+from mathrl.core.hashing import digest, digest_model
 from mathrl.core.metrics import progress
 from mathrl.core.paths import CURATED_SFT, state_root
 from mathrl.core.results import BenchmarkResults, EvaluationSummary, ModelFigures, short_name
@@ -26,7 +26,7 @@ from mathrl.params import Params
 from mathrl.params.run import PretrainedModel
 from mathrl.planning.final_values import doubts_of, verdict
 from mathrl.reports.pictures import draw_accuracy, draw_groups, draw_pass_at_k, examples_markdown, side_by_side
-from mathrl.rollout.launch import can_fork_ranks, listen_on_loopback, process_count, run_ranks
+from mathrl.rollout.launch import RankFailed, can_fork_ranks, listen_on_loopback, process_count, run_ranks
 
 SUMMARY = "summary.json"
 FIELDS = "fields.json"  # how the rows of benchmarks were read where the fields were guessed
@@ -57,7 +57,7 @@ def evaluate_once(
         SystemExit: one of several processes failed, and has said why.
     """
     read = read_benchmark(benchmark, params) if problems is None else Benchmark(list(problems))
-    weights = digest_path(Path(model)) if Path(model).is_dir() else str(model)
+    weights = digest_model(Path(model)) if Path(model).is_dir() else str(model)
     key = evaluation_key(weights, benchmark, read.problems, params, examples)
     if params.evaluate.endpoint is not None:  # each of its answers is kept
         _evaluate(model, benchmark, read, params, output, examples)
@@ -86,13 +86,14 @@ def _in_ranks(processes: int, evaluate: Callable[[], None], state: Path) -> None
 
     try:
         run_ranks(processes, work, state / "ranks")
-    except SystemExit:
-        if not said.is_file():
-            raise
-        message = said.read_text(encoding="utf-8")
-        said.unlink()
-        shutil.rmtree(state / "ranks")
-        raise UserError(message) from None
+    except BaseException as error:
+        refused = said.read_text(encoding="utf-8") if said.is_file() else ""
+        if refused or not isinstance(error, RankFailed):  # whose message names the log
+            said.unlink(missing_ok=True)
+            shutil.rmtree(state / "ranks", ignore_errors=True)
+        if refused:
+            raise UserError(refused) from None
+        raise
 
 
 def _label(model: Path | str) -> str:

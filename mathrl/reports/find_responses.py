@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mathrl.core.errors import UserError
-from mathrl.core.hashing import digest_path
+from mathrl.core.hashing import digest_model
 from mathrl.core.paths import RECIPES
 from mathrl.core.records import records_folder
 from mathrl.core.results import short_name
@@ -177,7 +177,7 @@ def output_of(
     `problems` are the benchmark's, which is read if they are not known.
     """
     problems = benchmark_problems(benchmark, params) if problems is None else problems
-    key = evaluation_key(digest_path(folder), benchmark, problems, params)
+    key = evaluation_key(digest_model(folder), benchmark, problems, params)
     return Path("reports/evaluations") / f"{label}-{short_name(benchmark)}-{key[:10]}"
 
 
