@@ -5,11 +5,13 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from glob import has_magic
-from importlib.metadata import packages_distributions
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, distribution
 from keyword import kwlist
 from pathlib import Path
 from typing import Annotated, Any
@@ -274,8 +276,9 @@ def _write_template(folder: Path, name: str, what: str) -> None:
     """The files that every project begins with."""
     package = re.sub(r"\W+", "_", name.lower()).strip("_") or "project"
     # A folder called random, math or torch would be imported in the place of that module, or not at all.
-    taken = {*RESERVED, *sys.stdlib_module_names, *kwlist, *packages_distributions()}
-    package = f"project_{package}" if package[0].isdigit() or package in taken else package
+    installed = PathFinder.find_spec(package, [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    taken = installed or package in {*RESERVED, *sys.stdlib_module_names, *kwlist}
+    package = f"project_{package}" if taken or package[0].isdigit() else package
     words = {
         "@NAME@": _plain(name),
         "@DISTRIBUTION@": _distribution(name),
@@ -311,8 +314,11 @@ def _distribution(name: str) -> str:
     """
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     plain = re.sub(r"[^a-zA-Z0-9._-]+", "-", ascii_name).strip("-._")
-    taken = {re.sub(r"[-_.]+", "-", other).lower() for others in packages_distributions().values() for other in others}
-    return plain if plain and re.sub(r"[-_.]+", "-", plain).lower() not in taken else f"project-{plain}".strip("-")
+    try:
+        distribution(plain)
+    except (PackageNotFoundError, ValueError):  # the latter of an empty name
+        return plain or "project"
+    return f"project-{plain}"
 
 
 def _git(*arguments: str) -> None:
