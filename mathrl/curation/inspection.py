@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -324,13 +325,23 @@ def _overlaps(
             continue
         if inspected & {file.resolve() for file in resolved.files}:
             continue
-        index = EvaluationIndex(RULE.ngram, RULE.share)
-        benchmark = [item for item in read_source(resolved, seed) if isinstance(item, Problem)]
-        for problem in benchmark:
-            index.add_problem(problem)
-        questions = {exact_key(problem.question) for problem in benchmark}
+        as_they_are = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in resolved.files)
+        index, questions = _indexed(name, data_folder, seed, as_they_are)
         equal = [key in questions for key in keys]
         hits = (hit and hit.share >= RULE.min_share for _, hit in find_hits(trained, index))
         near = sum(bool(hit) and not same for hit, same in zip(hits, equal, strict=True))
-        overlaps.append(Overlap(name, len(benchmark), sum(equal), near))
+        overlaps.append(Overlap(name, questions.total(), sum(equal), near))
     return overlaps, missing
+
+
+@cache
+def _indexed(
+    name: str, data_folder: str | None, seed: int, files: tuple[tuple[Path, int, int], ...]
+) -> tuple[EvaluationIndex, Counter[int]]:
+    """The benchmark's texts, and how often each question is there, by its `exact_key`. `files` have time and size."""
+    index, questions = EvaluationIndex(RULE.ngram, RULE.share), Counter[int]()
+    for item in read_source(resolve_benchmark(name, data_folder), seed):
+        if isinstance(item, Problem):
+            index.add_problem(item)
+            questions[exact_key(item.question)] += 1
+    return index, questions
