@@ -3,7 +3,6 @@
 import shutil
 import tempfile
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -67,8 +66,7 @@ class ServerEngine:
         self.folder: Path | None = None
         self.sent = 0
         self.sender = self._sender()
-        as_files = weakref.WeakMethod(self._as_files)  # the folder goes with the engine, which the pool must not hold
-        self.pool.as_files = lambda digest: write(digest) if (write := as_files()) else None
+        self.pool.as_files = self._as_files
 
     def generate(
         self, prompts: Prompts, sampling: Sampling, seed: int, on_progress: Progress = None, on_end: Ended = None
@@ -287,8 +285,13 @@ class ServerEngine:
                 self.folder.chmod(0o755)  # a server may be another user's process
             except OSError as error:
                 raise self._unwritable(error) from None
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         return self.folder
+
+    def close(self) -> None:
+        """Remove this run's weights from the folder that the servers share. A later sync makes them again."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder, self.base = None, None
 
     def _unwritable(self, error: Exception) -> UserError:
         root = self.rollout.servers.folder or tempfile.gettempdir()

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from mathrl.core.environment import Variable, rank
+from mathrl.core.files import write_json
 from mathrl.core.request_origin import Application, Message, Receive, Send
 
 KEY = Variable.SERVE_KEY  # set for `mathrl serve` and for the runs that sample from it
@@ -73,10 +74,7 @@ def write_states(servers: Sequence[ServerState]) -> None:
     folder = Variable.RECORD.get()
     if not folder or rank() != 0:
         return
-    file = Path(folder) / FILE
-    aside = file.with_name(f"{FILE}.partial")
-    aside.write_text(json.dumps([asdict(server) for server in servers]))
-    aside.replace(file)  # without the wait of `write_json` for the disk: a thread that returns a server writes it
+    write_json(Path(folder) / FILE, [asdict(server) for server in servers])
 
 
 def read_states(record: Path) -> list[ServerState]:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mathrl.core.files import write_json
 from mathrl.core.guard import at_end_of_input, die_with_parent
 
 LOOK_SECONDS = 0.5
@@ -105,9 +106,7 @@ class Keeper:
         return True
 
     def _note(self) -> None:
-        aside = self.file.with_name(f"{self.file.name}.partial")
-        aside.write_text(json.dumps([asdict(server) for server in self.servers]))
-        aside.replace(self.file)
+        write_json(self.file, [asdict(server) for server in self.servers])
 
     def _end(self) -> None:
         running = [process for process in self.processes if process is not None]

@@ -33,6 +33,7 @@ from mathrl.rollout.choices import stage_longest
 from mathrl.rollout.open_engine import training_engine
 from mathrl.rollout.resolve import resolve_importance, resolve_rollout
 from mathrl.rollout.sampler import Sampler
+from mathrl.rollout.server_engine import ServerEngine
 from mathrl.trainers.batch import Batch, make_batch
 from mathrl.trainers.collect import StepRollouts, dev_figures
 from mathrl.trainers.critic import CriticFigures, critic_gradient
@@ -85,7 +86,11 @@ def train(inputs: RlInputs) -> TrainedModel:
     judge = open_judge(params, rl, sampler, inputs.problems, ranks.device, others)
     helpers = Helpers(judge=judge, benchmarks=inputs.benchmarks, **frozen)
     reward = build_reward(params.reward)
-    result = train_rl(network, sampler, inputs.problems, inputs.dev, reward, rl, run, helpers)
+    try:
+        result = train_rl(network, sampler, inputs.problems, inputs.dev, reward, rl, run, helpers)
+    finally:
+        if isinstance(engine, ServerEngine):
+            engine.close()
     return TrainedModel(network, tokenizer, result)
 
 

@@ -6,6 +6,7 @@ With real vLLM servers: tests/engines/test_vllm_servers.py.
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +143,16 @@ def test_a_response_may_have_characters_that_end_lines_elsewhere(stand: Any) -> 
     server.text = "one\u2028two\x85three\u2029"
     found = engine(server).generate([[5]], Sampling(1, 1.0, 4), 0)
     assert [row[0].tokens for row in found] == [(5,)]
+
+
+def test_a_closed_engine_leaves_no_weights_and_may_send_again(stand: Any, tmp_path: Path) -> None:
+    server = stand()
+    sampler = engine(server, folder=str(tmp_path))
+    for number in range(2):
+        sampler.sync([("weight", torch.full((2,), float(number)))])
+        assert Path(server.taken[-1]).is_relative_to(tmp_path)
+        sampler.close()
+        assert not list(tmp_path.iterdir())
 
 
 def test_another_key_and_an_unseen_folder_are_named(stand: Any, capsys: Any) -> None:
