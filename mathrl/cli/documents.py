@@ -155,7 +155,8 @@ class DryRunDocument(TypedDict):
     """`mathrl run --dry-run`"""
 
     target: Annotated[str, "The stage, or pipeline."]
-    stages: Annotated[list[str], "What would run, if it is out of date."]
+    stages: Annotated[list[str], "The stages that lead to the target, and itself."]
+    up_to_date: Annotated[list[str], "Those that would be skipped; none where the run has a worktree of its own."]
     composition: Annotated[dict[str, Any], "data, model, method, hardware and presets that apply."]
     parameters: Annotated[list[Parameter], "Values that differ from the defaults."]
     sources: Annotated[list[str], "Sources and benchmarks, a line each."]

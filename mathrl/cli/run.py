@@ -84,10 +84,11 @@ def run(
         if refused:
             raise UserError("; ".join(refused))
         doubtful += cut
+        done = [] if preset or overrides else _stages_up_to_date(stages)
         if as_json:
-            print_document(_plan_document(stage, params, layers, settings, doubtful))
+            print_document(_plan_document(stage, params, layers, settings, doubtful, done))
         else:
-            _print_plan(stage, params, None if verbose else (layers, settings), [*layers.notes, *doubtful])
+            _print_plan(stage, params, None if verbose else (layers, settings), [*layers.notes, *doubtful], done)
         return
     began = time.time()
     options: dict[str, Any] = {"preset": preset, "overrides": overrides or [], "allow_dirty": allow_dirty}
@@ -118,6 +119,15 @@ def _report_code(stages: Sequence[str], keep: bool, dry_run: bool) -> None:
     print(f"code that has changed since the last run: {names}: {then}", file=sys.stderr)
 
 
+def _stages_up_to_date(stages: Sequence[str]) -> list[str]:
+    """The first of the stages, which a run in the project itself would skip."""
+    if not Path("dvc.lock").exists():  # nothing has run yet: no need to ask
+        return []
+    from mathrl.tasks.repro import environment, stages_up_to_date
+
+    return stages_up_to_date(Path(), stages, environment())
+
+
 def _run_document(stage: str, folder: Path, ran: bool, seconds: float) -> dict[str, Any]:
     results, registered = folder / "reports" / "summary.json", folder / "reports" / "registered.json"
     whole = stage == "pipeline"
@@ -132,7 +142,7 @@ def _run_document(stage: str, folder: Path, ran: bool, seconds: float) -> dict[s
 
 
 def _plan_document(
-    stage: str, params: Params, layers: Layers, settings: Sequence[str], doubtful: Sequence[str]
+    stage: str, params: Params, layers: Layers, settings: Sequence[str], doubtful: Sequence[str], done: Sequence[str]
 ) -> dict[str, Any]:
     from mathrl.stages import curate  # scipy, for this alone
 
@@ -141,6 +151,7 @@ def _plan_document(
     return {
         "target": stage,
         "stages": stages,
+        "up_to_date": done,
         "composition": layers.experiment_values(),
         "parameters": [{"key": key, "value": value, "source": source} for key, value, source in rows],
         "sources": curate.resolve(params),
@@ -264,17 +275,23 @@ def _flow(name: str) -> Any:
 
 
 def _print_plan(
-    stage: str, params: Params, said: tuple[Layers, Sequence[str]] | None, more_warnings: Sequence[str]
+    stage: str,
+    params: Params,
+    said: tuple[Layers, Sequence[str]] | None,
+    more_warnings: Sequence[str],
+    done: Sequence[str],
 ) -> None:
     """The parameters, sources and model with which the stage would run.
 
     Args:
         said: The layers and the overrides that say what differs from the defaults; None: print all parameters.
+        done: The stages that are up to date.
     """
     from mathrl.stages import curate  # scipy, for this alone
 
     _print_parameters(stage, params, said)
-    print("would run: " + " -> ".join(stages_until(stage)))
+    left = " -> ".join(each for each in stages_until(stage) if each not in done) or "nothing"
+    print(f"would run: {left}" + (f"; up to date: {', '.join(done)}" if done else ""))
     for line in curate.resolve(params):
         print(f"source: {line}")
     print(f"model: {_model(params)}")

@@ -79,7 +79,8 @@ def test_a_dry_run_holds_lengths_against_the_curated_splits(tiny: Checkout, tmp_
     tiny.repro("curate")
     assert "warning: prompt.max_tokens is 16, and 100.0% of 8 prompts of the data" in tiny.mathrl(*words).stdout
     other = tiny.mathrl(*words, "--set", "run.seed=5").stdout  # whose splits are not made yet: the source is drawn
-    assert "would run: " in other and "of the data are longer" in other
+    assert "would run: curate -> sft -> difficulty\n" in other and "of the data are longer" in other
+    assert "would run: sft -> difficulty; up to date: curate\n" in tiny.mathrl(*words[:3]).stdout
 
 
 def facts(checkout: Checkout) -> dict[str, Any]:
