@@ -46,11 +46,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.fixture(scope="module", params=list(CASES))
+def uninterrupted(request: Any, small: Any) -> Any:
+    """A case's name, its parameters, and what a run gives that nothing ends."""
+    params = Rl(**merge(COMMON, CASES[request.param]))
+    return request.param, params, small.run(params, dev=small.PROBLEMS[:3])
+
+
 @pytest.mark.parametrize("cut", [1, 4, 6])
-def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, name: str, cut: int) -> None:
-    params, dev = Rl(**merge(COMMON, CASES[name])), small.PROBLEMS[:3]
-    whole_result, whole, model = small.run(params, tmp_path / "whole", dev=dev)
+def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, uninterrupted: Any, cut: int) -> None:
+    name, params, (whole_result, whole, model) = uninterrupted
+    dev = small.PROBLEMS[:3]
     with pytest.raises(small.Killed):
         small.run(params, tmp_path / "cut", last=cut, dev=dev)
     assert len(small.without_timings(tmp_path / "cut" / "metrics.jsonl")) == cut
@@ -70,9 +76,8 @@ def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, name: 
         assert max(row["rollout/sampling_rounds"] for row in whole) > 1
 
 
-@pytest.mark.parametrize("name", CASES)
 def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Any
 ) -> None:
     class Held(StopRequest):
         save: Any = None
@@ -93,8 +98,8 @@ def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
                 raise small.Killed
             return super().score(items)
 
-    params, dev = Rl(**merge({**COMMON, "checkpoint_every": 100}, CASES[name])), small.PROBLEMS[:3]
-    whole_result, whole, model = small.run(params, tmp_path / "whole", dev=dev)
+    _, often, (whole_result, whole, model) = uninterrupted
+    params, dev = small.changed(often, checkpoint_every=100), small.PROBLEMS[:3]
     monkeypatch.setattr("mathrl.trainers.rl.StopRequest", Held)
     with pytest.raises(small.Killed):
         small.run(params, tmp_path / "cut", reward=SavesAtTheFifth(), dev=dev)
