@@ -36,15 +36,15 @@ def test_every_truth_accepts_itself_and_no_pair_needs_the_engine() -> None:
         assert not grade(f"\\boxed{{{answer}}}", truth).rule.endswith("symbolic"), (truth, answer)
 
 
-@pytest.mark.parametrize("looks", [1, 2, 5])
-def test_one_pause_decides_nothing(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pause_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of the garbage collector, at the second or a later look at the clock of a comparison."""
     clock = iter(())
     monkeypatch.setattr("mathrl.grading.evaluate.time.thread_time", lambda: next(clock, 10.0))
     for truth, answer in EQUAL:
         expected = compare(truth, answer).equal
-        clock = iter([0.0] * looks)
-        assert compare(truth, answer).equal == expected, (truth, answer)
+        for looks in (1, 2, 5):
+            clock = iter([0.0] * looks)
+            assert compare(truth, answer).equal == expected, (truth, answer, looks)
 
 
 def test_answers_of_different_pairs_are_rarely_equal() -> None:
