@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,14 +18,14 @@ from mathrl.rollout import launch
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from pathlib import Path
+import torch
 from mathrl.core import errors
 from mathrl.core.environment import rank
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.compose import load_params
-from mathrl.rollout.launch import run_ranks
-from mathrl.rollout.launch import listen_on_loopback
+from mathrl.rollout.launch import listen_on_loopback, run_ranks
 
 CHECKS = ("is_available", "device_count", "init", "_lazy_init")
 
@@ -47,7 +49,6 @@ def exchange():
     print(rank(), chosen, gather([rank()] * (rank() + 1)), flush=True)
 
 def record_checks():
-    import torch
     asked = []  # of CUDA by this process; forks copy it
     for name in CHECKS:
         def ask(*args, name=name, check=getattr(torch.cuda, name)):
@@ -57,7 +58,6 @@ def record_checks():
     torch.cuda.asked = asked
 
 def use_cuda():
-    import torch
     print(torch.cuda.asked, torch.cuda._is_in_bad_fork(), flush=True)
     if torch.cuda._is_compiled():
         try:
@@ -79,7 +79,7 @@ def wrong_at_1():
 
 def killed_at_1():
     import psutil
-    agent, suspended = psutil.Process(os.getppid()), Path(sys.argv[2]).with_name("suspended")
+    agent, suspended = psutil.Process(os.getppid()), Path(sys.argv[1], "suspended")
     if rank() == 2:  # the agent finds the two others ended at one look
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         agent.suspend()
@@ -94,11 +94,23 @@ def killed_at_1():
         os.kill(os.getpid(), signal.SIGKILL)
     raise RuntimeError("connection closed by peer")
 
-if __name__ == "__main__":
-    if sys.argv[1] == "use_cuda":
+def run(function, folder):
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY), number)
+    if function == "use_cuda":
         record_checks()
     listen_on_loopback("sft", load_params())
-    run_ranks(3, globals()[sys.argv[1]], Path(sys.argv[2]))
+    run_ranks(3, globals()[function], folder / "logs")
+
+if __name__ == "__main__":  # each function in a process of its own, which has imported torch
+    assert threading.active_count() == 1, "a process with threads must not fork"
+    for function in sys.argv[2:]:
+        folder = Path(sys.argv[1], function)
+        folder.mkdir()
+        if (process := os.fork()) == 0:
+            run(function, folder)
+            break
+        (folder / "status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
 """
 
 
@@ -110,58 +122,70 @@ echo 10.9.9.1 > /proc/sys/kernel/hostname && exec "$@"
 IN_NETWORK = ["unshare", "-rnu", "sh", "-c", NETWORK, "sh"]
 
 
-def run(function: str, logs: Path, *within: str) -> "subprocess.CompletedProcess[str]":
-    program = logs.with_name("program.py")
+class Done(NamedTuple):
+    status: int
+    output: str
+    errors: str
+    logs: Path
+
+
+def start(folder: Path, functions: Sequence[str], *within: str) -> dict[str, Done]:
+    """What the ranks do that run each function: status, output and the folder with their logs."""
+    program = folder / "program.py"
     program.write_text(PROGRAM)
-    return subprocess.run(
-        [*within, sys.executable, str(program), function, str(logs)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [*within, sys.executable, str(program), str(folder), *functions]
+    subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    read = {name: [(folder / name / file).read_text() for file in ("status", "stdout", "stderr")] for name in functions}
+    return {name: Done(int(read[name][0]), *read[name][1:], folder / name / "logs") for name in functions}
 
 
-def test_ranks_exchange_values_and_the_terminal_shows_rank_0(tmp_path: Path) -> None:
-    done = run("exchange", tmp_path / "logs")
-    assert (done.returncode, done.stdout) == (0, "0 {'of': 0} [[0], [1, 1], [2, 2, 2]]\n"), done.stderr
-    logs = [file.read_text() for file in sorted(tmp_path.glob("**/stdout.log"))]
-    assert logs == ["1 {'of': 0} None\n", "2 {'of': 0} None\n"]
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    functions = ("exchange", "use_cuda", "wrong_everywhere", "wrong_at_1", "killed_at_1")
+    return start(tmp_path_factory.mktemp("ranks"), functions)
 
 
-def test_a_rank_can_use_cuda_because_its_parent_has_not(tmp_path: Path) -> None:
+def outputs(logs: Path) -> list[str]:
+    return [file.read_text() for file in sorted(logs.glob("**/stdout.log"))]
+
+
+def test_ranks_exchange_values_and_the_terminal_shows_rank_0(done: dict[str, Done]) -> None:
+    status, output, errors, logs = done["exchange"]
+    assert (status, output) == (0, "0 {'of': 0} [[0], [1, 1], [2, 2, 2]]\n"), errors
+    assert outputs(logs) == ["1 {'of': 0} None\n", "2 {'of': 0} None\n"]
+
+
+def test_a_rank_can_use_cuda_because_its_parent_has_not(done: dict[str, Done]) -> None:
     """With a CUDA build of torch, a GPU or none, this asks CUDA itself: `make cuda-ranks`."""
-    done = run("use_cuda", tmp_path / "logs")
-    assert (done.returncode, done.stdout) == (0, "[] False\n"), done.stderr
-    logs = [file.read_text() for file in sorted(tmp_path.glob("**/stdout.log"))]
-    assert logs == ["[] False\n", "[] False\n"]
+    status, output, errors, logs = done["use_cuda"]
+    assert (status, output) == (0, "[] False\n"), errors
+    assert outputs(logs) == ["[] False\n", "[] False\n"]
 
 
 def test_ranks_and_their_store_listen_on_loopback_alone(tmp_path: Path) -> None:
     allowed = all(map(shutil.which, ("unshare", "ip"))) and not subprocess.call([*IN_NETWORK, "true"])
-    done = run("listen", tmp_path / "logs", *(IN_NETWORK if allowed else ()))
-    assert done.returncode == 0, done.stderr
-    count, hosts = done.stdout.split(maxsplit=1)
+    status, output, errors, _ = start(tmp_path, ["listen"], *(IN_NETWORK if allowed else ()))["listen"]
+    assert status == 0, errors
+    count, hosts = output.split(maxsplit=1)
     assert int(count) >= 4 and hosts == "{'127.0.0.1'}\n", "three ranks and the store"
 
 
-def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
-    done = run("wrong_everywhere", tmp_path / "logs")
-    assert (done.returncode, done.stderr) == (2, "error: no such model\n")
+def test_an_error_of_all_ranks_is_shown_once(done: dict[str, Done]) -> None:
+    assert (done["wrong_everywhere"].status, done["wrong_everywhere"].errors) == (2, "error: no such model\n")
 
 
-def test_an_error_of_one_rank_is_shown_with_the_end_of_its_output(tmp_path: Path) -> None:
-    done = run("wrong_at_1", tmp_path / "logs")
-    (log,) = tmp_path.glob("**/1/stderr.log")
-    *traceback, message = done.stderr.splitlines()
+def test_an_error_of_one_rank_is_shown_with_the_end_of_its_output(done: dict[str, Done]) -> None:
+    status, _, errors, logs = done["wrong_at_1"]
+    (log,) = logs.glob("**/1/stderr.log")
+    *traceback, message = errors.splitlines()
     assert traceback[-1] == "ValueError: odd"
-    assert message == f"error: rank 1 of 3 ended with exit status 1; its output is in {log}" and done.returncode == 1
+    assert message == f"error: rank 1 of 3 ended with exit status 1; its output is in {log}" and status == 1
 
 
-def test_a_rank_that_was_killed_is_named_and_not_the_one_that_missed_it(tmp_path: Path) -> None:
-    done = run("killed_at_1", tmp_path / "logs")
-    assert done.returncode == EXIT_KILLED, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: rank 1 of 3 ended with signal 9; its output is in ")
+def test_a_rank_that_was_killed_is_named_and_not_the_one_that_missed_it(done: dict[str, Done]) -> None:
+    status, _, errors, _ = done["killed_at_1"]
+    assert status == EXIT_KILLED, errors
+    assert errors.splitlines()[-1].startswith("error: rank 1 of 3 ended with signal 9; its output is in ")
 
 
 @pytest.fixture
