@@ -1,11 +1,12 @@
 """When a run writes a checkpoint, and when a signal ends it: at the step's end, or in seconds."""
 
 import copy
+import functools
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,18 @@ def runs(small: Any) -> dict[str, Run]:
     return {"rl": weights(rl), "ahead": weights(ahead), "sft": weights(sft), "dpo": weights(dpo)}
 
 
+@pytest.fixture(scope="module")
+def whole(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[list[torch.Tensor], Any]]:
+    """The weights and metrics of an uninterrupted run of a name, which is made once."""
+
+    @functools.cache
+    def made(name: str) -> tuple[list[torch.Tensor], Any]:
+        state = tmp_path_factory.mktemp(name)
+        return runs(small)[name](state, Training()), small.without_timings(state / "metrics.jsonl")
+
+    return made
+
+
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A signal to this process leaves it alone when its run is over."""
@@ -117,10 +130,9 @@ def signalled(function: Callable[..., Any], time: int) -> Callable[..., Any]:
     ],
 )
 def test_a_signal_at_any_moment_of_a_step_ends_the_run_after_it(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hurry: None, name: str, moment: str
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any, no_hurry: None, name: str, moment: str
 ) -> None:
-    run = runs(small)[name]
-    whole = run(tmp_path / "whole", Training())
+    run, (weights, expected) = runs(small)[name], whole(name)
     owner, function = {
         "rollout": (small.CountsOnes, "score"),
         "update": (TorchLearner, "update"),
@@ -137,8 +149,7 @@ def test_a_signal_at_any_moment_of_a_step_ends_the_run_after_it(
     rows = small.without_timings(tmp_path / "cut" / "metrics.jsonl")
     assert len(rows) == 3, "the step of the signal is the last"
     resumed = run(tmp_path / "cut", Training())
-    assert all(torch.equal(ours, other) for ours, other in zip(resumed, whole, strict=True))
-    expected = small.without_timings(tmp_path / "whole" / "metrics.jsonl")
+    assert all(torch.equal(ours, other) for ours, other in zip(resumed, weights, strict=True))
     assert small.without_timings(tmp_path / "cut" / "metrics.jsonl") == expected
 
 
@@ -240,9 +251,9 @@ def test_a_signal_is_taken_once_and_the_handlers_come_back(
 
 @pytest.mark.parametrize("name", ["rl", "sft", "dpo"])
 def test_a_checkpoint_comes_by_the_clock_too_and_changes_no_bit(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any, name: str
 ) -> None:
-    run, writes = runs(small)[name], 0
+    run, writes, (weights, expected) = runs(small)[name], 0, whole(name)
     write = TorchLearner.write
 
     def counted(self: Any, folder: Path) -> None:
@@ -251,39 +262,60 @@ def test_a_checkpoint_comes_by_the_clock_too_and_changes_no_bit(
         write(self, folder)
 
     monkeypatch.setattr(TorchLearner, "write", counted)
-    found = {}
-    for minutes, expected in ((None, 1), (10.0, 1), (1e-9, 7)):
+    for minutes, count in ((None, 1), (1e-9, 7)):
         writes = 0
         state = tmp_path / str(minutes)
-        found[minutes] = run(state, Training(checkpoint_minutes=minutes))
-        assert writes == expected, f"{minutes} minutes"
-        rows = small.without_timings(state / "metrics.jsonl")
-        assert rows == small.without_timings(tmp_path / "None" / "metrics.jsonl")
-    assert all(torch.equal(ours, other) for ours, other in zip(found[None], found[1e-9], strict=True))
+        found = run(state, Training(checkpoint_minutes=minutes))
+        assert writes == count, f"{minutes} minutes"
+        assert small.without_timings(state / "metrics.jsonl") == expected
+        assert all(torch.equal(ours, other) for ours, other in zip(found, weights, strict=True))
 
 
-@pytest.mark.parametrize(("held", "fewest"), [(True, SAVE_SECONDS), (False, GRACE_SECONDS)])
-def test_a_signal_without_a_step_boundary_ends_the_process_in_time(tmp_path: Path, held: bool, fewest: float) -> None:
+# Two forks without a step boundary, of which one holds a step: how each ends after a SIGTERM, and after how long.
+WITHOUT_A_BOUNDARY = """
+import json, os, signal, time, torch
+from pathlib import Path
+from mathrl.learners import preemption
+from mathrl.learners.distributed import Ranks
+from mathrl.learners.preemption import StopRequest
+
+def wait(held):
+    if held:
+        preemption.GRACE_SECONDS = 600.0  # a held run need not wait for them
+    stop = StopRequest(Ranks(torch.device("cpu"))).__enter__()
+    stop.hold(lambda: Path(f"saved {held}").touch())
+    if not held:
+        stop.release()
+    os.write(writing, b"1")
+    time.sleep(600)
+
+reading, writing = os.pipe()
+waiting = {}
+for held in (True, False):
+    waiting[held] = os.fork()
+    if not waiting[held]:
+        wait(held)
+    os.read(reading, 1)
+began, ends = time.monotonic(), {}
+for process in waiting.values():
+    os.kill(process, signal.SIGTERM)
+for held, process in waiting.items():
+    ends[held] = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), time.monotonic() - began
+print(json.dumps([ends[True], ends[False]]))
+"""
+
+
+def test_a_signal_without_a_step_boundary_ends_the_process_in_time(tmp_path: Path) -> None:
     assert SAVE_SECONDS < GRACE_SECONDS < 10, "the seconds that a cluster gives"
-    code = (
-        "import time, torch; from pathlib import Path; from mathrl.learners.distributed import Ranks\n"
-        "from mathrl.learners import preemption; from mathrl.learners.preemption import StopRequest\n"
-        f"{'preemption.GRACE_SECONDS = 600.0' if held else ''}\n"  # a held run need not wait for them
-        "stop = StopRequest(Ranks(torch.device('cpu'))).__enter__(); stop.hold(lambda: Path('saved').touch())\n"
-        f"{'' if held else 'stop.release()'}\nprint('on', flush=True); time.sleep(600)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_BOUNDARY],
         cwd=tmp_path,
         text=True,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        check=True,
+        timeout=200,
     )
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "on\n"
-        began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=100) == 75
-    finally:
-        process.kill()
-    assert time.monotonic() - began >= fewest and (tmp_path / "saved").exists() == held
+    held, free = json.loads(done.stdout)
+    assert held[0] == free[0] == 75 and held[1] >= SAVE_SECONDS and free[1] >= GRACE_SECONDS
+    assert [file.name for file in tmp_path.iterdir()] == ["saved True"]
