@@ -160,26 +160,6 @@ def test_groups_that_are_too_old_are_dropped_counted_and_sampled_again(
     assert max(row["rollout/lag_max"] for row in rows) == 1
 
 
-def test_a_run_is_repeated_to_the_bit_from_its_log(small: Any, tmp_path: Path) -> None:
-    rows, model, _ = run(small, FREE, tmp_path / "run")
-    assert len(rows) == 6 and max(row["rollout/lag_max"] for row in rows) <= 2
-    log = tmp_path / "run" / "events.jsonl"
-    again = Asynchronous(staleness=2, segment_tokens=3, replay=str(log))
-    replayed, other, _ = run(small, FREE.model_copy(update={"asynchronous": again}), tmp_path / "replay")
-    assert replayed == rows and same(model, other)
-    told = events(tmp_path / "run")
-    assert events(tmp_path / "replay") == told and told[0] == {
-        "step": 0,
-        "settings": {
-            "run.seed": 0, "run.processes": 1, "rl.prompts_per_step": 4, "rl.group_size": 4, "rl.max_tokens": 9,
-            "rl.asynchronous.staleness": 2, "rl.asynchronous.segment_tokens": 3,
-        },
-    }  # fmt: skip
-    for row in told[1:]:
-        assert row.keys() == {"step", "ranks"} and len(row["ranks"]) == 1
-        assert row["ranks"][0].keys() == {"segments", "arrived", "trained", "dropped", "digest"}
-
-
 SIZES: dict[str, Any] = {"group_size": 2, "max_tokens": 6, "dev": {"every": 0}}
 
 
@@ -272,7 +252,9 @@ def test_a_replay_that_is_another_run_is_refused(small: Any, tmp_path: Path) -> 
         run(small, short.model_copy(update={"asynchronous": missing}), tmp_path / "none state")
 
 
-def test_a_killed_run_loses_no_group_and_stays_within_the_bound(small: Any, tmp_path: Path) -> None:
+def test_a_killed_run_loses_no_group_stays_within_the_bound_and_is_repeated_to_the_bit(
+    small: Any, tmp_path: Path
+) -> None:
     with pytest.raises(small.Killed):
         run(small, FREE, tmp_path / "killed", last=3)
     rows, model, _ = run(small, FREE, tmp_path / "killed")
@@ -284,6 +266,13 @@ def test_a_killed_run_loses_no_group_and_stays_within_the_bound(small: Any, tmp_
     again = Asynchronous(staleness=2, segment_tokens=3, replay=str(tmp_path / "killed" / "events.jsonl"))
     replayed, other, _ = run(small, FREE.model_copy(update={"asynchronous": again}), tmp_path / "replay")
     assert replayed == rows and same(model, other), "the interruption changed no bit"
+    assert events(tmp_path / "replay") == log and log[0]["settings"] == {
+        "run.seed": 0, "run.processes": 1, "rl.prompts_per_step": 4, "rl.group_size": 4, "rl.max_tokens": 9,
+        "rl.asynchronous.staleness": 2, "rl.asynchronous.segment_tokens": 3,
+    }  # fmt: skip
+    for row in log[1:]:
+        assert row.keys() == {"step", "ranks"} and len(row["ranks"]) == 1
+        assert row["ranks"][0].keys() == {"segments", "arrived", "trained", "dropped", "digest"}
 
 
 def made_pool(small: Any) -> GroupPool:
