@@ -1,4 +1,4 @@
-"""Three steps of a preset on a tiny model of its architecture; as a script with the backend that it ships.
+"""Two steps of a preset on a tiny model of its architecture; as a script with the backend that it ships.
 
 preset_steps.py NAME FOLDER: one gloo process, weights as DeepSpeed takes them; writes FOLDER/metrics.jsonl.
 """
@@ -50,12 +50,12 @@ class WithOnes(RewardFunction):
 def smaller(name: str) -> Params:
     full = load_params(ROOT / "params", preset=name).rl
     sizes = {
-        "steps": 3,
+        "steps": 2,
         "prompts_per_step": max(4, full.minibatches),
         "group_size": min(4, full.group_size),
         "max_tokens": 12,
         "dev.every": 0,
-        "checkpoint_every": 3,
+        "checkpoint_every": 2,
     }
     return load_params(ROOT / "params", preset=name, overrides=[f"rl.{key}={value}" for key, value in sizes.items()])
 
