@@ -1,12 +1,14 @@
 """TRL and what it stands on, imported in the one order that works.
 
 mathrl hides accelerate from transformers at its import, which TRL's trainers need: accelerate comes first. TRL tells
-the Hugging Face hub of each training unless HF_HUB_DISABLE_TELEMETRY is set, which is read at its import.
+the Hugging Face hub of each training unless HF_HUB_DISABLE_TELEMETRY is set, which is read at its import. It imports
+MLflow, which takes seconds, unless transformers says that there is none; mathrl mirrors to MLflow itself.
 """
 
 import os
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("DISABLE_MLFLOW_INTEGRATION", "TRUE")
 
 import accelerate  # noqa: F401  # isort: skip
 import mathrl.models.transformers_import  # noqa: F401  # isort: skip
