@@ -21,18 +21,19 @@ from mathrl.params.training import Fsdp, Training
 from mathrl.rollout import ranks
 
 HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
 
 
-def test_deepspeed_alone_leaves_no_folder_behind(tmp_path: Path) -> None:
+def test_deepspeed_alone_leaves_no_folder_behind_and_libraries_groups_get_the_time_out_too(tmp_path: Path) -> None:
     code = (
-        "import torch\nfrom mathrl.learners.distributed import Ranks\nfrom mathrl.params.training import Training\n"
-        "ranks = Ranks(torch.device('cpu'), Training(backend='deepspeed'))\n"
-        "value = torch.ones(1)\ntorch.distributed.all_reduce(value)\nranks.close()\nprint(value.item())"
+        "import torch, torch.distributed as dist\nfrom mathrl.learners.distributed import Ranks\n"
+        "from mathrl.params.training import Training\n"
+        "ranks = Ranks(torch.device('cpu'), Training(backend='deepspeed', collective_timeout_minutes=90))\n"
+        "value = torch.ones(1)\ndist.all_reduce(value)\ngroup = dist.new_group([0])\nranks.set_timeouts()\n"
+        "print(value.item(), group._get_backend(torch.device('cpu')).options._timeout)\nranks.close()"
     )
-    environment = ENVIRONMENT | {"TMPDIR": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "1.0\n", done.stderr
+    assert done.stdout == "1.0 1:30:00\n", done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -65,18 +66,6 @@ def test_what_fails_in_an_exchange_itself_is_said_as_it_is(monkeypatch: pytest.M
     monkeypatch.setattr(dist, "monitored_barrier", lambda *given, **named: None)
     with pytest.raises(RuntimeError, match="sizes differ"):
         ranks._together(fail)
-
-
-def test_libraries_groups_get_the_time_out_too(tmp_path: Path) -> None:
-    code = (
-        "import torch, torch.distributed as dist\nfrom mathrl.learners.distributed import Ranks\n"
-        "from mathrl.params.training import Training\n"
-        "ranks = Ranks(torch.device('cpu'), Training(backend='deepspeed', collective_timeout_minutes=90))\n"
-        "group = dist.new_group([0])\nranks.set_timeouts()\n"
-        "print(group._get_backend(torch.device('cpu')).options._timeout)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.stdout == "1:30:00\n", done.stderr
 
 
 def test_two_ranks_on_one_gpu_are_refused_by_name() -> None:
