@@ -47,15 +47,15 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=list(CASES))
-def uninterrupted(request: Any, small: Any) -> Any:
+def whole_run(request: Any, small: Any) -> Any:
     """A case's name, its parameters, and what a run gives that nothing ends."""
     params = Rl(**merge(COMMON, CASES[request.param]))
     return request.param, params, small.run(params, dev=small.PROBLEMS[:3])
 
 
 @pytest.mark.parametrize("cut", [1, 4, 6])
-def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, uninterrupted: Any, cut: int) -> None:
-    name, params, (whole_result, whole, model) = uninterrupted
+def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, whole_run: Any, cut: int) -> None:
+    name, params, (whole_result, whole, model) = whole_run
     dev = small.PROBLEMS[:3]
     with pytest.raises(small.Killed):
         small.run(params, tmp_path / "cut", last=cut, dev=dev)
@@ -77,7 +77,7 @@ def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, uninte
 
 
 def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Any
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Any
 ) -> None:
     class Held(StopRequest):
         save: Any = None
@@ -98,8 +98,8 @@ def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
                 raise small.Killed
             return super().score(items)
 
-    _, often, (whole_result, whole, model) = uninterrupted
-    params, dev = small.changed(often, checkpoint_every=100), small.PROBLEMS[:3]
+    _, every_step, (whole_result, whole, model) = whole_run
+    params, dev = small.changed(every_step, checkpoint_every=100), small.PROBLEMS[:3]
     monkeypatch.setattr("mathrl.trainers.rl.StopRequest", Held)
     with pytest.raises(small.Killed):
         small.run(params, tmp_path / "cut", reward=SavesAtTheFifth(), dev=dev)
