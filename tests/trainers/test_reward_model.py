@@ -131,7 +131,8 @@ def test_it_learns_and_leaves_the_mean_and_deviation_of_its_scores(
     small: Any, tmp_path: Path, kind: Callable[[Any], list[Item]], lora: Lora | None
 ) -> None:
     items = kind(small)
-    scorer, figures = train(small, items, tmp_path, PARAMS.model_copy(update={"steps": 40, "lora": lora}))
+    params = PARAMS.model_copy(update={"steps": 60 if lora else 30, "lora": lora})  # adapters learn more slowly
+    scorer, figures = train(small, items, tmp_path, params)
     rows = without_timings(tmp_path / "metrics.jsonl")
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-5), "a new head scores 0"
     assert figures["judged_right"] > 0.9 and figures["dev/judged_right"] > 0.9 and rows[-1]["loss"] < 0.3
