@@ -149,7 +149,9 @@ class Registry:
 
 
 @pytest.fixture
-def made(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+def made(
+    tmp_path: Path, empty_store: Path, code_digests: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Registry]:
     """An empty registry, in a checkout with its parameters."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     shutil.copytree(ROOT / "params", tmp_path / "params")
@@ -159,6 +161,7 @@ def made(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("mathrl.reports.evaluation.process_count", lambda *_, **__: 1)  # pytest's threads must not fork
     (tmp_path / "home").mkdir()
     shutil.copy(empty_store, tmp_path / "home" / "mlflow.db")
+    shutil.copy(code_digests, tmp_path / "home")
     yield Registry(tmp_path)
 
 
@@ -181,38 +184,37 @@ def registry(add: Any) -> Any:
     return add(2)
 
 
-@pytest.mark.parametrize(
-    ("illness", "why", "tag", "value"),
-    [
-        ({"trained_on": "7+3="}, "1 training problems share text with the benchmark", "contamination_hits", "1"),
-        ({"alignment": 1.2}, "log-prob alignment 1.200 is above 1.05", "alignment", "1.2"),
-        ({"loss": 99.0}, "its health is red (rl: loss): `mathrl runs health RUN`", "health", "red (rl: loss)"),
-    ],
-)
-def test_a_run_with_one_illness_is_refused_for_it_alone(
-    add: Any, capsys: pytest.CaptureFixture[str], illness: dict[str, Any], why: str, tag: str, value: str
-) -> None:
-    """Of a first version, which needs no comparison; the same run without the illness is taken."""
-    client = add(1, **illness)
-    describe(client, "m", "1", card="# m version 1\n\nOld card.\n")
-    said = refused("m:1", capsys=capsys)
-    assert said.startswith("m version 1 refused on test:\n")
-    reasons = said.split("\n- ")[1:]
-    assert any(why in each for each in reasons), said
-    if illness != {"alignment": 1.2}:  # which is an illness, too
-        assert len(reasons) == 1, said
-    version = client.get_model_version("m", "1")
-    assert (version.tags["gate.decision"], version.tags[f"gate.{tag}"]) == ("refused", value)
-    assert why in version.description and champions(client, "m") == []
-    assert version.description.endswith("\n\n# m version 1\n\nOld card."), "the card stays below the decision"
-    describe(client, "m", "1", card="# m version 1\n\nNew card.\n")
-    text = client.get_model_version("m", "1").description
-    assert why in text and "New card." in text and "Old card." not in text
-    with pytest.raises(UserError, match="m has no earlier champion to go back to"):
-        rollback("m")
-    add(2)
-    promote("m:2", None, None, SMALL)
-    assert champions(client, "m") == ["2"]
+ILLNESSES: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"trained_on": "7+3="}, "1 training problems share text with the benchmark", "contamination_hits", "1"),
+    ({"alignment": 1.2}, "log-prob alignment 1.200 is above 1.05", "alignment", "1.2"),
+    ({"loss": 99.0}, "its health is red (rl: loss): `mathrl runs health RUN`", "health", "red (rl: loss)"),
+]
+
+
+def test_a_run_with_one_illness_is_refused_for_it_alone(add: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a first version, which needs no comparison; the same run without an illness is taken."""
+    for number, (illness, why, tag, value) in enumerate(ILLNESSES, 1):
+        client = add(number, **illness)
+        describe(client, "m", str(number), card=f"# m version {number}\n\nOld card.\n")
+        said = refused(f"m:{number}", capsys=capsys)
+        assert said.startswith(f"m version {number} refused on test:\n")
+        reasons = said.split("\n- ")[1:]
+        assert any(why in each for each in reasons), said
+        if tag != "alignment":  # which is an illness, too
+            assert len(reasons) == 1, said
+        version = client.get_model_version("m", str(number))
+        assert (version.tags["gate.decision"], version.tags[f"gate.{tag}"]) == ("refused", value)
+        assert why in version.description and champions(client, "m") == []
+        old, new = (f"# m version {number}\n\n{age} card." for age in ("Old", "New"))
+        assert version.description.endswith(f"\n\n{old}"), "the card stays below the decision"
+        describe(client, "m", str(number), card=f"{new}\n")
+        text = client.get_model_version("m", str(number)).description
+        assert why in text and "New card." in text and "Old card." not in text
+        with pytest.raises(UserError, match="m has no earlier champion to go back to"):
+            rollback("m")
+    add(4)
+    promote("m:4", None, None, SMALL)
+    assert champions(client, "m") == ["4"]
 
 
 def test_first_champion_refusal_promotion_and_rollback(registry: Any, capsys: pytest.CaptureFixture[str]) -> None:
