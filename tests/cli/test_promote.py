@@ -149,9 +149,7 @@ class Registry:
 
 
 @pytest.fixture
-def made(
-    tmp_path: Path, empty_store: Path, code_digests: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Registry]:
+def made(tmp_path: Path, empty_store: Path, code_digests: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     """An empty registry, in a checkout with its parameters."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     shutil.copytree(ROOT / "params", tmp_path / "params")
