@@ -326,7 +326,7 @@ def _overlaps(
         if inspected & {file.resolve() for file in resolved.files}:
             continue
         as_they_are = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in resolved.files)
-        index, questions = _indexed(name, data_folder, seed, as_they_are)
+        index, questions = _index_of(name, data_folder, seed, as_they_are)
         equal = [key in questions for key in keys]
         hits = (hit and hit.share >= RULE.min_share for _, hit in find_hits(trained, index))
         near = sum(bool(hit) and not same for hit, same in zip(hits, equal, strict=True))
@@ -335,7 +335,7 @@ def _overlaps(
 
 
 @cache
-def _indexed(
+def _index_of(
     name: str, data_folder: str | None, seed: int, files: tuple[tuple[Path, int, int], ...]
 ) -> tuple[EvaluationIndex, Counter[int]]:
     """The benchmark's texts, and how often each question is there, by its `exact_key`. `files` have time and size."""
