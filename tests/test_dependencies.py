@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def modules(tree: ast.AST) -> Iterator[str]:
             )
 
 
+@cache
 def imported(folders: tuple[str, ...]) -> dict[str, set[str]]:
     """The distributions that may provide each imported package: {"sklearn": {"scikit-learn"}}."""
     listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,12 @@ def load_tool(name: str) -> ModuleType:
 
 
 repository_files = load_tool("house_map").repository_files
+
+
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """All of a file's syntax tree."""
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
 
 
 def test_the_map_and_the_floors_in_docs_house_are_up_to_date() -> None:
@@ -84,7 +91,7 @@ def test_no_function_is_named_by_a_bare_participle() -> None:
     named = [
         f"{file}:{node.lineno}: {node.name}"
         for file in repository_files("mathrl/*.py", "flows/*.py", "tasks/*.py")
-        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        for node in nodes(ROOT / file)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_participle(node.name)
     ]
     assert named == [], "name them by a verb or a noun"
@@ -99,19 +106,20 @@ def test_no_file_is_longer_than_400_lines() -> None:
 def test_benchmarks_and_tools_import_only_what_exists() -> None:
     """Nothing else runs the benchmarks, so a renamed function would be noticed when one is needed."""
     for file in repository_files("benchmarks/*.py", "tools/*.py"):
-        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+        for node in nodes(ROOT / file):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mathrl"):
                 missing = {alias.name for alias in node.names} - defined(node.module or "")
                 assert not missing, f"{file} imports {missing} from {node.module}"
 
 
+@cache
 def defined(module: str) -> set[str]:
     """The names that a module or package defines at its top level, and a package's modules."""
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if (path / "__init__.py").exists() else path.with_suffix(".py")
     assert file.exists(), f"no module {module}"
     names = {inner.stem for inner in path.glob("*.py")} if path.is_dir() else set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
