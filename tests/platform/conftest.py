@@ -6,7 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,13 @@ def files_of(stage: str) -> tuple[list[str], list[str]]:
     assert isinstance(call, ast.Expr) and isinstance(call.value, ast.Call)
     given = {k.arg: eval(compile(ast.Expression(k.value), "", "eval"), names) for k in call.value.keywords}
     return [str(path) for path in given["inputs"]], [str(path) for path in given["outputs"]]
+
+
+def make_dvc_folder(folder: Path, stages: Mapping[str, Any]) -> None:
+    """A folder as `dvc init --no-scm` makes it, without its second and a half, with these stages."""
+    (folder / ".dvc" / "tmp").mkdir(parents=True)
+    (folder / ".dvc" / "config").write_text("[core]\n    no_scm = True\n")
+    (folder / "dvc.yaml").write_text(dump_yaml({"stages": stages}))
 
 
 class Checkout:
@@ -200,6 +207,12 @@ def checkout(
     copy_databases(new_checkout, empty_prefect, empty_store, code_digests)
     new_checkout.use_python(warm_python)
     return new_checkout
+
+
+@pytest.fixture
+def forked_programs(warm_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process starts has its imports."""
+    monkeypatch.setattr(sys, "executable", str(warm_python / "python"))
 
 
 def copy_databases(checkout: Checkout, prefect: Path, store: Path, digests: Path) -> None:

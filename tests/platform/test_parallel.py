@@ -22,6 +22,7 @@ from mathrl.params.load import dump_yaml
 from mathrl.tasks.graph import last_maker, needed_steps
 from mathrl.tasks.repro import Repro, _repair_locks, end_with_block, environment, stages_up_to_date, was_stopped
 from mathrl.tasks.runs import places_for, side_by_side
+from tests.platform.conftest import make_dvc_folder
 
 Checkout = Any
 pytestmark = pytest.mark.timeout(1800)
@@ -182,16 +183,16 @@ def test_machines_that_share_the_state_keep_their_progress_apart(
 
 
 @pytest.mark.parametrize(("killed", "host"), [(True, HOST), (False, HOST), (True, f"not-{HOST}")])
-def test_a_run_waits_for_the_end_of_one_that_was_killed(tmp_path: Path, killed: bool, host: str) -> None:
+def test_a_run_waits_for_the_end_of_one_that_was_killed(
+    tmp_path: Path, forked_programs: None, killed: bool, host: str
+) -> None:
     """DVC names a living holder of its locks as "busy"; one that a killed run left behind ends within seconds.
 
     Whether another machine's run was killed cannot be seen.
     """
-    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
-    (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = True\n")
-    (tmp_path / "dvc.yaml").write_text(dump_yaml({"stages": {
+    make_dvc_folder(tmp_path, {
         "a": {"cmd": "echo 1 > out", "outs": ["out"]}, "b": {"cmd": "cat out > end", "deps": ["out"], "outs": ["end"]},
-    }}))  # fmt: skip
+    })  # fmt: skip
     env, printed, file = os.environ | {"DVC_NO_ANALYTICS": "1"}, list[str](), tmp_path / ".dvc" / "tmp" / "rwlock"
     run = subprocess.Popen(["sleep", "600"])  # the run that started the holder, as far as anybody can see
     held = f"echo; read -t 600; rm {file}"  # as DVC, it leaves the list when it ends

@@ -15,8 +15,10 @@ from mathrl.models.base import make_base
 from mathrl.params.run import FreshModel, Model
 from mathrl.tasks.live_progress import Console
 from mathrl.tasks.repro import Preempted, Repro, end_with_block
+from tests.platform.conftest import make_dvc_folder
 
 Checkout = Any
+ROOT = Path(__file__).parents[2]
 RUN = "from mathrl.cli import main; main()"
 pytestmark = pytest.mark.timeout(900)
 TINY = (
@@ -134,16 +136,15 @@ def test_a_preempted_stage_goes_on_by_itself_to_the_same_bits(tiny: Checkout, tm
     ],
     ids=["stopped", "terminated", "killed", "wrong", "ended by the flow"],
 )
-def test_only_what_others_stopped_is_started_again(tmp_path: Path, script: str, again: bool) -> None:
+def test_only_what_others_stopped_is_started_again(
+    tmp_path: Path, warm_python: Path, monkeypatch: pytest.MonkeyPatch, script: str, again: bool
+) -> None:
     """SIGKILL is left alone: it may be the kernel's for want of memory, which would happen again."""
-    checkout = tmp_path
-    (checkout / "dvc.yaml").write_text(f"stages:\n  one:\n    cmd: python -c '{script}'\n    always_changed: true\n")
-    env = os.environ | {
-        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=checkout, env=env, check=True)
-    repro = Repro(checkout, "one", env, lambda text: None)
+    make_dvc_folder(tmp_path, {"one": {"cmd": f"python -c '{script}'", "always_changed": True}})
+    if again or "exit" in script:  # else a signal must meet Python itself
+        monkeypatch.setattr(sys, "executable", str(warm_python / "python"))
+    path = str(Path(sys.prefix) / "bin") + os.pathsep + os.environ["PATH"]
+    repro = Repro(tmp_path, "one", os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}, lambda text: None)
     if "sleep" in script:
         repro.events.get()  # it has started
         repro.stop()
@@ -152,33 +153,30 @@ def test_only_what_others_stopped_is_started_again(tmp_path: Path, script: str, 
     assert isinstance(caught.value, Preempted) is again is repro.stopped
 
 
-@pytest.mark.parametrize("cut", [0, 100])
-def test_a_lock_file_that_a_kill_left_half_written_is_written_anew(tmp_path: Path, cut: int) -> None:
-    (tmp_path / "dvc.yaml").write_text("stages:\n  one: {cmd: echo 1 > one, outs: [one]}\n")
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    dvc = [sys.executable, "-m", "dvc"]
-    subprocess.run([*dvc, "init", "--no-scm", "-q"], cwd=tmp_path, env=env, check=True)
-    subprocess.run([*dvc, "repro", "-q"], cwd=tmp_path, env=env, check=True)
+def follow_one(folder: Path) -> str:
+    """What is shown while the folder's stage `one` runs."""
+    shown: list[str] = []
+    with end_with_block(Repro(folder, "one", os.environ | {"PYTHONPATH": str(ROOT)}, shown.append)) as repro:
+        repro.follow("one")
+        repro.finish("one")
+    return "".join(shown)
+
+
+def test_a_lock_file_that_a_kill_left_half_written_is_written_anew(tmp_path: Path, forked_programs: None) -> None:
+    make_dvc_folder(tmp_path, {"one": {"cmd": "echo 1 > one", "outs": ["one"]}})
+    assert "half written" not in follow_one(tmp_path)
     lock = tmp_path / "dvc.lock"
     whole = lock.read_text()
-    lock.write_text(whole[:cut])
-    shown: list[str] = []
-    with end_with_block(Repro(tmp_path, "one", env, shown.append)) as repro:
-        repro.follow("one")
-        repro.finish("one")
-    assert lock.read_text() == whole and "dvc.lock was half written" in shown[0]
+    for cut in (0, 100):
+        lock.write_text(whole[:cut])
+        assert follow_one(tmp_path).startswith("dvc.lock was half written")
+        assert lock.read_text() == whole
 
 
-def test_a_character_that_comes_in_two_pieces_is_shown_whole(tmp_path: Path) -> None:
+def test_a_character_that_comes_in_two_pieces_is_shown_whole(tmp_path: Path, forked_programs: None) -> None:
     (tmp_path / "print.sh").write_text("printf 'na\\303'; sleep 0.3; printf '\\257ve\\n'\n")
-    (tmp_path / "dvc.yaml").write_text("stages:\n  one: {cmd: sh print.sh, always_changed: true}\n")
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=tmp_path, env=env, check=True)
-    shown: list[str] = []
-    with end_with_block(Repro(tmp_path, "one", env, shown.append)) as repro:
-        repro.follow("one")
-        repro.finish("one")
-    assert "naïve\n" in "".join(shown)
+    make_dvc_folder(tmp_path, {"one": {"cmd": "sh print.sh", "always_changed": True}})
+    assert "naïve\n" in follow_one(tmp_path)
 
 
 def test_a_further_benchmark_is_the_only_one_that_is_evaluated(tiny: Checkout) -> None:
