@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -160,7 +161,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
 
 
 def test_mlflow_has_one_run_a_trial_under_the_studys(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the study above, uploaded late: the seeds' runs find their trials all the same."""
     from mathrl.tracking.client import connect, experiments
@@ -168,6 +169,7 @@ def test_mlflow_has_one_run_a_trial_under_the_studys(
 
     if not (place.home / "sweeps" / STUDY).exists():
         pytest.skip("the study of the test above")
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     sync()
     client = connect()

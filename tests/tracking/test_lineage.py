@@ -1,5 +1,6 @@
 """Lineage on a real sqlite store, written by the uploader from the records of tiny stages."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,10 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def store(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Any:
     root = tmp_path_factory.mktemp("lineage")
+    (root / "home").mkdir()
+    shutil.copy(empty_store, root / "home" / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MATHRL_HOME", str(root / "home"))
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)

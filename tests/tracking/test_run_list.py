@@ -1,5 +1,6 @@
 """Runs are told apart by name, the parent has the figures of its stages, and `mathrl runs` lists what MLflow does."""
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,12 @@ PASS = {"sft/pass_at_1": 0.4, "sft/pass_at_1_low": 0.3, "sft/pass_at_1_high": 0.
 
 
 @pytest.fixture
-def upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def upload(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Upload a stage's record; returns its run's id."""
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "home").mkdir()
+    shutil.copy(empty_store, tmp_path / "home" / "mlflow.db")
 
     def send(stage: str, started: float, dev: tuple[float, ...] = (), health: str = "green", **facts: Any) -> str:
         folder = tmp_path / "records" / f"{stage}-{started}"
