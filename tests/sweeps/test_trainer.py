@@ -18,13 +18,17 @@ def _run_what_is_imported(*given: Any) -> None:
     trainer._run(*given)
 
 
+def test_beside_a_gpu_a_trainer_is_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trainer._may_fork()
+    monkeypatch.setattr(trainer, "gpu_count", lambda: 1)
+    assert not trainer._may_fork()
+
+
 @pytest.mark.parametrize(
     ("method", "changed"),
     [
         (ForkServerProcess, {}),
-        (SpawnProcess, {"_code_at_start": lambda: ("0.0.1", "another")}),
-        (SpawnProcess, {"gpu_count": lambda: 1}),
-        (SpawnProcess, {"_may_fork": lambda: False, "_run": _run_what_is_imported}),
+        (SpawnProcess, {"_code_at_start": lambda: ("0.0.1", "another"), "_run": _run_what_is_imported}),
     ],
 )
 def test_a_trainer_has_its_words_log_environment_and_lock(
