@@ -4,7 +4,6 @@ import importlib
 import itertools
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,10 @@ from tests.trainers import supervised_traces
 ROOT = Path(__file__).parents[2]
 
 
-def test_halved_micro_batches_give_the_same_weights_and_log_probs(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("memory_limited.py")
+def test_halved_micro_batches_give_the_same_weights_and_log_probs(warm_python: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
+        [warm_python / "python", "-m", "tests.faults.memory_limited", str(tmp_path)],
         env=environment,
         capture_output=True,
         text=True,

@@ -193,8 +193,16 @@ def test_a_wrong_value_fails_its_check(tmp_path: Path, monkeypatch: pytest.Monke
     assert "log-probs, largest difference" in failed
 
 
-def test_the_control_plane_of_one_rank_runs_at_a_small_size() -> None:
-    command = [sys.executable, "benchmarks/control_plane.py", "--responses=64", "--tokens=200", "--ranks=4", "--json"]
+def test_the_control_plane_of_one_rank_runs_at_a_small_size(warm_python: Path) -> None:
+    command = [
+        warm_python / "python",
+        "-m",
+        "benchmarks.control_plane",
+        "--responses=64",
+        "--tokens=200",
+        "--ranks=4",
+        "--json",
+    ]
     done = subprocess.run(
         [*command, "--minibatches=1", "--repeat=1"], cwd=ROOT, capture_output=True, text=True, check=False
     )
