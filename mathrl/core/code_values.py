@@ -38,15 +38,18 @@ RESOLVE = "resolve"
 NAMED = re.compile(r"\bmathrl(?:\.\w+)+")
 
 
-def code_values(project: Path = Path()) -> dict[str, str]:
-    """The value of every stage's code, and of the project's own: {"own": "", "curate": "1", "sft": "1", …}."""
+def code_values(project: Path = Path(), only: str = "") -> dict[str, str]:
+    """The value of every stage's code, and of the project's own: {"own": "", "curate": "1", "sft": "1", …}.
+
+    `only`: of one stage alone, which imports a small part of the files that all import.
+    """
     package = package_of(project)
     numbers = tomllib.loads((package / "stages" / "results.toml").read_text(encoding="utf-8"))
-    values = {stage: str(number) for stage, number in numbers.items()}
+    values = {stage: str(number) for stage, number in numbers.items() if only in ("", stage)}
     if (package.parent / "pyproject.toml").is_file():  # a checkout, whose code changes without a release
         files = _Files(package.parent, home() / "code-digests.json")
         values = {stage: f"{number} {_of_stage(stage, package, files)}" for stage, number in values.items()}
-        files.keep()
+        files.keep(all_in_use=not only)
     else:
         from mathrl import __version__
 
@@ -58,7 +61,7 @@ def stage_code(stage: str) -> dict[str, str]:
     """What a run's record says of the code that made its results: {"mathrl": "0.1.0", "value": "3", "own": ""}."""
     from mathrl import __version__
 
-    values = code_values()
+    values = code_values(only=stage)
     return {"mathrl": __version__, "value": values.get(stage, ""), OWN: values[OWN]}
 
 
@@ -249,8 +252,10 @@ class _Files:
             parts.append(_digest(self.facts(file)[0], *names))
         return _digest(*sorted(parts))
 
-    def keep(self) -> None:
+    def keep(self, *, all_in_use: bool) -> None:
+        """Write the file anew if there is more to keep; or less, if what is unknown now is in use nowhere."""
         used = {key: facts for key, *facts in self.known.values()}
+        used = used if all_in_use else self.kept | used
         if self.cache and used.keys() != self.kept.keys():
             write_json(self.cache, used)
 

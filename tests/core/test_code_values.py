@@ -1,5 +1,6 @@
 """The code as a value: what changes it and what does not, in a checkout, in a release, and in a project's own code."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mathrl.core import code_values as module
-from mathrl.core.code_values import changed_code, code_values, keep_results, read_code, write_code
+from mathrl.core.code_values import changed_code, code_values, keep_results, read_code, stage_code, write_code
 from mathrl.core.errors import UserError
 
 CODE = {
@@ -112,6 +113,17 @@ def test_a_file_that_is_moved_or_renamed_changes_no_value(checkout: Path) -> Non
         text = file.read_text().replace("mathrl.models.load", "mathrl.models.weights")
         file.write_text(text.replace("mathrl.trainers.loop", "mathrl.learners.loop"))
     assert code_values() == before
+
+
+def test_one_stages_value_is_found_from_its_own_files(checkout: Path, tmp_path: Path) -> None:
+    kept, parsed = tmp_path / "home" / "code-digests.json", list[int]()
+    for stage in ("sft", "rl"):
+        assert stage_code(stage)["value"]
+        parsed.append(len(json.loads(kept.read_text())))
+    values = code_values()
+    assert 0 < parsed[0] < parsed[1] < len(json.loads(kept.read_text())), "what is kept of others stays"
+    for stage in ("sft", "rl", "none"):
+        assert stage_code(stage)["value"] == values.get(stage, "")
 
 
 def test_a_release_has_its_numbers_alone(checkout: Path) -> None:
