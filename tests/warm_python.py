@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 
 MODULES = ("dvc", "uvicorn", "prefect", "prefect.engine", "prefect.flow_engine", "mlflow", "mathrl.tracking.mirror",
-           "mathrl.sweeps.run")  # fmt: skip
+           "mathrl.sweeps.run", "ipykernel_launcher")  # fmt: skip
 ROOMS = ("mathrl.stages.", "tests.", "benchmarks.")
 # What a program imports that is given by -c.
 OWN = ("mathrl.cli", "mathrl.compose", "mathrl.params", "mathrl.recipes", "mathrl.tasks.", "mathrl.tracking", "tasks.",
