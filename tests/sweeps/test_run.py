@@ -78,6 +78,12 @@ def hold_run(opened: OpenStudy, label: str) -> IO[bytes]:
     return lock
 
 
+def processes(study: str) -> list[int]:
+    """The worker of trial 0, its trainer, and the process that forked it."""
+    worker = read_study(study).trials[0].user_attrs[HOLDER]["pid"]
+    return [worker, *(child.pid for child in psutil.Process(worker).children(recursive=True))]
+
+
 def rows_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -109,16 +115,11 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
         )
     runs = [opened.folder / f"t0000-s{seed}" for seed in range(2)]
 
-    def processes() -> list[int]:
-        """The worker of trial 0, its trainer, and the process that forked it."""
-        worker = read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]
-        return [worker, *(child.pid for child in psutil.Process(worker).children(recursive=True))]
-
     second_seed, other = (hold_run(opened, label) for label in ("t0000-s1", "t0003-s0"))
     # Stopped as a cancelled flow does it: the guard's standard input is closed.
     first = place.start("mathrl.core.guard", *SWEEP, *words)
     wait(lambda: len(steps_of(runs[0])) > 3)  # of three there is a checkpoint
-    pids = processes()
+    pids = processes(STUDY)
     assert len(pids) >= 2, "the trainer, on a fast machine, has ended"
     said = first.communicate(timeout=300)[0]
     assert first.returncode == 130, said
@@ -130,7 +131,7 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     again = place.begin([place.python, "-m", "mathrl.sweeps.run", *words, "sweep.workers=2"])
     wait(lambda: sum(len(steps_of(run)) for run in runs) > before or before == STEPS)
     wait(lambda: is_alive(read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]))  # the trial has a worker again
-    os.kill(processes()[0], signal.SIGKILL)
+    os.kill(processes(STUDY)[0], signal.SIGKILL)
     second_seed.close()
     other.close()
     said = again.communicate(timeout=900)[0]
@@ -290,19 +291,19 @@ def test_progress_counts_the_steps_within_a_trial(place: Place) -> None:
 
 def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place: Place) -> None:
     words = ["sweep.study=slept", "sweep.trials=1", "rl.steps=2000", "rl.dev.samples=1"]
-    far = place.start("mathrl.sweeps.run", "--worker", "-", *words)
+    far = place.begin([place.python, "-m", "mathrl.sweeps.run", "--worker", "-", *words])
     opened = open_study(sweep_section(words))
     wait(lambda: len(steps_of(opened.folder / "t0000-s0")) > 1)
 
-    below = [child.pid for child in psutil.Process(far.pid).children(recursive=True)]
+    worker, *below = processes("slept")
     assert len(below) >= 2, "the trainer, and the process that forked it"
     with study_lock(opened.sweep):  # it does not fall asleep while it holds the study
-        for pid in (far.pid, *below):
+        for pid in (worker, *below):
             os.kill(pid, signal.SIGSTOP)
     (opened.folder / "locks" / "0000").unlink()  # as a file server frees the locks of a machine that is silent
     claimed = claim(opened)
     assert claimed is not None
-    for pid in (far.pid, *below):
+    for pid in (worker, *below):
         os.kill(pid, signal.SIGCONT)
     wait(lambda: not any(map(is_alive, below)))
     with while_holding(claimed):
@@ -315,11 +316,11 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
 
 def test_the_trainer_of_a_killed_worker_ends_with_a_checkpoint(place: Place) -> None:
     words = ["sweep.study=orphan", "sweep.trials=1", "rl.steps=2000", "rl.dev.samples=1"]
-    worker = place.start("mathrl.sweeps.run", "--worker", "-", *words)
+    place.begin([place.python, "-m", "mathrl.sweeps.run", "--worker", "-", *words])
     wait(lambda: len(steps_of(place.home / "sweeps" / "orphan" / "t0000-s0")) > 1)
-    below = [child.pid for child in psutil.Process(worker.pid).children(recursive=True)]
-    begun = worker.pid, process_start(worker.pid)
-    worker.kill()
+    worker, *below = processes("orphan")
+    begun = worker, process_start(worker)
+    os.kill(worker, signal.SIGKILL)
     wait(lambda: not any(map(is_alive, below)))
     assert [(record.pid, record.pid_start) for record in all_records("orphan-") if record.stage == "trial"] == [begun]
     assert place.record("orphan-t0000-s0")["status"] != "finished"  # "running" where it could not save in time
