@@ -234,10 +234,11 @@ class _Files:
             for module, names in self.facts(file)[1].items():
                 top = module.partition(".")[0]
                 own = not top or self.module(top, file)
+                holder = self.module(module, file) if own else None
+                may_be_modules = own and (holder is None or holder.name == "__init__.py")  # those of a package
                 for name in names:
-                    # A name of a package may be a module of it.
                     first = name.partition(" as ")[0]
-                    target = (self.module(f"{module}.{first}", file) or self.module(module, file)) if own else None
+                    target = (self.module(f"{module}.{first}", file) if may_be_modules else None) or holder
                     self.imported[file].append((name if own else f"{module}.{name}", target))
         return self.imported[file]
 
