@@ -4,6 +4,7 @@ import importlib
 import itertools
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from tests.trainers import supervised_traces
 ROOT = Path(__file__).parents[2]
 
 
-def test_halved_micro_batches_give_the_same_weights_and_log_probs(warm_python: Path, tmp_path: Path) -> None:
+def test_halved_micro_batches_give_the_same_weights_and_log_probs(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("memory_limited.py")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [warm_python / "python", "-m", "tests.faults.memory_limited", str(tmp_path)],
+        [sys.executable, str(script), str(tmp_path)],
         env=environment,
         capture_output=True,
         text=True,
