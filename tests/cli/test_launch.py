@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from mathrl.cli.launch import LaunchStep, Machines, job_file, job_values, plan_s
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.params import Params
-from tests.cli.test_command import mathrl
+from tests.cli.test_command import process
 from tests.platform.conftest import make_checkout
 
 ROOT = Path(__file__).parents[2]
@@ -290,6 +291,7 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path: Path) 
         (["--kubernetes"], "error: --kubernetes needs --image, such as "),
         (["--slurm", "--time", "soon"], "error: --time soon: write hours as 24:00:00 or days as 2-00:00:00\n"),
     ):
-        done = mathrl("launch", "rl", *words, "--output", str(tmp_path / "job"), MATHRL_HOME=str(tmp_path))
+        command = (sys.executable, "launch", "rl", *words, "--output", str(tmp_path / "job"))
+        done = process(*command, MATHRL_HOME=str(tmp_path))
         assert done.returncode == 2 and done.stderr.startswith(why) and done.stderr.count("\n") == 1
     assert not (tmp_path / "job").exists()
