@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -285,12 +286,16 @@ class ServerEngine:
                 self.folder.chmod(0o755)  # a server may be another user's process
             except OSError as error:
                 raise self._unwritable(error) from None
+            self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         return self.folder
 
     def close(self) -> None:
-        """Remove this run's weights from the folder that the servers share. A later sync makes them again."""
+        """Remove this run's weights from the folder that the servers share. A later sync makes them again.
+
+        Without it they go when the engine does; a forked rank may end before.
+        """
         if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._remove()
             self.folder, self.base = None, None
 
     def _unwritable(self, error: Exception) -> UserError:

@@ -101,7 +101,7 @@ def test_a_command_that_was_moved_works_under_its_old_name_with_a_warning() -> N
     ],
 )
 def test_a_mistake_is_one_sentence_and_status_2(mathrl: Mathrl, words: list[str], message: str) -> None:
-    # Those that import frameworks import them here: these print nothing either.
+    # The others start Python anew: what a framework prints as it is imported is noticed.
     done = mathrl(*words) if words[0] == "run" else process(sys.executable, *words)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()

@@ -3,6 +3,7 @@
 With real vLLM servers: tests/engines/test_vllm_servers.py.
 """
 
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -153,6 +154,10 @@ def test_a_closed_engine_leaves_no_weights_and_may_send_again(stand: Any, tmp_pa
         assert Path(server.taken[-1]).is_relative_to(tmp_path)
         sampler.close()
         assert not list(tmp_path.iterdir())
+    sampler.sync([("weight", torch.ones(2))])
+    del sampler  # as by who does not close it
+    gc.collect()
+    assert not list(tmp_path.iterdir())
 
 
 def test_another_key_and_an_unseen_folder_are_named(stand: Any, capsys: Any) -> None:
