@@ -76,6 +76,7 @@ class InspectDocument(TypedDict):
     missing_benchmarks: Annotated[list[str], "Benchmarks whose files are not here."]
     flaws: Annotated[dict[str, int], "Rows by the rule of curate.quality that they break."]
     flawed: Annotated[int, "Rows that break a rule."]
+    one_template: Annotated[bool, "Whether most rows are written from one template, which decontamination would drop."]
     section: Annotated[str, "The section for params/curate.yaml, as YAML."]
     page: Annotated[str | None, "The HTML page of --html."]
 

@@ -80,7 +80,17 @@ def inspect(
 def _document(inspection: Inspection, page: Path | None) -> dict[str, Any]:
     sniffed = inspection.sniffed
     kept = ["rows", "looked_at", "usable", "bad", "duplicates", "conflicts", "readings", "unread", "languages"]
-    kept += ["prompts", "solutions", "levels", "subjects", "overlaps", "missing_benchmarks", "flawed", "section"]
+    kept += [
+        "prompts",
+        "solutions",
+        "levels",
+        "subjects",
+        "overlaps",
+        "missing_benchmarks",
+        "flawed",
+        "one_template",
+        "section",
+    ]
     return {
         "files": inspection.files,
         "fields": {key: getattr(sniffed.shape, key) for key in KEYS if key in sniffed.reasons},
@@ -256,6 +266,11 @@ def _texts(inspection: Inspection, model: str | None) -> None:
                 f"overlap with {overlap.benchmark} ({overlap.questions:,} questions): {overlap.equal:,} rows equal "
                 f"one, decontamination drops {overlap.near:,} more"
             )
+    if inspection.one_template:
+        print(
+            "template: most rows share half of their words with others, 10 in a row; with one_template: true they are "
+            "compared with the test problems of other sources alone"
+        )
     clean = [o.benchmark for o in inspection.overlaps if not (o.equal or o.near)]
     if clean:
         print(f"no overlap with: {', '.join(clean)}")

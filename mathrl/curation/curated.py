@@ -41,8 +41,8 @@ class CurationStep:
 class Curated:
     """Disjoint splits, and an account of every row that is not in them; the rows are in `store`, on disk."""
 
-    def __init__(self, store: RowStore, generated: frozenset[str]) -> None:
-        self.store, self.generated = store, generated
+    def __init__(self, store: RowStore, alike: frozenset[str]) -> None:
+        self.store, self.alike = store, alike  # sources whose problems are not compared with their own
         self.splits: dict[str, StoredProblems] = {}
         self.dropped = Spill(store.folder / "dropped.jsonl", Dropped)
         self.hits: Spill[Hit] = Spill(store.folder / "hits.jsonl", Hit)

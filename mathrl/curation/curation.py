@@ -19,10 +19,10 @@ from mathrl.core.errors import UserError
 from mathrl.core.files import from_fields, read_jsonl, to_fields, written_aside
 from mathrl.core.hashing import derive_seed
 from mathrl.core.types import Problem
-from mathrl.curation.curated import TRAINED, Curated, Spill, read_sources
+from mathrl.curation.curated import TRAINED, Curated, read_sources
 from mathrl.curation.decisions import Hit
 from mathrl.curation.decontaminate import Search, evaluation_index, model_folder, trained_texts
-from mathrl.curation.deduplicate import BENCHMARK, Dropped, Reason, deduplicate
+from mathrl.curation.deduplicate import BENCHMARK, Reason, deduplicate
 from mathrl.curation.processes import in_order
 from mathrl.curation.quality import DESCRIPTIONS, Broken, broken_rules, votes_of
 from mathrl.curation.row_shards import SPLITS, Digesting, Numbers
@@ -67,18 +67,18 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None, folder: 
     `folder` keeps the rows that were read, so that a killed run goes on there; without it a temporary folder does.
 
     Raises:
-        UserError: a source cannot be read, a bad row with on_bad_row stop, or no row is left.
+        UserError: a source cannot be read, a bad row with on_bad_row stop, or no row is left, or none to train on.
     """
     planned = planned or plan(curate)
     clean = curate.decontaminate
     shown = frozenset({"sft", "rl"} if curate.sft_share else {"sft"})
     digesting = Digesting(curate.deduplicate.near, clean is not None, shown)
-    generated = frozenset(r.name for r in planned.sources if r.generated)
-    curated = Curated(RowStore(folder, digesting), generated)
+    curated = Curated(RowStore(folder, digesting), curate.not_compared_within())
     remedy = "correct the row, or set curate.on_bad_row to reject" if curate.on_bad_row == "stop" else None
     kept = read_sources(planned.sources, seed, remedy, curated)
     if not kept:
         raise UserError("curate: the sources hold no problem; add one to sources in params/curate.yaml")
+    wanted = TRAINED if len(kept.of(*TRAINED)) else SPLITS
     dropped, curated.variants = deduplicate(curated.store, curate.deduplicate)
     kept = curated.drop("deduplicate", kept, dropped)
     curated.store.release()
@@ -105,17 +105,20 @@ def run(curate: Curate, seed: int, planned: CurationPlan | None = None, folder: 
     share_out_sft(kept, against, curate, seed, curated)
     curated.splits = {split: kept.of(split) for split in SPLITS}
     check_disjoint(curated.store)
-    if not len(kept):
-        _nothing_left(curated.dropped)
+    if not len(kept.of(*wanted)):
+        _nothing_left(curated, "" if wanted == SPLITS else " to train on")
     return curated
 
 
-def _nothing_left(dropped: Spill[Dropped]) -> NoReturn:
+def _nothing_left(curated: Curated, use: str) -> NoReturn:
+    dropped = curated.dropped
     counts = Counter(row.reason for row in dropped)
     reasons, first = ", ".join(f"{reason} {count}" for reason, count in counts.items()), dropped[0]
+    own = sorted({source for source, home in curated.overlap if source == home})
+    remedy = f"set one_template: true on {', '.join(own)} if its rows are written from one template, " if own else ""
     raise UserError(
-        f"curate: no row is left of {len(dropped)} ({reasons}; the first: {first.id} for {first.other}, "
-        f"{first.detail}); add sources, or loosen deduplicate and decontaminate"
+        f"curate: no row{use} is left of {len(dropped)} ({reasons}; the first: {first.id} for {first.other}, "
+        f"{first.detail}); {remedy}add sources, or loosen deduplicate and decontaminate"
     )
 
 
@@ -170,14 +173,8 @@ def _search(against: Sequence[Problem], params: Decontaminate, curated: Curated)
     index = evaluation_index(params, others_from=params.min_share)
     for problem in against:
         index.add_problem(problem)
-    return Search(index, _own_generator(against, params, curated))
-
-
-def _own_generator(against: Sequence[Problem], params: Decontaminate, curated: Curated) -> dict[str, frozenset[str]]:
-    """The ids that the rows of a generated source are not compared with: those of the same generator."""
-    if params.within_generator:
-        return {}
-    return {source: frozenset(p.id for p in against if p.source == source) for source in curated.generated}
+    alike = {source: frozenset(p.id for p in against if p.source == source) for source in curated.alike}
+    return Search(index, alike)
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,8 @@ def _overlap(curated: Curated, curate: Curate) -> list[str]:
         "Every hit stands in `data/curated/hits.jsonl`, by falling share, those too that let the row stay "
         "(`dropped: false`): low shares are often boilerplate, which `decontaminate.min_share` lets stay."
     )
-    if curated.generated and not settings.within_generator:
-        rule += " Problems of one generator are not compared by grams: they share its phrases and all differ."
+    if curated.alike:
+        rule += " Problems of one generator or template are not compared by grams: they share phrases and all differ."
     parts = ["## Overlap with evaluation sets", "", rule, ""]
     if curated.overlap:
         rows = ((train, against, f"{count:,}") for (train, against), count in sorted(curated.overlap.items()))

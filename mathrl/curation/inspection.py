@@ -33,8 +33,9 @@ from mathrl.reading.sniff import SAMPLE, Sniffed, sniff
 from mathrl.reading.sources import ResolvedSource, resolve_benchmark
 
 RULE, GATE = Decontaminate(), Quality()
-MOST = 0.5  # share of the rows above which a rule of the quality gate is left out
+MOST = 0.5  # share of the rows above which a rule says what kind of file this is
 PIECE = 4096  # rows that one process judges at a time
+COMPARED = 5_000  # rows that are compared with each other
 LOOKED_AT = 50_000  # rows of a file, unless a person asks for more
 EXAMPLES, SHOWN = 5, 20
 DIALECTS = {"yue": "zh"}  # which a short text does not tell apart
@@ -112,6 +113,7 @@ class Inspection:
     section: str
     flaws: Sequence[Flaw] = ()
     flawed: int = 0
+    one_template: bool = False
     levels: Counter[int] = field(default_factory=Counter)
     subjects: Counter[str] = field(default_factory=Counter)
 
@@ -187,6 +189,7 @@ def inspect_rows(
     readings, unread = _readings(problems)
     flaws, flawed = _flaws(problems)
     overlaps, missing = _overlaps(problems, files, data_folder, seed)
+    template = _is_one_template(problems, seed)
     chosen = random.Random(derive_seed(seed, "inspect")).sample(range(len(problems)), min(EXAMPLES, len(problems)))
     prompt_lengths = Lengths.of([prompting.prompt_length(problem) for problem in problems], prompting.unit)
     assert prompt_lengths is not None
@@ -209,19 +212,27 @@ def inspect_rows(
         examples=[
             Example(p.id, prompting.text(p), p.answers, p.solution) for p in (problems[i] for i in sorted(chosen))
         ],
-        section=curate_section(name, path, sniffed.shape, bool(bad), [o.benchmark for o in overlaps], flaws),
+        section=curate_section(name, path, sniffed.shape, bool(bad), [o.benchmark for o in overlaps], flaws, template),
         flaws=flaws,
         flawed=flawed,
+        one_template=template,
         levels=Counter(p.level for p in problems if p.level is not None),
         subjects=Counter(p.subject for p in problems if p.subject),
     )
 
 
 def curate_section(
-    name: str, path: Path, shape: RowShape, bad: bool, benchmarks: Sequence[str], flaws: Sequence[Flaw] = ()
+    name: str,
+    path: Path,
+    shape: RowShape,
+    bad: bool,
+    benchmarks: Sequence[str],
+    flaws: Sequence[Flaw] = (),
+    one_template: bool = False,
 ) -> str:
     """The section of params/curate.yaml for these rows: nine tenths to train on, a tenth to test on."""
     source = {"type": "file", "name": name, "path": str(path.absolute()), "split": "rl", **source_fields(shape)}
+    source |= {"one_template": True} if one_template else {}
     validate_section(FileSource, source, "the guessed source")
     section: dict[str, Any] = {"sources": [source], "test_share": 0.1, "dev_share": 0.05}
     section["on_bad_row"] = "reject" if bad else "stop"
@@ -269,6 +280,21 @@ def _duplicates(problems: Sequence[Problem]) -> tuple[int, list[tuple[str, str, 
             answers = f"{first.id}: {', '.join(first.answers)}; {other.id}: {', '.join(other.answers)}"
             conflicts.append((first.question, answers, f"{len(cluster)} rows"))
     return sum(len(cluster) - 1 for cluster in clusters), conflicts
+
+
+def _is_one_template(problems: Sequence[Problem], seed: int) -> bool:
+    """Whether decontamination would drop most rows against a tenth of them held out: a template's words repeat in all.
+
+    Repeated questions do not count: deduplication takes them out first.
+    """
+    different = list({exact_key(problem.question): problem for problem in problems}.values())
+    drawn = random.Random(derive_seed(seed, "template")).sample(different, min(COMPARED, len(different)))
+    index, tests = EvaluationIndex(RULE.ngram, RULE.share), len(drawn) // 10
+    for problem in drawn[:tests]:
+        index.add_problem(problem)
+    trained = [replace(problem, split="rl") for problem in drawn[tests:]]
+    dropped = sum(hit is not None and hit.is_dropped(RULE.min_share) for _, hit in find_hits(trained, index))
+    return tests > 0 and dropped > MOST * len(trained)
 
 
 def _readings(problems: Sequence[Problem]) -> tuple[Counter[str], list[tuple[str, str]]]:

@@ -84,6 +84,11 @@ class RowSource(Section):
         default_factory=dict,
         description="Keep only rows with these values, such as has_image: false or meta.lang: [en, de].",
     )
+    one_template: bool = Field(
+        False,
+        description="The rows are written from one template: they share its words and all differ. As problems of one "
+        "generator they are compared with the test problems of other sources alone (curate.decontaminate).",
+    )
     limit: int | None = Field(None, ge=1, description="Maximum number of rows (seeded choice).")
     licence: str | None = Field(None, description="Licence, for the curation report.")
 
@@ -171,7 +176,9 @@ class Decontaminate(Section):
         None, description="Also drop questions that are similar by embeddings; null: n-grams alone."
     )
     within_generator: bool = Field(
-        False, description="Also compare problems of one generator, which share phrases and are all different."
+        False,
+        description="Also compare problems of one generator, or of a source with one_template, which share phrases and "
+        "are all different.",
     )
 
 
@@ -195,6 +202,12 @@ class Curate(Section):
     )
     dev_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to dev when no source fills dev.")
     sft_share: float = Field(0.0, ge=0, lt=1, description="Share of the rl rows moved to sft when no source fills sft.")
+
+    def not_compared_within(self) -> frozenset[str]:
+        """The sources whose problems are not compared with test problems of their own: one generator or template."""
+        if self.decontaminate and self.decontaminate.within_generator:
+            return frozenset()
+        return frozenset(item.name for item in self.sources if item.type == "generated" or item.one_template)
 
     def fills(self, split: SplitName) -> bool:
         """Whether the split gets rows: from a source of its own, or as a share of the rl rows."""

@@ -121,7 +121,7 @@ def contamination(back: Back, problems: list[Problem], settings: Curate) -> int 
     """How many problems that the version was trained on share text with the benchmark; None when their files
     are not here.
 
-    As curation does it: problems of one generator share its phrases, there only the same question counts.
+    As curation does it: problems of one generator or template share phrases, there only the same question counts.
     `settings` is the section with which they were curated.
     """
     read = {item for step in back.steps for item in step.inputs.items() if item[0] in TRAINED}
@@ -133,9 +133,8 @@ def contamination(back: Back, problems: list[Problem], settings: Curate) -> int 
     for problem in problems:
         index.add_problem(problem)
     questions = {" ".join(problem.question.split()) for problem in problems}
-    generated = {source.name for source in settings.sources if source.type == "generated"}
-    exempt = frozenset() if clean.within_generator else generated
-    skips = {source: frozenset(p.id for p in problems if p.source == source) for source in exempt}
+    alike = settings.not_compared_within()
+    skips = {source: frozenset(p.id for p in problems if p.source == source) for source in alike}
     filled = (file for file in files if file and file.stat().st_size)  # without SFT its split is empty
     trained = (row for file in filled for row in read_problems(file))
     return sum(

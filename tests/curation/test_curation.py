@@ -106,6 +106,22 @@ def test_problems_of_one_generator_are_told_apart_by_question_alone_unless_asked
     assert len(curation.run(strict, seed=0).splits["rl"]) < 200
 
 
+def test_rows_of_one_template_all_stay_where_the_source_says_so_and_others_are_compared_still(tmp_path: Path) -> None:
+    rows = [{"id": f"r{i}", "question": f"There are {i} hens. {LONG}?", "answer": str(i)} for i in range(40)]
+    source = file_source(write(tmp_path, "a.jsonl", rows), "rl")
+    with pytest.raises(
+        UserError, match=r"no row to train on is left of 36 \(contaminated 36; .*set one_template: true on source_rl if"
+    ):
+        curation.run(curate(sources=[source], test_share=0.1), 0)
+    alike = {**source, "one_template": True}
+    found = curation.run(curate(sources=[alike], test_share=0.1), 0)
+    assert [len(found.splits[split]) for split in ("rl", "test")] == [36, 4] and not found.dropped
+    assert Curate(sources=(alike,), decontaminate={"within_generator": True}).not_compared_within() == frozenset()
+    other = file_source(write(tmp_path, "b.jsonl", [{"id": "e", "question": LONG, "answer": "3"}]), "test")
+    with pytest.raises(UserError, match=r"no row to train on is left of 40 \(contaminated 40; the first: r0 for e,"):
+        curation.run(curate(sources=[alike, other]), 0)
+
+
 def test_the_report_and_the_manifest_add_up_and_name_no_place(tmp_path: Path) -> None:
     rows = [{"id": f"r{i}", "question": f"Q{i}?", "answer": "1"} for i in range(6)] + [
         {"id": "z", "question": "q0 ?", "answer": "1"}
@@ -169,7 +185,9 @@ def test_hits_are_told_by_evaluation_set_whatever_the_ids(tmp_path: Path) -> Non
     ]
     against = {"files": sets}
     none = curate(sources=[file_source(write(tmp_path, "a.jsonl", train), "rl")], decontaminate=against)
-    with pytest.raises(UserError, match=r"no row is left of 2 \(contaminated 2; the first: t1 for 1, 10-gram"):
+    with pytest.raises(
+        UserError, match=r"no row to train on is left of 2 \(contaminated 2; the first: t1 for 1, 10-gram"
+    ):
         curation.run(none, 0)
     own = {"id": "t3", "question": "1+1=", "answer": "2"}
     both = file_source(write(tmp_path, "b.jsonl", [*train, own]), "rl")

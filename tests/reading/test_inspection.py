@@ -111,6 +111,16 @@ def test_a_rule_that_most_rows_break_is_left_out_of_the_section(tmp_path: Path) 
     assert found.flawed == 1 and quality is not None and "choice" not in quality.drop and "context" in quality.drop
 
 
+def test_rows_of_one_template_are_told_from_rows_that_share_some_words(tmp_path: Path) -> None:
+    phrase = "Use each number once, with plus, minus, times and brackets. The numbers are 3, 5 and 9. What makes"
+    for start, alike in ((phrase, True), ("What makes", False)):
+        rows = [{"problem": f"{start} {n}, or {n * n}?", "answer": n} for n in range(60)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows]))
+        found = inspect_rows(tmp_path / "rows.jsonl", {}, Prompting(lambda problem: problem.question))
+        source = Curate.model_validate(parse_yaml(found.section, "section")["curate"]).sources[0]
+        assert found.one_template is alike is source.model_dump().get("one_template")
+
+
 def test_the_section_to_paste_gives_the_same_problems(tmp_path: Path) -> None:
     found = inspection(tmp_path)
     section = parse_yaml(found.section, "section")["curate"]
