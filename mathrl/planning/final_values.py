@@ -58,14 +58,23 @@ JUDGED = (
     "prompt.max_tokens",
 )
 
+NOTHING_TAUGHT = (
+    "it learns from the split sft, and nothing fills that: set curate.sft_share=0.25 (as method=sft-grpo does) if the "
+    "data have worked solutions, or write a source with split: sft"
+)
+
 
 def check_final_values(params: Params, stages: Iterable[str], typed: Iterable[str] = ()) -> list[str]:
     """Warnings about values that were typed for this run: `typed` are a person's overrides ["rl.optimizer.lr=0.02"].
 
     Raises:
-        UserError: a value that does not suit the pretrained model, and that nobody typed for this run.
+        UserError: a value that does not suit the pretrained model, and that nobody typed for this run; or SFT of a
+            pipeline that has nothing to learn from.
     """
+    stages = list(stages)
     refused, warned = judge(params, stages, typed)
+    if {"curate", "sft"} <= {*stages} and params.sft.steps and not params.curate.fills("sft"):
+        refused.append(f"sft.steps is {params.sft.steps}: {NOTHING_TAUGHT}")
     if refused:
         raise UserError("; ".join(refused))
     return warned

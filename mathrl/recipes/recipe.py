@@ -37,7 +37,7 @@ from mathrl.params.recipe_steps import (
 )
 from mathrl.params.run import FreshModel
 from mathrl.params.schema import READS, SECTIONS, Params
-from mathrl.planning.final_values import ignored_settings, judge, trained_values
+from mathrl.planning.final_values import NOTHING_TAUGHT, ignored_settings, judge, trained_values
 
 SIZES = frozenset(f"model.base.{field}" for field in FreshModel.model_fields if field != "type")
 PIPELINE_SPLITS = "data/curated"
@@ -275,10 +275,7 @@ def _conflicts(recipe: Recipe, name: str, step: Any, params: Params, layers: Lay
                 )
     taught = step.stage == "sft" and params.sft.steps and "sft" in step.data
     if taught and curate is not None and not curate.fills("sft"):
-        yield (
-            f"steps.{name}: it learns from the split sft, and nothing fills that: set curate.sft_share=0.25 (as "
-            "method=sft-grpo does) if the data have worked solutions, or write a source with split: sft"
-        )
+        yield f"steps.{name}: {NOTHING_TAUGHT}"
     if step.stage == "process_reward_model":
         for other in (*step.data, *step.replay):
             if isinstance(recipe.steps.get(other), SampleStep):

@@ -121,6 +121,15 @@ def test_all_stages_of_a_run_are_named_at_once() -> None:
         check_final_values(load_params(overrides=[PRETRAINED % "1.5B", *TOY]), ["curate", "sft", "rl"])
 
 
+def test_sft_of_a_pipeline_that_has_nothing_to_learn_from_is_refused_before_it_starts() -> None:
+    stages, alone = ["curate", "sft"], "curate.sources=[{type: file, name: mine, path: rows.jsonl, split: rl}]"
+    with pytest.raises(UserError, match=r"sft\.steps is 5: it learns from the split sft, and nothing fills that"):
+        check_final_values(load_params(overrides=[alone, "sft.steps=5"]), stages)
+    for taught in ("curate.sft_share=0.25", "sft.steps=0"):
+        assert check_final_values(load_params(overrides=[alone, "sft.steps=5", taught]), stages) == []
+    assert check_final_values(load_params(overrides=[alone, "sft.steps=5"]), ["sft"]) == []  # a step with other data
+
+
 def test_every_judged_parameter_exists() -> None:
     params = load_params(overrides=PPO)
     for key in JUDGED:
