@@ -47,8 +47,9 @@ def validate(
             where = origin.get(str(section), str(section))
             # Not an override with a secret, which it contains.
             where = where.split(" + ")[0] if kind == SECRET else said_by(".".join(map(str, (section, *rest)))) or where
-            if message == "unknown parameter" and (elsewhere := paths_of(str(rest[-1] if rest else section))):
-                message += f" (did you mean {elsewhere[0]}?)"
+            no_hint = message.partition("; write one of ")[0] == "unknown parameter"
+            if no_hint and (elsewhere := paths_of(str(rest[-1] if rest else section))):
+                message = f"unknown parameter (did you mean {elsewhere[0]}?)"
             lines.append(f"{where}: {'.'.join(map(str, rest)) or section}: {message}")
         raise UserError("; ".join(lines)) from None
     problems = [f"{origin['reward']}: {line}" for line in function_problems(params.reward)]

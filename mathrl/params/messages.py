@@ -31,6 +31,7 @@ UNSUPPORTED = {
     "responses are sampled from softmax(logits / temperature) as a whole, the distribution whose log-probs are "
     "trained on; leave it out (evaluate alone has a top_p)",
 )
+FEW = 12  # names that a message lists
 Location = Sequence[int | str]
 
 
@@ -180,7 +181,7 @@ def item_of(kind: Any) -> Any:
 
 
 def unknown_hint(key: str, names: Iterable[str]) -> str:
-    """What to write instead of an unknown parameter: its successor, its name here, or the nearest name."""
+    """What to write instead of an unknown parameter: its successor, its name here, the nearest, or one of a few."""
     if key in UNSUPPORTED:
         return f": {UNSUPPORTED[key]}"
     if key in REPLACED:
@@ -189,7 +190,8 @@ def unknown_hint(key: str, names: Iterable[str]) -> str:
 
     names = list(names)
     meant = ours_from(key, names)
-    return f" (did you mean {meant}?)" if meant else did_you_mean(key, names)
+    near = f" (did you mean {meant}?)" if meant else did_you_mean(key, names)
+    return near or (f"; write one of {', '.join(names)}" if len(names) <= FEW else "")
 
 
 def parameters(kind: Any, above: str = "") -> Iterator[str]:

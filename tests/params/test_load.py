@@ -51,6 +51,7 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
         ("rl.optimizer.lrr=1", r"lrr: unknown parameter \(did you mean lr\?\)"),
         ("rl.num_generations=8", r"unknown parameter \(did you mean group_size\?\)"),
         ("rl.max_prompt_length=8", r"unknown parameter \(did you mean prompt\.max_tokens\?\)"),
+        ("rl.lora.rank=8", r"lora\.rank: unknown parameter; write one of r, alpha, targets, frozen, keep_adapter"),
         ("rl.processes=2", r"unknown parameter \(did you mean run\.processes\?\)"),
         ("learning_rate=1", "write section.key=value: rl.optimizer.lr=1 or sft.optimizer.lr=1 or dpo.optimizer.lr=1"),
         ("rll.lr=1", r"unknown section 'rll' \(did you mean rl\?\)"),
