@@ -66,11 +66,11 @@ HEADINGS = {
     "difficulty": "Pass rates of the model on a choice of your problems.",
     "mix": "RL trains on problems that the model solves sometimes, but not always.",
     "reward": "1 for a right answer, else 0.",
-    "rl": "GRPO. The learning rate suits a pretrained model of this size.",
+    "rl": "GRPO. Responses of all stages have at most max_tokens; the rate goes by the model and the adapters.",
     "evaluate": "Evaluation on the held-out problems.",
     "sample": "Sampling for recipes: responses to imitate, preference pairs, labels of steps.",
-    "dpo": "DPO in recipes. The learning rate suits a pretrained model of this size.",
-    "reward_model": "Reward models in recipes. The learning rate suits a pretrained model of this size.",
+    "dpo": "DPO in recipes.",
+    "reward_model": "Reward models in recipes.",
     "controls": "`mathrl runs controls`: runs to compare RL with.",
     "sweep": "`mathrl sweep run`: a search around the project's own learning rate, scored on dev.",
 }
@@ -179,12 +179,14 @@ def _make_demo(folder: Path, as_json: bool) -> None:
 
 
 def differences(sections: Mapping[str, dict[str, Any]], params: Path) -> dict[str, dict[str, Any]]:
-    """What of the sections is not as the composition of the project `params` has it, and the defaults."""
-    curate, mix = sections["curate"]["sources"], sections["mix"]["components"]
-    least = [f"curate.sources={json.dumps(curate)}", f"mix.components={json.dumps(mix)}"]
-    beneath = read_layers(params).stated_params(least).model_dump(mode="json", by_alias=True)
+    """What of the sections is not as the composition of the project `params` has it, the defaults, and what follows
+    from them: a rate that nobody wrote goes by the model, the optimizer and the adapters of each run, and responses of
+    all stages are as long as those of rl."""
+    curate, mix, longest = sections["curate"]["sources"], sections["mix"]["components"], sections["rl"]["max_tokens"]
+    least = [f"curate.sources={json.dumps(curate)}", f"mix.components={json.dumps(mix)}", f"rl.max_tokens={longest}"]
+    beneath = read_layers(params).params(least).model_dump(mode="json", by_alias=True)
     differ = {name: _without_repeated(values, beneath[name]) for name, values in sections.items()}
-    differ["curate"]["sources"], differ["mix"]["components"] = curate, mix
+    differ["curate"]["sources"], differ["mix"]["components"], differ["rl"]["max_tokens"] = curate, mix, longest
     return {name: values for name, values in differ.items() if values}
 
 

@@ -21,7 +21,7 @@ from mathrl.compose import load_params
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.core.code_values import OWN, changed_code, keep_results
-from mathrl.core.environment import UI, Variable, without_collections
+from mathrl.core.environment import Variable, ui_command, without_collections
 from mathrl.core.errors import EXIT_TERMINATED, UserError, without_logins
 from mathrl.core.files import read_json
 from mathrl.core.paths import GROUPS, home, is_hub_id, main_checkout, tracking_uri
@@ -376,7 +376,7 @@ def _print_results(folder: Path, params: Params, seconds: float) -> None:
         (
             f"pictures: {where}/rl/curve.png, {where}/evaluate/*.png; all figures: {where}/summary.json",
             f"tracking: {without_logins(tracking_uri())}",
-            f"to look at it: {UI}   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
+            f"to look at it: {ui_command()}   (Prefect on http://127.0.0.1:4200, MLflow on http://127.0.0.1:5000)",
             "one page about the run, with curves and examples: mathrl runs report",
             f"took {seconds:.0f} s",
         )

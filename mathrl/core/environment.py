@@ -129,8 +129,12 @@ def without_collections() -> Iterator[None]:
 
 PACKAGE = Path(__file__).parents[1]
 IN_CHECKOUT = (PACKAGE.parent / "pyproject.toml").is_file()
-UI = "make ui" if IN_CHECKOUT else "mathrl ui"
 MADE = {"platform": "make install", "vllm": "make engines", "deepspeed": "make engines"}
+
+
+def ui_command() -> str:
+    """The command that starts the servers: in the checkout of the library make's, which needs no environment."""
+    return "make ui" if IN_CHECKOUT and Path("Makefile").is_file() else "mathrl ui"
 
 
 def install_command(extra: str = "platform", *, gpu: bool = False) -> str:

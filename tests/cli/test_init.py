@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import mathrl
 from mathrl.cli import plan
@@ -65,6 +65,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     GPTNeoXForCausalLM(config).save_pretrained(folder / "neox")
     tokenizer.save_pretrained(folder / "neox")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    qwen = Qwen2Config(vocab_size=len(tokenizer), intermediate_size=96, max_position_embeddings=256, **sizes)
+    Qwen2ForCausalLM(qwen).save_pretrained(folder / "qwen")
+    tokenizer.save_pretrained(folder / "qwen")
     return folder
 
 
@@ -234,8 +238,12 @@ def test_a_file_of_test_problems_takes_the_place_of_the_share(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exam.csv").write_text("ask,gold\n" + "".join(f"What is {n} - 1?,{n - 1}\n" for n in range(30)))
-    init(Path("our sums"), data=folder / "sums.jsonl", model=str(folder / "neox"), test=Path("exam.csv"))
+    init(Path("our sums"), data=folder / "sums.jsonl", model=str(folder / "qwen"), test=Path("exam.csv"))
     assert "next: cd 'our sums' && mathrl run mix" in capsys.readouterr().out
+    # What nobody wrote follows when a run changes: the rate of adapters, and the other stages' lengths.
+    changed = load_params(Path("our sums/params"), overrides=["rl.lora={}", "rl.max_tokens=100"])
+    assert (loaded(Path("our sums")).rl.optimizer.lr, changed.rl.optimizer.lr) == (1e-5, 1e-4)
+    assert changed.difficulty.max_tokens == changed.sample.max_tokens == changed.evaluate.max_tokens == 100
     curated = curation.run(loaded(Path("our sums")).curate, 0)
     assert [problem.source for problem in curated.splits["test"]] == ["our-sums_test"] * 30
 
