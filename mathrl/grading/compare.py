@@ -7,9 +7,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from mathrl.grading.countdown import read_truth
 from mathrl.grading.dates import same_date, same_time
 from mathrl.grading.evaluate import OutOfTime, Refused, start_clock, stop_clock
 from mathrl.grading.extract import after_negation, prose_words
+from mathrl.grading.instructions import read_instructions
 from mathrl.grading.normalize import COMMA_GROUPS, canonical, merge_thousands, squeeze
 from mathrl.grading.notations import as_tuple, same_clauses, same_notation, same_spelling
 from mathrl.grading.parser import parse
@@ -33,7 +35,7 @@ from mathrl.grading.words import (
 
 MAX_ANSWER = 4000
 TIME_LIMIT = 0.3
-Reading = Literal["mathematics", "option", "words", "not parsed"]
+Reading = Literal["mathematics", "option", "words", "task", "not parsed"]
 MOST_WORDS = 4  # of an answer that a model can be expected to repeat
 
 
@@ -340,12 +342,17 @@ def _match_words(truth: str, answer: str) -> Match | None:
 def reading(answer: str) -> Reading:
     r"""How the grader reads an accepted answer.
 
-    Mathematics is compared by value. An option's letter and a few words are compared as such. What is not parsed counts
+    Mathematics is compared by value. An option's letter and a few words are compared as such. A task is what a response
+    is checked against: a Countdown's numbers and target, or instructions. What is not parsed counts
     as right only where a response repeats it character by character, or the symbolic engine can read it.
 
+    >>> reading('{"numbers": [4, 6], "target": 24}')
+    'task'
     >>> reading("\\frac{1}{2}"), reading("(B)"), reading("no solution"), reading("see the figure on the left side")
     ('mathematics', 'option', 'words', 'not parsed')
     """
+    if read_truth(answer) is not None or read_instructions(answer) is not None:
+        return "task"
     text = canonical(answer[:20000])
     if not text:
         return "not parsed"

@@ -122,6 +122,8 @@ def accepted_answers(value: Any) -> list[str]:
         BadRow: an object in which no key is known to hold the answer.
     """
     inside = from_json(value) if isinstance(value, str) else value
+    if isinstance(inside, Mapping) and (game := _countdown_truth(inside)):
+        return [game]
     if isinstance(inside, list) and isinstance(value, str) and not all(isinstance(item, str) for item in inside):
         inside = value
     if isinstance(inside, Mapping) and isinstance(value, str) and not any(key in inside for key in ANSWER_KEYS):
@@ -137,6 +139,18 @@ def accepted_answers(value: Any) -> list[str]:
         text = as_text(item)
         answers += [text] if text else []
     return answers
+
+
+def _countdown_truth(item: Mapping[str, Any]) -> str:
+    """A Countdown's numbers and target as the grader reads them (TinyZero's ground_truth); "" for another object.
+
+    >>> _countdown_truth({"target": 24, "numbers": [4, 6]}), _countdown_truth({"target": 24})
+    ('{"numbers": [4, 6], "target": 24}', '')
+    """
+    numbers, target = item.get("numbers", item.get("nums")), item.get("target")
+    if not isinstance(numbers, list) or not all(isinstance(number, int) for number in (*numbers, target)):
+        return ""
+    return json.dumps({"numbers": numbers, "target": target})
 
 
 def _no_answer(item: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.types import Control, Problem
+from mathrl.grading import grade, reading
 from mathrl.reading.row_formats import BadRow, RowShape, to_problem
 from mathrl.reading.row_values import after_hashes, answer_tag, last_boxed
 
@@ -101,6 +102,13 @@ def test_an_object_without_its_answer_is_told_from_one_of_unknown_keys() -> None
         read({"question": "How many?", "answer": {"value": None, "type": "number"}})
     with pytest.raises(BadRow, match="an object with 'x', 'type'; name one after a dot"):
         read({"question": "How many?", "answer": {"x": 1, "type": "number"}})
+
+
+@pytest.mark.parametrize("key", ["numbers", "nums"])
+def test_numbers_and_target_of_a_countdown_are_what_the_grader_checks_an_expression_against(key: str) -> None:
+    (truth,) = read({"question": "Make 50.", "answer": {"target": 50, key: [98, 54, 6]}}).answers
+    assert reading(truth) == "task"
+    assert grade("<answer>(98-54)+6</answer>", truth).correct and not grade("<answer>98-48</answer>", truth).correct
 
 
 def test_rlinf_rows() -> None:
