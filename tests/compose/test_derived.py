@@ -185,10 +185,9 @@ def compositions(count: int, seed: int) -> list[tuple[Params, Hardware, DataToke
     return made
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_random_experiment_fits_and_is_judged_right_or_is_refused_with_what_would_fit(seed: int) -> None:
+def test_a_random_experiment_fits_and_is_judged_right_or_is_refused_with_what_would_fit() -> None:
     fitted = 0
-    for given, hardware, tokens, written in compositions(50, seed):
+    for given, hardware, tokens, written in compositions(80, 0):
         try:
             found = derived(given, hardware, tokens, written)
         except UserError as error:
@@ -209,14 +208,13 @@ def test_a_random_experiment_fits_and_is_judged_right_or_is_refused_with_what_wo
             assert re.search(r"\d", each.reason) or each.key.endswith("sleep") or each.reason.startswith("as "), each
         assert derived(given, hardware, tokens, written) == found
         assert changes(after, found.values()) == {}
-    assert fitted >= 20
+    assert fitted >= 35
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_more_memory_never_makes_a_micro_batch_smaller(seed: int) -> None:
-    draw = random.Random(100 + seed)
+def test_more_memory_never_makes_a_micro_batch_smaller() -> None:
+    draw = random.Random(100)
     grown = 0
-    for given, hardware, _, written in compositions(25, 50 + seed):
+    for given, hardware, _, written in compositions(40, 50):
         before: dict[str, int] = {}
         for memory in sorted(draw.uniform(6, 160) for _ in range(8)):
             shape = known_shape(given.model.base.path)

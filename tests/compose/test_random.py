@@ -3,8 +3,6 @@
 import random
 from pathlib import Path
 
-import pytest
-
 from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import read_layers
 from mathrl.core.errors import UserError
@@ -22,7 +20,7 @@ MODELS = ("toy", "qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B-Instruc
 METHODS = ("grpo", "sft-grpo", "dapo", "dr-grpo", "gspo", "rloo", "ppo")
 HARDWARE = ("laptop", "1x8GB", "1x24GB", "1x80GB", "8x24GB", "8x80GB", "2x8x80GB")
 LORA = ("rl.lora={}", "sft.lora={}")
-NUMBER = 150
+NUMBER = 60
 
 
 def composition(rng: random.Random) -> tuple[list[str], list[str], str | None]:
@@ -48,10 +46,9 @@ def suits(params: Params, stage: str, names: list[str]) -> None:
         assert getattr(params, stage).max_tokens >= least
 
 
-@pytest.mark.parametrize("part", range(5))
-def test_a_composition_by_chance_suits_or_is_refused_with_the_reason(part: int) -> None:
+def test_a_composition_by_chance_suits_or_is_refused_with_the_reason() -> None:
     taken = refused = 0
-    for number in range(part, NUMBER, 5):
+    for number in range(NUMBER):
         rng = random.Random(number)
         names, words, recipe = composition(rng)
         chosen, settings = split_choices(words)
@@ -76,4 +73,4 @@ def test_a_composition_by_chance_suits_or_is_refused_with_the_reason(part: int) 
                 own = step_params(steps, step, layers)
                 if isinstance(own.model.base, PretrainedModel):
                     assert judge(own, [kind.stage], settings)[0] == [], (words, recipe, step)
-    assert taken > 5 and refused > 0
+    assert taken > 20 and refused > 5

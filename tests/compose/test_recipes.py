@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,9 @@ def values_found_once() -> Iterator[None]:
 cached_layers = cache(read_layers)
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("data", "model"), zip(DATA, cycle(MODELS)))
 def test_each_step_gets_what_suits_model_and_data_or_the_recipe_is_refused_with_the_reason(
-    model: str, data: str
+    data: str, model: str
 ) -> None:
     method = "sft-grpo" if data in WORKED else "grpo"
     words = (f"data={data}", f"model={model}", f"method={method}", "hardware=8x80GB")
