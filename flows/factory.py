@@ -135,14 +135,14 @@ def form_flow(
         )
 
     start.__name__, start.__doc__ = name, description
-    start.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # Prefect makes the form from it
-        [
-            inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-            for field, (kind, default) in form.items()
-        ],
-        return_annotation=str,
-    )
-    return flow(name=name, description=description)(start)
+    plain = [inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=form[field][1]) for field in form]
+    start.__signature__ = inspect.Signature(plain, return_annotation=str)  # type: ignore[attr-defined]
+    made = flow(name=name, description=description)(start)
+    # Only now its types: Prefect would make the form here too, which takes a second, and a run has no use for it.
+    typed = [parameter.replace(annotation=form[parameter.name][0]) for parameter in plain]
+    signature = inspect.Signature(typed, return_annotation=str)
+    start.__signature__ = made.__signature__ = signature  # type: ignore[attr-defined]
+    return made
 
 
 def _group_field(kind: str, present: str) -> Option:

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator, SchemaError
 from prefect import Flow
 from prefect._internal.schemas import validators
 from prefect.exceptions import ParameterTypeError, SignatureMismatchError
+from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validation
 from pydantic import BaseModel
 from ruamel.yaml import YAML
@@ -37,6 +38,11 @@ RUNS = {
 }
 
 
+def schema_of(name: str) -> dict[str, Any]:
+    """The form, as it is deployed."""
+    return parameter_schema(flow_of(name)).model_dump()
+
+
 def flow_of(name: str) -> Flow[..., Any]:
     if name not in FILES:
         return stage_flow(name, "A stage without a file in flows/.")
@@ -44,33 +50,31 @@ def flow_of(name: str) -> Flow[..., Any]:
     return loaded
 
 
-@pytest.mark.parametrize("name", sorted({*FILES, *STAGES} - {"sweep"}))
-def test_a_form_has_every_section_that_the_flows_stages_read(name: str) -> None:
-    schema = flow_of(name).parameters.model_dump()
-    assert schema["properties"]["params"]["default"] == {}
+@pytest.mark.parametrize("name", sorted({*FILES, *STAGES}))
+def test_a_form_has_every_section_that_the_flows_stages_read_with_help_texts_and_defaults(name: str) -> None:
+    schema, made = schema_of(name), flow_of(name)
+    fields = schema["properties"]
+    assert fields["params"]["default"] == {}
     sections = schema["definitions"]["SectionsForm"]["properties"]
-    for stage in RUNS[name]:
-        for section in READS[stage]:
-            field = sections[FIELD_NAMES.get(section, section)]
-            folded, form = field["anyOf"]
-            assert folded == AS_IT_IS, "it begins folded"
-            kind = schema["definitions"][form["$ref"].rpartition("/")[2]]
-            assert kind["additionalProperties"] is False, "an unknown key is refused"
-            assert not kind.get("required") and "default" not in field
-            assert field["description"].endswith(".")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_no_row_of_a_form_only_says_that_it_is_null(name: str) -> None:
-    """Prefect shows `Property is type "None"` for a field whose default is null."""
-    schema = flow_of(name).parameters.model_dump()
+    for section in {section for stage in RUNS.get(name, ()) for section in READS[stage]}:
+        field = sections[FIELD_NAMES.get(section, section)]
+        folded, form = field["anyOf"]
+        assert folded == AS_IT_IS, "it begins folded"
+        kind = schema["definitions"][form["$ref"].rpartition("/")[2]]
+        assert kind["additionalProperties"] is False, "an unknown key is refused"
+        assert not kind.get("required") and "default" not in field
+        assert field["description"].endswith(".")
     for kind in (schema, *schema["definitions"].values()):
-        for field in kind.get("properties", {}).values():
+        for field in kind.get("properties", {}).values():  # Prefect would show `Property is type "None"`
             assert {"type": "null"} not in field.get("anyOf", []) and field.get("default", 0) is not None
+    defaults = [fields[field]["default"] for field in ("preset", "overrides", "allow_dirty")]
+    assert defaults == ["none", [], False]
+    assert schema.get("required", []) == (["recipe"] if name == "recipe" else [])
+    assert all(field["description"] for field in fields.values()) and made.description and made.name == name
 
 
 def test_the_form_of_rl_opens_with_what_people_change_and_its_present_values() -> None:
-    fields = flow_of("rl").parameters.model_dump()["properties"]
+    fields = schema_of("rl")["properties"]
     first = [*GROUPS, "preset", "lr", "steps", "group_size", "kl_coef", "clip_low", "clip_high", "seed", "params"]
     assert sorted(fields, key=lambda name: fields[name]["position"])[: len(first)] == first
     present = load_params(ROOT / "params")
@@ -78,20 +82,6 @@ def test_the_form_of_rl_opens_with_what_people_change_and_its_present_values() -
     assert [fields[kind]["default"] for kind in GROUPS] == ["chain", "toy", "grpo", "laptop"], "params/experiment.yaml"
     assert "gsm8k" in fields["preset"]["enum"] and "**gsm8k**" in fields["data"]["description"]
     assert fields["lr"]["maximum"] == 1 and fields["steps"]["type"] == "integer"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_fields_beside_the_sections_have_help_texts_and_their_defaults(name: str) -> None:
-    schema = flow_of(name).parameters.model_dump()
-    fields = schema["properties"]
-    assert (fields["preset"]["default"], fields["overrides"]["default"], fields["allow_dirty"]["default"]) == (
-        "none",
-        [],
-        False,
-    )
-    assert schema.get("required", []) == (["recipe"] if name == "recipe" else [])
-    assert all(field["description"] for field in fields.values())
-    assert flow_of(name).description and flow_of(name).name == name
 
 
 def sent_by(form: Mapping[str, Any], name: str = "rl") -> dict[str, Any]:
@@ -116,7 +106,7 @@ def test_only_what_a_person_sets_is_sent() -> None:
 
 
 def test_a_form_sends_back_what_it_showed_and_only_changes_count() -> None:
-    fields = flow_of("rl").parameters.model_dump()["properties"]
+    fields = schema_of("rl")["properties"]
     shown = {name: field["default"] for name, field in fields.items()}
     assert sent_by(shown) == {"overrides": [], "options": {"preset": None, "allow_dirty": False}}
     changed = sent_by(shown | {"preset": "gsm8k", "model": "Qwen/Qwen2.5-0.5B", "lr": 1e-5, "overrides": ["a.b=1"]})
@@ -126,19 +116,11 @@ def test_a_form_sends_back_what_it_showed_and_only_changes_count() -> None:
     assert (values.rl.optimizer.lr, values.model.base.type) == (1e-5, "pretrained"), "the loader reads them"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"params": {"rl": {"learning": 1}}},
-        {"params": {"rl": {"optimizer": {"type": "adamw", "lr": 2}}}},
-        {"lr": 2},
-        {"preset": "none such"},
-        {"rl": {}},
-    ],
-)
-def test_a_flow_refuses_wrong_parameters_before_any_work(wrong: dict[str, Any]) -> None:
-    with pytest.raises((ParameterTypeError, SignatureMismatchError)):
-        flow_of("rl").validate_parameters(wrong)
+def test_a_flow_refuses_wrong_parameters_before_any_work() -> None:
+    optimizer = {"type": "adamw", "lr": 2}
+    for wrong in ({"params": {"rl": {"optimizer": optimizer}}}, {"lr": 2}, {"preset": "none such"}, {"rl": {}}):
+        with pytest.raises((ParameterTypeError, SignatureMismatchError)):
+            flow_of("rl").validate_parameters(wrong)
 
 
 def test_every_flow_is_deployed_and_every_deployment_has_its_flow() -> None:
