@@ -160,21 +160,12 @@ def test_a_certificate_is_its_document() -> None:
     assert faults(row, DOCUMENTS["models reproduce"][0]) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("run", "rx"), "no stage 'rx'"),
-        (("health", "nothing"), "no metrics there"),
-        (("lineage", "unknown"), "no such registered model"),
-        (("lineage", "it's"), "it's: no such registered model"),
-        (("compare",), "command line is wrong"),
-    ],
-)
-def test_an_error_is_a_document_too(small_checkout: Checkout, words: tuple[str, ...], said: str) -> None:
-    done = small_checkout.mathrl(*words, "--json", ok=False)
-    assert done.returncode == 2 and done.stderr
-    document = json.loads(done.stdout)
-    assert faults(document, ErrorDocument) == [] and said in document["error"]
+def test_an_error_is_a_document_too(small_checkout: Checkout) -> None:
+    for words, said in ((("run", "rx"), "no stage 'rx'"), (("compare",), "command line is wrong")):
+        done = small_checkout.mathrl(*words, "--json", ok=False)
+        assert done.returncode == 2 and done.stderr
+        document = json.loads(done.stdout)
+        assert faults(document, ErrorDocument) == [] and said in document["error"]
 
 
 def test_ctrl_c_ends_a_command_with_130(small_checkout: Checkout) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from mathrl.cli.main import app
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
 from mathrl.core.files import read_jsonl, write_jsonl
@@ -67,6 +69,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Pat
 
 
 def compare(checkout: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """In a process of its own, where ranks may be forked."""
     return subprocess.run(
         [checkout / "python", "-c", RUN, "compare", *words],
         cwd=checkout,
@@ -77,18 +80,27 @@ def compare(checkout: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def told(checkout: Path, *words: str) -> str:
+    """What the command prints, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(checkout)
+        done = CliRunner().invoke(app, ["compare", *words])
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
 def test_two_models_of_the_pipeline_by_name(checkout: Path) -> None:
-    done = compare(checkout, "sft", "rl")
-    assert done.returncode == 0, done.stderr
-    assert "rl is better than sft: +0.292 [+0.2" in done.stdout
-    assert "with 80 % power, this set detects differences of at least 0." in done.stdout
-    assert "pass@1 by level" in done.stdout and "test: 60 problems" in done.stdout
-    back = compare(checkout, "reports/evaluate:rl", "reports/evaluate/responses.jsonl:sft")
-    assert "rl is better than sft: -0.292" in back.stdout
+    printed = told(checkout, "sft", "rl")
+    assert "rl is better than sft: +0.292 [+0.2" in printed
+    assert "with 80 % power, this set detects differences of at least 0." in printed
+    assert "pass@1 by level" in printed and "test: 60 problems" in printed
+    back = told(checkout, "reports/evaluate:rl", "reports/evaluate/responses.jsonl:sft")
+    assert "rl is better than sft: -0.292" in back
 
 
 def test_all_figures_as_json(checkout: Path) -> None:
-    found = json.loads(compare(checkout, "sft", "rl", "--json", "--metric", "maj_at_4").stdout)
+    found = json.loads(told(checkout, "sft", "rl", "--json", "--metric", "maj_at_4"))
     assert (found["benchmark"], found["metric"], found["problems"]) == ("test", "maj_at_4", 60)
     test, models = found["comparison"], found["models"]
     assert test["difference"] == pytest.approx(models["rl"]["mean"] - models["sft"]["mean"])
@@ -104,44 +116,41 @@ def test_all_figures_as_json(checkout: Path) -> None:
 
 def test_several_seeds_and_a_difference_that_is_not_shown(checkout: Path) -> None:
     steps = [",".join(f"study/{step}_test-s{seed}" for seed in range(3)) for step in ("sft", "rl")]
-    done = compare(checkout, *steps)
-    assert done.returncode == 0, done.stderr
-    assert "no difference shown between sft and rl" in done.stdout
-    assert "3 and 3 runs; this set shows differences from 0." in done.stdout
-    assert "sft, by run: 0." in done.stdout
+    printed = told(checkout, *steps)
+    assert "no difference shown between sft and rl" in printed
+    assert "3 and 3 runs; this set shows differences from 0." in printed
+    assert "sft, by run: 0." in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["sft", "few.jsonl"], "1 problems that another run lacks (p059"),
-        (["sft", "gsm.jsonl"], "an evaluation on test, gsm.jsonl on gsm8k"),
-        (["sft", "none.jsonl"], "none.jsonl: no response in it"),
-        (["sft", "other.jsonl"], "other.jsonl, line 1: no field 'model'"),
-        (["sft", "twice.jsonl"], "twice.jsonl, line 481: sample 0 of p000 occurs twice"),
-        (["sft", "cut.jsonl"], "some problems have 7 responses and others 8"),
-        (["sft", "changed.jsonl"], "problem p000 asks one thing"),
-        (["sft", "corrected.jsonl", "--common"], "the true answer 1 in reports/evaluate/responses.jsonl and 2 in"),
-        (["sft", "base"], "model 'base' is not in it; there are: rl, sft"),
-        (["sft", "reports/evaluate:rll"], "model 'rll' is not in it (did you mean rl?)"),
-        (["sft", "reports/evalute:rl"], "reports/evalute: no such file or folder (did you mean "),
-        (["sft", "reports/evaluate"], "model is one of rl, sft; name one as"),
-        (["sft", "nowhere/at/all"], "nowhere/at/all: no such file or folder"),
-        (["sft", "params"], "params: it contains neither responses nor a model"),
-        (["sft", ","], "nothing to compare"),
-        (["sft", "rl", "--metric", "maj_at_9"], "K from 1 to 8"),
-        (["sft", "rl", "--metric", "accuracy"], "no metric 'accuracy'"),
-        (["sft", "rl", "--looks", "2", "--metric", "maj_at_8"], "--looks compares pass_at_1"),
-        (["sft", "rl", "--looks", "2", "--common"], "--looks compares pass_at_1"),
-        (["sft", "rl", "--forgetting", "--difference", "0.1"], "--forgetting goes with neither"),
-        (["sft", "rl", "--benchmark", "gsm8k"], "benchmark 'gsm8k' is not in it; there are: test"),
-    ],
-)
-def test_what_cannot_be_compared_is_said_in_one_sentence(checkout: Path, words: list[str], message: str) -> None:
-    done = compare(checkout, *words)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("error: ") and message in line
+MISTAKES: list[tuple[list[str], str]] = [
+    (["sft", "few.jsonl"], "1 problems that another run lacks (p059"),
+    (["sft", "gsm.jsonl"], "an evaluation on test, gsm.jsonl on gsm8k"),
+    (["sft", "none.jsonl"], "none.jsonl: no response in it"),
+    (["sft", "other.jsonl"], "other.jsonl, line 1: no field 'model'"),
+    (["sft", "twice.jsonl"], "twice.jsonl, line 481: sample 0 of p000 occurs twice"),
+    (["sft", "cut.jsonl"], "some problems have 7 responses and others 8"),
+    (["sft", "changed.jsonl"], "problem p000 asks one thing"),
+    (["sft", "corrected.jsonl", "--common"], "the true answer 1 in reports/evaluate/responses.jsonl and 2 in"),
+    (["sft", "base"], "model 'base' is not in it; there are: rl, sft"),
+    (["sft", "reports/evalute:rl"], "reports/evalute: no such file or folder (did you mean "),
+    (["sft", "reports/evaluate"], "model is one of rl, sft; name one as"),
+    (["sft", "params"], "params: it contains neither responses nor a model"),
+    (["sft", ","], "nothing to compare"),
+    (["sft", "rl", "--metric", "maj_at_9"], "K from 1 to 8"),
+    (["sft", "rl", "--metric", "accuracy"], "no metric 'accuracy'"),
+    (["sft", "rl", "--looks", "2", "--metric", "maj_at_8"], "--looks compares pass_at_1"),
+    (["sft", "rl", "--forgetting", "--difference", "0.1"], "--forgetting goes with neither"),
+    (["sft", "rl", "--benchmark", "gsm8k"], "benchmark 'gsm8k' is not in it; there are: test"),
+]
+
+
+def test_what_cannot_be_compared_is_said_in_one_sentence(checkout: Path) -> None:
+    for words, message in MISTAKES:
+        with pytest.raises(UserError) as refused:
+            told(checkout, *words)
+        assert message in str(refused.value) and "\n" not in str(refused.value), words
+    done = compare(checkout, "sft", "few.jsonl")
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
 def test_a_model_that_is_not_evaluated_yet_is_not_said_to_have_not_run(
@@ -156,14 +165,9 @@ def test_a_model_that_is_not_evaluated_yet_is_not_said_to_have_not_run(
         find_run("rl", tmp_path, None, params)
 
 
-def test_problems_in_common_by_choice(checkout: Path) -> None:
-    done = compare(checkout, "sft", "few.jsonl", "--common")
-    assert done.returncode == 0 and "test: 59 problems" in done.stdout
-
-
-def test_true_answers_in_other_words_are_the_same(checkout: Path) -> None:
-    done = compare(checkout, "sft", "foreign.jsonl")
-    assert done.returncode == 0 and "test: 60 problems" in done.stdout, done.stderr
+def test_problems_in_common_by_choice_and_true_answers_in_other_words(checkout: Path) -> None:
+    assert "test: 59 problems" in told(checkout, "sft", "few.jsonl", "--common")
+    assert "test: 60 problems" in told(checkout, "sft", "foreign.jsonl")
 
 
 def test_model_folders_are_evaluated_on_the_spot_and_once(checkout: Path) -> None:
@@ -231,5 +235,5 @@ def test_models_are_compared_part_by_part(checkout: Path) -> None:
         (["study/step-s0", "study/step-s1", "--looks", "5", *options], "test has 8 problems"),
         (["sft", "rl", "--difference", "0.1"], "--difference belongs to --looks"),
     ):
-        refused = compare(checkout, *words)
-        assert refused.returncode == 2 and problem in refused.stderr
+        with pytest.raises(UserError, match=problem):
+            told(checkout, *words)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,11 @@ def test_the_first_commit_is_by_the_identity_of_its_place(tmp_path: Path, monkey
     assert authors == ["Ada ada@work.example", "mathrl mathrl@localhost"]
 
 
-def test_the_demo_is_this_repositorys_own_top_level(
+def test_the_demo_is_this_repositorys_own_top_level_and_its_own_code_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     init(Path("My demo 2"), demo=True)
     assert "next: cd 'My demo 2' && mathrl run pipeline" in capsys.readouterr().out
     listed = subprocess.run(["git", "-C", "My demo 2", "ls-files"], capture_output=True, text=True, check=True)
@@ -147,20 +149,26 @@ def test_the_demo_is_this_repositorys_own_top_level(
     assert 'code = ["my_demo_2"]' in text and f"mathrl[platform]=={mathrl.__version__}" in text
     assert "@" not in "".join(Path("My demo 2", file).read_text() for file in others)
 
+    monkeypatch.chdir(tmp_path / "My demo 2")
+    tests = [sys.executable, "-m", "pytest", "-q", "--doctest-modules", "my_demo_2", "tests"]
+    done = subprocess.run(tests, capture_output=True, text=True)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    part = "{type: function, name: short, weight: 0.5, options: {path: my_demo_2.rewards.short, longest: 10}}"
+    params = load_params(overrides=[f"reward.parts=[{{type: accuracy}}, {part}]"])
+    (result,) = build_reward(params.reward).score([RewardInput("<answer>36</answer>", ("36",))])
+    assert result.overall == 1.0 + 0.5 * 0.0  # 19 characters are more than 10
+    load_params(overrides=["rl.curriculum={type: user, sampler: {path: my_demo_2.samplers.InTurn}}"])
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_what_a_kill_leaves_is_removed_by_the_next_attempt(
-    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+def test_what_a_kill_leaves_is_removed_by_the_next_attempt(tmp_path: Path) -> None:
     place = tmp_path / "sums [1]"
-    if exists:
-        place.mkdir()
     code = (
         "import os, sys; from pathlib import Path; from mathrl.cli.init import _new_project\n"
         "with _new_project(Path(sys.argv[1])) as aside: (aside / 'params').mkdir(parents=True); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(place)], cwd=ROOT, check=False).returncode == -9
-    assert len(list((place if exists else tmp_path).iterdir())) == 1
+    assert len(list(tmp_path.iterdir())) == 1
     init(place, demo=True)
     assert list(tmp_path.iterdir()) == [place] and not list(place.glob("*/params"))
 
@@ -183,40 +191,19 @@ def test_a_project_whose_files_were_moved_at_a_kill_becomes_complete(tmp_path: P
     assert loaded(place) == load_params(ROOT / "params") and not (place / ".new").exists()
 
 
-def test_the_projects_own_code_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    init(Path("mine"), demo=True)
-    project = tmp_path / "mine"
-    tests = [sys.executable, "-m", "pytest", "-q", "--doctest-modules", "mine", "tests"]
-    done = subprocess.run(tests, cwd=project, capture_output=True, text=True)
-    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
-    monkeypatch.chdir(project)
-    monkeypatch.syspath_prepend(str(project))
-    part = "{type: function, name: short, weight: 0.5, options: {path: mine.rewards.short, longest: 10}}"
-    params = load_params(overrides=[f"reward.parts=[{{type: accuracy}}, {part}]"])
-    (result,) = build_reward(params.reward).score([RewardInput("<answer>36</answer>", ("36",))])
-    assert result.overall == 1.0 + 0.5 * 0.0  # 19 characters are more than 10
-    load_params(overrides=["rl.curriculum={type: user, sampler: {path: mine.samplers.InTurn}}"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({}, "name your problems and a model"), ({"demo": True, "model": "x"}, "--demo has data and a model of its own")],
-)
-def test_what_is_missing_or_too_much_is_said(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        init(tmp_path / "new", **options)
+def test_what_is_missing_or_too_much_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name your problems and a model"):
+        init(tmp_path / "new")
+    with pytest.raises(UserError, match="--demo has data and a model of its own"):
+        init(tmp_path / "new", demo=True, model="x")
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("longest", LONGEST.values())
-@pytest.mark.parametrize("chat", [False, True])
-@pytest.mark.parametrize("p95", [20, 300, 500, 900, 6000])
-def test_a_response_has_room_for_the_solutions_on_every_device(p95: float, chat: bool, longest: int) -> None:
+def test_a_response_has_room_for_the_solutions_on_every_device() -> None:
     """The device's limit cuts what is given beyond the solutions alone: stages refuse lengths that cut these."""
-    tokens = response_tokens(p95, chat=chat, longest=longest)
-    assert p95 <= tokens <= max(longest, p95 + 32) and tokens % 32 == 0
+    for longest, chat, p95 in product(LONGEST.values(), (False, True), (20, 300, 500, 900, 6000)):
+        tokens = response_tokens(p95, chat=chat, longest=longest)
+        assert p95 <= tokens <= max(longest, p95 + 32) and tokens % 32 == 0
 
 
 def test_answers_that_no_response_could_equal_are_said_before_the_next_command(
@@ -240,12 +227,13 @@ def test_a_file_of_test_problems_takes_the_place_of_the_share(
     (tmp_path / "exam.csv").write_text("ask,gold\n" + "".join(f"What is {n} - 1?,{n - 1}\n" for n in range(30)))
     init(Path("our sums"), data=folder / "sums.jsonl", model=str(folder / "qwen"), test=Path("exam.csv"))
     assert "next: cd 'our sums' && mathrl run mix" in capsys.readouterr().out
+    params = loaded(Path("our sums"))
+    assert [problem.source for problem in curation.run(params.curate, 0).splits["test"]] == ["our-sums_test"] * 30
+    assert params.register_.name == "our-sums", "as a registered model may be called"
     # What nobody wrote follows when a run changes: the rate of adapters, and the other stages' lengths.
     changed = load_params(Path("our sums/params"), overrides=["rl.lora={}", "rl.max_tokens=100"])
-    assert (loaded(Path("our sums")).rl.optimizer.lr, changed.rl.optimizer.lr) == (1e-5, 1e-4)
+    assert (params.rl.optimizer.lr, changed.rl.optimizer.lr) == (1e-5, 1e-4)
     assert changed.difficulty.max_tokens == changed.sample.max_tokens == changed.evaluate.max_tokens == 100
-    curated = curation.run(loaded(Path("our sums")).curate, 0)
-    assert [problem.source for problem in curated.splits["test"]] == ["our-sums_test"] * 30
 
 
 @pytest.fixture(scope="module")

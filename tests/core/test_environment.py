@@ -1,7 +1,6 @@
 """The one table of environment variables, and the processes that end with their parent."""
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mathrl.core.environment import Variable, rank, world_size
+from mathrl.core.environment import Variable
 from tests.test_house import repository_files
 
 ROOT = Path(__file__).parents[2]
@@ -31,30 +30,6 @@ def test_every_variable_that_is_mentioned_anywhere_is_in_the_table() -> None:
     files = repository_files("*.py", "docs/*.md", "README.md", "prefect.yaml")
     mentioned = {name for file in files for name in NAME.findall((ROOT / file).read_text(encoding="utf-8"))}
     assert mentioned - {"MATHRL_"} <= {*Variable}
-
-
-def test_a_member_stands_where_a_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MATHRL_TRIAL", "demo")
-    assert os.environ[Variable.TRIAL] == Variable.TRIAL.get() == "demo" and f"${Variable.TRIAL}" == "$MATHRL_TRIAL"
-    monkeypatch.delenv(Variable.TRIAL)
-    assert Variable.TRIAL.get() == ""
-    seen = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.environ['MATHRL_TRIAL'])"],
-        env={Variable.TRIAL: "t1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert seen.stdout == "t1\n"
-
-
-def test_a_process_alone_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert (rank(), world_size()) == (0, 1)
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert (rank(), world_size()) == (3, 4)
 
 
 def test_the_end_of_input_is_noticed_and_input_before_it_is_not() -> None:

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from mathrl.params.recipe_steps import Recipe
 from mathrl.params.schema import Params
 from mathrl.params.section import Section
-from mathrl.planning.simulate import Simulation
 
 ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"^- \*\*([^*]+)\*\*: (.+)$", re.M)
@@ -62,16 +60,3 @@ def test_the_terms_of_help_texts_are_defined() -> None:
     for term in TERMS:
         assert term in entries(), term
         assert term in text, f"{term}: no help text says it any more"
-
-
-def test_help_texts_are_sentences_without_the_old_dialect() -> None:
-    texts = [text for top in (Params, Recipe, Simulation) for text in descriptions(top, set()) if text]
-    assert len(texts) > 300
-    dialect = re.compile(
-        r"\b(no number|so many|so often|anew|begun|resume point|in the place of|problems a step|a token\b|roll-out)",
-        re.I,
-    )
-    for text in texts:
-        assert not dialect.search(text), text
-        assert text[0] != " " and text[-1] in ".…" and not re.match(r"(Of|Such as|As|Before|However) ", text), text
-        assert not re.search(r"[a-z][.;][A-Z]", text.replace("Dr.GRPO", "")), f"a space is missing: {text}"

@@ -3,9 +3,8 @@
 STAGE=module FAULT=moment:n python killed_stage.py WORD…; without FAULT the stage runs to its end. $OCCURRENCES names a
 file for how often each moment occurred. The other ranks are copies. The module is one of `mathrl.stages`.
 
-Four faults kill nothing: from `full` on no file may be larger than 20 kB, from `rows full` on none larger than 100
-bytes; at `slow` rank 0 needs minutes for a token and makes the file `asleep`; after the step `held` it makes the file
-`held` and stands still until that is removed.
+Three faults kill nothing: from `full` on no file may be larger than 20 kB, from `rows full` on none larger than 100
+bytes; after the step `held` it makes the file `held` and stands still until that is removed.
 
 With $WRONG_CLOCK the clock jumps by up to that many seconds.
 
@@ -144,11 +143,7 @@ def plant_sampling() -> None:
 
     step, flush = PackedDecoder.step, os.fsync
 
-    def slow_step(self: Any, *args: Any) -> Any:
-        # Only rank 0: at this point it has written the rows of all earlier steps.
-        if due("slow"):
-            Path("asleep").touch()
-            time.sleep(300)
+    def watched_step(self: Any, *args: Any) -> Any:
         reach("rollout")
         return step(self, *args)
 
@@ -159,7 +154,7 @@ def plant_sampling() -> None:
             die()
         flush(descriptor)
 
-    PackedDecoder.step = slow_step  # type: ignore[method-assign]
+    PackedDecoder.step = watched_step  # type: ignore[method-assign]
     sample_problems.os = SimpleNamespace(fsync=half_flushed)  # type: ignore[attr-defined]
 
 

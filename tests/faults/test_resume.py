@@ -42,22 +42,6 @@ def test_stopped_run_ends_soon_with_status_75_and_resumes(breakable: Make) -> No
     assert max(row["grad_norm"] for row in rows) > 0 and max(row["reward/overall_std"] for row in rows) > 0
 
 
-def test_fine_tuning_killed_while_its_model_is_exported_ends_as_if_it_was_not(breakable: Make) -> None:
-    whole, killed = (breakable("sft.steps=3", server=server) for server in (0, 1))
-    finish(whole, "sft")
-    shutil.rmtree(killed.workspace.folder / "models")
-    status, errors = killed.run("sft", fault="export:1")
-    assert status in (-signal.SIGKILL, EXIT_KILLED), errors
-    assert killed.workspace.steps_logged("sft") == 3 and not (killed.workspace.folder / "models" / "sft").exists()
-    finish(killed, "sft")
-    assert killed.output("sft") == whole.output("sft")
-    cards = [(broken.workspace.folder / "models/sft/README.md").read_text() for broken in (whole, killed)]
-    assert cards[0] == cards[1]
-    summary = killed.workspace.record("sft")["summary"]
-    assert summary == whole.workspace.record("sft")["summary"] and set(summary) == {"loss", "dev/loss", "tokens"}
-    assert all(value > 0 for value in summary.values())
-
-
 def test_dead_rank_ends_the_stage_with_a_sentence(breakable: Make) -> None:
     broken = breakable("run.processes=2", "sft.steps=5000")
     process = broken.start_until("sft", 2)
@@ -86,13 +70,3 @@ def test_ranks_die_with_their_launcher(breakable: Make) -> None:
     while alive := [pid for pid in children if is_alive(int(pid))]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.05)
-
-
-def test_too_low_pass_rate_stops_rl_with_one_sentence(breakable: Make) -> None:
-    broken = breakable("run.processes=2", "rl.min_pass_at_8=0.9", "sft.steps=0")
-    shutil.rmtree(broken.workspace.folder / "models")
-    finish(broken, "sft")
-    status, errors = broken.run("rl")
-    said = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert status == 2 and len(said) == 1 and "rl.min_pass_at_8" in said[0]
-    assert not (broken.workspace.folder / "models" / "rl").exists()

@@ -46,17 +46,12 @@ PAGE = runpy.run_path(str(ROOT / "benchmarks/gpu/page.py"))
 NOTHING, tables, write_tables = (PAGE[name] for name in ("NOTHING", "tables", "write_tables"))
 
 
-def run(*arguments: str, python: str | Path = sys.executable) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [python, "-m", "benchmarks.gpu", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> Path:
     folder = tmp_path_factory.mktemp("gpu")
-    python = warm_python / "python"
-    done = run("machine", "correctness", "fsdp", "step-torch", "--toy", "--out", str(folder), python=python)
+    parts = ["machine", "correctness", "fsdp", "step-torch", "--toy", "--out", str(folder)]
+    command = [warm_python / "python", "-m", "benchmarks.gpu", *parts]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -67,10 +62,7 @@ def test_the_checks_are_within_their_limits_and_not_empty(results: Path) -> None
     assert all(row["value"] <= row["limit"] for row in checks)
     # In bfloat16 something is rounded: a comparison of a model with itself would give 0.
     assert any(row["value"] > 1e-4 for row in checks if row["name"].startswith("bfloat16"))
-
-
-def test_fsdp_needs_no_deepspeed_and_computes_what_torch_does(results: Path) -> None:
-    checks = json.loads((results / "fsdp.json").read_text())["checks"]
+    checks = json.loads((results / "fsdp.json").read_text())["checks"]  # which needs no DeepSpeed
     assert [row["name"] for row in checks] == [
         f"{precision}, {backend}" for precision in ("float32", "bfloat16") for backend in ("torch", "FSDP")
     ]
@@ -98,6 +90,10 @@ def test_the_command_ends_within_its_minutes_and_says_how_to_go_on(
     assert re.search(r"update-0\.5B  stopped after \d s", printed) and (tmp_path / "update-0.5B.json").exists()
     words = f"update-7B --out {tmp_path} --toy --minutes 0.15"
     assert printed.endswith(f"not started, go on with: python -m benchmarks.gpu {words}\n")
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "updates"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert "no such part: updates; there are machine, correctness" in capsys.readouterr().err
 
 
 def test_the_carried_packages_torch_and_transformers_suffice_for_the_parts_of_the_bare_image() -> None:
@@ -119,7 +115,7 @@ def test_the_page_holds_a_table_per_part(results: Path, tmp_path: Path) -> None:
     assert text.startswith("Before.") and text.endswith("After.\n") and "old" not in text
     assert "### Correctness" in text and "### A GRPO step" in text and "Measured on 20" in text
     write_tables(results, page)
-    assert page.read_text() == text
+    assert page.read_text() == text and tables(tmp_path) == NOTHING
 
 
 def test_goals_are_reached_by_figures_and_not_by_their_absence(tmp_path: Path) -> None:
@@ -167,14 +163,6 @@ def test_a_part_that_fails_leaves_what_it_measured_and_nothing_older(
     assert not command.start("machine", Namespace(out=tmp_path, toy=True), on_gpu=False) and not result.exists()
 
 
-def test_without_results_the_page_says_so(tmp_path: Path) -> None:
-    assert tables(tmp_path) == NOTHING
-    assert (
-        NOTHING in (ROOT / "benchmarks/gpu/README.md").read_text()
-        or "Measured on" in (ROOT / "benchmarks/gpu/README.md").read_text()
-    )
-
-
 def test_a_wrong_value_fails_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks compare, they do not only print."""
     import torch  # seconds
@@ -194,23 +182,9 @@ def test_a_wrong_value_fails_its_check(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_control_plane_of_one_rank_runs_at_a_small_size(warm_python: Path) -> None:
-    command = [
-        warm_python / "python",
-        "-m",
-        "benchmarks.control_plane",
-        "--responses=64",
-        "--tokens=200",
-        "--ranks=4",
-        "--json",
-    ]
-    done = subprocess.run(
-        [*command, "--minibatches=1", "--repeat=1"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    sizes = ["--responses=16", "--tokens=50", "--ranks=4", "--minibatches=1", "--repeat=1"]
+    command = [warm_python / "python", "-m", "benchmarks.control_plane", *sizes, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["packed"] > 64 // 4 * 200 * 0.9 and all(seconds[0] > 0 for seconds in found["parts"].values())
-
-
-def test_a_misspelt_part_is_refused_by_name() -> None:
-    done = run("updates")
-    assert done.returncode == 2 and "no such part: updates; there are machine, correctness" in done.stderr
+    assert found["packed"] > 16 // 4 * 50 * 0.9 and all(seconds[0] > 0 for seconds in found["parts"].values())

@@ -62,13 +62,11 @@ def refusal(project: Checkout, words: Sequence[str]) -> str:
 
 
 def test_a_named_benchmark_that_would_be_cut_off_is_refused_before_any_stage(project: Checkout) -> None:
-    settings = ["--set", "evaluate.benchmarks=[test, gsm8k]"]
-    for words in (["run", "pipeline", "--dry-run"], ["run", "pipeline"]):
-        assert refusal(project, [*words, *settings]) == (
-            "error: evaluate.max_tokens is 160, and 100.0% of 60 solutions of gsm8k are longer (95th percentile: 200 "
-            "tokens): set evaluate.max_tokens=224; to run with it all the same, type it for this run: --set "
-            "evaluate.max_tokens=160"
-        )
+    assert refusal(project, ["run", "pipeline", "--set", "evaluate.benchmarks=[test, gsm8k]"]) == (
+        "error: evaluate.max_tokens is 160, and 100.0% of 60 solutions of gsm8k are longer (95th percentile: 200 "
+        "tokens): set evaluate.max_tokens=224; to run with it all the same, type it for this run: --set "
+        "evaluate.max_tokens=160"
+    )
     (run,) = (project.folder / "runs").iterdir()
     assert not (run / "data" / "curated").exists()
 
@@ -90,7 +88,6 @@ def test_of_what_is_read_from_the_hub_the_flow_asks_when_it_is_curated(project: 
         f"curate.sources=[{{type: hub, name: far, id: {Path(own).parent / 'far'}, split: rl, {SOURCE}}}]",
     ]
     assert not far.exists()
-    project.mathrl("run", "pipeline", "--dry-run", *settings)  # which does not ask the hub
     said = refusal(project, ["run", "pipeline", *settings])
     assert said.startswith("error: evaluate.max_tokens is 160, and 100.0% of ") and "solutions of the data" in said
     (run,) = (folder for folder in (project.folder / "runs").iterdir() if "sources" in folder.name)

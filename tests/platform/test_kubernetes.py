@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -69,12 +68,13 @@ def test_the_image_installs_what_make_installs(gpu: str) -> None:
     assert all((ROOT / name).exists() for name in copied) and Path(lock).name in copied
 
 
-def test_the_page_makes_the_limit_that_flows_wait_for() -> None:
+def test_the_page_makes_the_limit_that_flows_wait_for(warm_python: Path) -> None:
     page = (ROOT / "docs" / "how_to" / "team.md").read_text()
     (line,) = re.findall(r"^    (prefect gcl create .*?)(?: +#.*)?$", page, re.M)
     words = shlex.split(line)
     assert words[3:] == [slots.SLOTS, "--limit", "4"]
-    known = subprocess.run([sys.executable, "-m", *words[:3], "--help"], capture_output=True, text=True, check=True)
+    command = [warm_python / "python", "-m", *words[:3], "--help"]
+    known = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "--limit" in known.stdout and "NAME" in known.stdout
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from prefect.utilities.names import generate_slug
 
 from mathrl.core.environment import Variable
 from mathrl.core.files import write_json
@@ -11,7 +12,7 @@ from mathrl.core.metrics import progress
 from mathrl.core.records import read_record
 from mathrl.servers.protocol import ServerState, write_states
 from mathrl.tasks import live_progress as live
-from mathrl.tasks.live_progress import LiveProgress
+from mathrl.tasks.live_progress import LiveProgress, was_generated
 
 
 def test_progress_is_sent_each_second_at_first_and_seldom_after_hours(
@@ -108,3 +109,10 @@ def test_the_progress_says_how_many_servers_are_live(tmp_path: Path, monkeypatch
     write_states([ServerState(f"http://a:{port}", port == 1, 5, "9f86", "") for port in (1, 2)])
     shown.refresh()
     assert sent == ["rl: 3 of 9", "rl: 3 of 9; 1 of 2 servers live"]
+
+
+def test_names_that_prefect_generates_are_replaced_and_a_persons_stay() -> None:
+    assert all(was_generated(generate_slug(2)) for _ in range(2000)), "of its server"
+    assert all(map(was_generated, ("kappa2-ledos-x", "alpha93-canis-majoris-nebula", "psi-vega"))), "of its form"
+    given = ("lower-lr", "ablation-kl-a", "beta-sweep", "alpha-high", "mu-test", "rl", "my run", "delta-rule-v")
+    assert not any(map(was_generated, given))

@@ -5,12 +5,10 @@ PostgreSQL is a real one of this test's own; S3 is moto's server.
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import hold_port
+from tests.postgres import postgres_server
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-store", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -44,30 +42,8 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """A PostgreSQL with an empty database; its URI. It refuses to run as root, then `nobody` runs it."""
-    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
-        pytest.skip("no PostgreSQL here (initdb, pg_ctl)")
-    folder, held = Path(tempfile.mkdtemp(prefix="postgres-")), hold_port()  # pytest's are for their owner alone
-    port = held.getsockname()[1]
-    as_user: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        shutil.chown(folder, "nobody")
-        as_user = {"user": "nobody", "group": "nogroup", "cwd": folder}
-    data, password = folder / "data", folder / "password"
-    password.write_text("pa55-of-the-database")
-    password.chmod(0o644)
-
-    def run(*command: str) -> None:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, **as_user)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    run("initdb", "-D", str(data), "-U", "mlflow", "--pwfile", str(password), "-A", "scram-sha-256", "--no-sync")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -c fsync=off"
-    run("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-w", "-o", options, "start")
-    yield f"postgresql://mlflow:pa55-of-the-database@127.0.0.1:{port}/postgres"
-    run("pg_ctl", "-D", str(data), "-m", "immediate", "stop")
-    held.close()
-    shutil.rmtree(folder)
+    with postgres_server("mlflow") as uri:
+        yield uri
 
 
 @pytest.fixture
@@ -165,20 +141,14 @@ def test_a_server_for_others_asks_for_a_login(script: str, words: list[str]) -> 
     assert code and "basic-auth" not in other, "it is let through, to the next obstacle"
 
 
-@pytest.mark.parametrize("kind", ["folder", "s3"])
-def test_a_fresh_clone_pulls_from_a_remote_and_has_nothing_to_do(
-    kind: str, checkout: Checkout, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_fresh_clone_pulls_from_a_remote_and_has_nothing_to_do(checkout: Checkout, s3: str, tmp_path: Path) -> None:
+    """A remote in a folder: test_reproduce.py."""
     environment = dict(KEYS)
     checkout.repro("mix", MATHRL_MIRROR="none")
-    remote = tmp_path / "remote"
-    if kind == "folder":
-        checkout.run("dvc", "remote", "add", "--force", "-d", "store", str(remote))
-    else:
-        checkout.run("dvc", "remote", "add", "--force", "-d", "store", "s3://store/dvc")
-        checkout.run("dvc", "remote", "modify", "store", "endpointurl", request.getfixturevalue("s3"))
+    checkout.run("dvc", "remote", "add", "-d", "store", "s3://store/dvc")
+    checkout.run("dvc", "remote", "modify", "store", "endpointurl", s3)
     checkout.git("add", "-A", "dvc.lock", ".dvc", ".gitignore")
-    checkout.git("commit", "-q", "--allow-empty", "-m", f"remote in {kind}")
+    checkout.git("commit", "-q", "-m", "a remote in S3")
     checkout.run("dvc", "push", **environment)
     clone = tmp_path / "clone"
     checkout.git("clone", "-q", str(checkout.folder), str(clone))

@@ -122,17 +122,6 @@ def test_what_is_appended_to_a_list_is_appended_once_however_often_a_run_is_star
     assert first == again and first.count("format_lines") == 1
 
 
-def test_a_stage_runs_with_the_override_that_an_uncommitted_edit_equals(checkout: Checkout) -> None:
-    with uncommitted_edits(checkout):
-        checkout.mathrl("run", "rl", "--set", "rl.optimizer.lr=2e-4", "--set", "rl.steps=7", "--allow-dirty")
-    (record,) = (checkout.home / "records").glob("rl-*/run.json")
-    params = json.loads(record.read_text())["params"]["rl"]
-    assert (params["optimizer"]["lr"], params["steps"]) == (2e-4, 7)
-    (folder,) = (checkout.folder / "runs").glob("rl-lr_2e-4-steps_7-*")
-    assert load_params(folder / "params").rl.optimizer.lr == 2e-4
-    checkout.mathrl("runs", "remove", "all")
-
-
 def test_uncommitted_files_are_named_as_they_are(checkout: Checkout) -> None:
     odd = checkout.folder / "tasks" / 'two words "ä".py'
     odd.write_text("")

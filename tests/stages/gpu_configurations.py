@@ -5,6 +5,7 @@
 
 import json
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ TRAINS, SAMPLES = ("sft", "rl"), ("difficulty", "rl", "evaluate")
 assert {stage for stage, sections in PIPELINE.items() if {"training", "rollout"} & {*sections}} == {*TRAINS, *SAMPLES}
 
 
+@cache
 def parameters(preset: str, *changes: str) -> Params:
     """As the preset's page says to use it: a preset of data alone is given a pretrained model."""
     overrides = [*changes, *([MODEL] if preset in DATA_PRESETS else [])]

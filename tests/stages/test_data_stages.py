@@ -120,15 +120,6 @@ def test_the_data_stages_follow_one_another(params: Params, monkeypatch: pytest.
     assert verifier["verifier/model_failed"] > 0 and verifier["verifier/graded"] == 24
 
 
-def test_a_second_curation_is_the_same_to_the_byte(params: Params) -> None:
-    outputs = []
-    for _ in range(2):
-        curate.work(start("curate", params))
-        files = sorted([*Path("data/curated").iterdir(), *Path("reports/curate").iterdir()])
-        outputs.append({file.name: file.read_bytes() for file in files})
-    assert outputs[0] == outputs[1] and len(outputs[0]) == 12
-
-
 def test_the_manifest_has_digest_and_rows_of_all_that_was_read_and_written(params: Params, tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     for name in ("a", "b"):  # the same name in two folders

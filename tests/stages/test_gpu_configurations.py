@@ -40,13 +40,12 @@ PRESETS = sorted(GPUS)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_what_would_be_passed_on_its_gpu(preset: str) -> None:
+def test_what_would_be_passed_on_its_gpu_is_accepted_and_as_it_was(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     golden = json.loads((GOLDEN / f"{preset}.json").read_text(encoding="utf-8"))
     assert configurations(preset) == golden, "python -m tests.stages.gpu_configurations writes the files"
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_stage_accepts_the_preset(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(golden[stage]["cached_sequences"] >= 24 for stage in SAMPLES), "vLLM holds two dozen of the longest"
     params = parameters(preset)
     check_final_values(params, TRAINS)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether DeepSpeed is installed is another test
@@ -55,12 +54,6 @@ def test_every_stage_accepts_the_preset(preset: str, monkeypatch: pytest.MonkeyP
         check_supported(params.rl.optimizer, "rl", params.rl.ema)
         if params.rl.critic is not None:
             check_supported(params.rl.critic.optimizer, "rl.advantage.critic", None)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_vllms_share_holds_two_dozen_of_the_longest_sequences(preset: str) -> None:
-    golden = json.loads((GOLDEN / f"{preset}.json").read_text(encoding="utf-8"))
-    assert all(golden[stage]["cached_sequences"] >= 24 for stage in SAMPLES)
 
 
 @pytest.mark.engines

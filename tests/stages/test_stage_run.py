@@ -80,7 +80,7 @@ def test_the_removal_of_the_lock_lets_no_two_in(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_record_of_a_running_stage_tells_its_process_from_a_later_one_with_its_number(
+def test_a_running_stage_holds_its_lock_and_its_record_tells_its_process_from_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -88,7 +88,13 @@ def test_the_record_of_a_running_stage_tells_its_process_from_a_later_one_with_i
         monkeypatch.setenv(f"MATHRL_{name}", str(tmp_path / name.lower()))
     monkeypatch.setenv("MATHRL_MIRROR", "none")
     records: list[RunRecord | None] = []
-    run_stage("curate", lambda run: records.append(read_record(run.record.folder)), inputs=[], outputs=[], overrides=[])
+
+    def work(run: StageRun) -> None:
+        records.append(read_record(run.record.folder))
+        with pytest.raises(UserError, match="curate is already running with these"), _hold_lock(run.state, "curate"):
+            pass
+
+    run_stage("curate", work, inputs=[], outputs=[], overrides=[])
     (record,) = records
     assert record is not None and (record.status, record.pid) == ("running", os.getpid())
     assert record.pid_start == process_start(os.getpid()) is not None

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +36,7 @@ from mathrl.sweeps.study import HOLDER, OpenStudy, claim, locked_file, open_stud
 from mathrl.sweeps.trial import run_trial
 from mathrl.sweeps.winner import comparison_recipe, write_comparison_recipe, write_verdict
 from tests.foreign_requests import check_refused
+from tests.sweeps.test_trainer import check_a_trainer
 
 Place = Any
 # The studies of one test are looked at by the next. Trainers start some ten times: slow on a busy machine.
@@ -90,18 +92,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> None:
     """Two seeds a trial. Trials 1 and 2 are told as if they had done well: what is behind them ends early."""
-    words = [
-        f"sweep.study={STUDY}",
-        "sweep.trials=4",
-        "sweep.startup_trials=1",
-        "sweep.workers=1",
-        "sweep.seeds=2",
-        "sweep.fresh_seeds=1",
-        f"rl.steps={STEPS}",
-        "rl.dev.samples=1",
-        "rl.checkpoint_every=3",
-        "rl.dev.every=2",
-    ]
+    words = [*COMPARED, "sweep.trials=4", "sweep.startup_trials=1", "sweep.workers=1"]
     opened = open_study(sweep_section(words))
     for _ in range(2):
         opened.study.add_trial(
@@ -131,7 +122,9 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     again = place.begin([place.python, "-m", "mathrl.sweeps.run", *words, "sweep.workers=2"])
     wait(lambda: sum(len(steps_of(run)) for run in runs) > before or before == STEPS)
     wait(lambda: is_alive(read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]))  # the trial has a worker again
-    os.kill(processes(STUDY)[0], signal.SIGKILL)
+    worker, *below = processes(STUDY)
+    os.kill(worker, signal.SIGKILL)
+    wait(lambda: not any(map(is_alive, below)))  # its trainer ends with it
     second_seed.close()
     other.close()
     said = again.communicate(timeout=900)[0]
@@ -268,7 +261,9 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(
     assert "winner: trial 0, dev accuracy 0.5000" in printed and "next: mathrl sweep compare" in printed
 
 
-def test_a_failed_trial_leaves_its_log_and_no_checkpoint(place: Place) -> None:
+def test_a_failed_trial_leaves_its_log_and_no_checkpoint_and_its_trainer_is_a_fork(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     red = ["health.action=stop", "health.loss=0.000001"]  # from step 5 on
     opened = open_study(sweep_section(["sweep.study=red", "rl.dev.samples=1", *red]))
     claimed = claim(opened)
@@ -276,6 +271,7 @@ def test_a_failed_trial_leaves_its_log_and_no_checkpoint(place: Place) -> None:
     assert "failed: stopped at step 5 since health.action is stop" in run_trial(opened, claimed, lambda: False)
     assert len(steps_of(opened.folder / "t0000-s0")) == 5 and (opened.folder / "t0000-s0" / "log.txt").exists()
     assert not list((place.home / "state").glob("red-*"))
+    check_a_trainer(ForkServerProcess, tmp_path, monkeypatch)
 
 
 def test_progress_counts_the_steps_within_a_trial(place: Place) -> None:
@@ -297,6 +293,8 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
 
     worker, *below = processes("slept")
     assert len(below) >= 2, "the trainer, and the process that forked it"
+    begun = [(record.pid, record.pid_start) for record in all_records("slept-") if record.stage == "trial"]
+    assert begun == [(worker, process_start(worker))]
     with study_lock(opened.sweep):  # it does not fall asleep while it holds the study
         for pid in (worker, *below):
             os.kill(pid, signal.SIGSTOP)
@@ -312,19 +310,6 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
     taken = f"trial 0 no longer belongs to this worker: a worker on {socket.gethostname()} has taken it over"
     assert far.returncode == 0 and taken in said, said
     assert read_study("slept").trials[0].value == 0.5
-
-
-def test_the_trainer_of_a_killed_worker_ends_with_a_checkpoint(place: Place) -> None:
-    words = ["sweep.study=orphan", "sweep.trials=1", "rl.steps=2000", "rl.dev.samples=1"]
-    place.begin([place.python, "-m", "mathrl.sweeps.run", "--worker", "-", *words])
-    wait(lambda: len(steps_of(place.home / "sweeps" / "orphan" / "t0000-s0")) > 1)
-    worker, *below = processes("orphan")
-    begun = worker, process_start(worker)
-    os.kill(worker, signal.SIGKILL)
-    wait(lambda: not any(map(is_alive, below)))
-    assert [(record.pid, record.pid_start) for record in all_records("orphan-") if record.stage == "trial"] == [begun]
-    assert place.record("orphan-t0000-s0")["status"] != "finished"  # "running" where it could not save in time
-    assert list((place.home / "state").glob("orphan-t0000-s0-*/checkpoints/step-*.json"))
 
 
 def test_the_dashboard_is_served_on_loopback(place: Place, held_port: socket.socket) -> None:

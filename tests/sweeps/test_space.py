@@ -69,18 +69,14 @@ def test_every_wrong_key_and_bound_is_named_at_once() -> None:
         assert part in said, said
 
 
-@pytest.mark.parametrize(
-    ("space", "part"),
-    [
-        ({}, "nothing is varied"),
-        ({"rl": {"kind": "int", "low": 1, "high": 2}}, "write section.key=value"),
-        ({"rl.group_size": {"kind": "int", "low": 5, "high": 21, "step": 4}}, "present value 16"),
-        ({"rl.loss.skip_zero_variance": {"kind": "choice", "values": [1, 0]}}, "present value True"),
-        ({"reward.parts.3.weight": {"kind": "uniform", "low": 0, "high": 1}}, "no parameter '3'"),
-    ],
-)
-def test_other_spaces_that_are_refused(space: dict[str, Any], part: str) -> None:
-    assert part in refusal(space)
+def test_other_spaces_that_are_refused() -> None:
+    assert "nothing is varied" in refusal({})
+    assert "write section.key=value" in refusal({"rl": {"kind": "int", "low": 1, "high": 2}})
+    assert "present value 16" in refusal({"rl.group_size": {"kind": "int", "low": 5, "high": 21, "step": 4}})
+    zero_variance = {"rl.loss.skip_zero_variance": {"kind": "choice", "values": [1, 0]}}
+    assert "present value True" in refusal(zero_variance)
+    with pytest.raises(UserError, match=r"sweep\.space=.*low 0\.1 must be below high 0\.01"):
+        load_params(PARAMS, overrides=["sweep.space={rl.optimizer.lr: {kind: log, low: 0.1, high: 0.01}}"])
 
 
 def test_whole_numbers_choices_and_lists_may_be_varied() -> None:
@@ -94,25 +90,6 @@ def test_whole_numbers_choices_and_lists_may_be_varied() -> None:
     present = check_space(sweep(space), PARAMS)
     assert present["rl.group_size"] == 16 and present["reward.parts.0.weight"] == 1.0
     assert present["rl.advantage"] == "grpo" and present["rl.ema"] == 0.9
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("{rl.optimizer.lr: {kind: log, low: 0, high: 1}}", "greater than 0"),
-        ("{rl.optimizer.lr: {kind: log, low: 0.1, high: 0.01}}", "low 0.1 must be below high 0.01"),
-        (
-            "{rl.optimizer.lr: {kind: logarithmic, low: 0.1, high: 1}}",
-            "no kind 'logarithmic'; write one of log, uniform, int",
-        ),
-        ("{rl.optimizer.lr: {low: 0.1, high: 1}}", "kind: missing; write one of log, uniform"),
-        ("{rl.optimizer.lr: {kind: choice, values: [1]}}", "at least 2 items"),
-    ],
-)
-def test_a_wrong_axis_is_refused_by_the_schema(text: str, part: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_params(PARAMS, overrides=[f"sweep.space={text}"])
-    assert str(caught.value).startswith("sweep.space={") and part in str(caught.value)
 
 
 def test_a_sweep_must_end_and_must_not_see_the_test_problems() -> None:
@@ -176,9 +153,9 @@ def test_a_space_from_the_form_is_sent_whole(tmp_path: Path) -> None:
     assert form_overrides({"rl": rl}) == ["rl.steps=9", 'rl.optimizer.type="muon"', "rl.optimizer.adamw_scale=0.1"]
 
 
-@pytest.mark.parametrize("preset", ["qwen2.5-0.5b-gsm8k"])
-def test_the_space_of_a_preset_fits_it(preset: str, tmp_path: Path) -> None:
+def test_the_space_of_a_preset_fits_it(tmp_path: Path) -> None:
     """As in the worktree of `mathrl sweep run --preset`: its params/ has the preset merged."""
+    preset = "qwen2.5-0.5b-gsm8k"
     shutil.copytree(PARAMS, tmp_path / "params")
     before, after = load_params(PARAMS), load_params(PARAMS, preset=preset)
     write_params(before, after, tmp_path / "params")

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
@@ -22,6 +21,7 @@ from mathrl.core.errors import UserError
 from mathrl.params.sweep import Sweep
 from mathrl.sweeps.study import TrialLost, best, claim, locked_file, open_study, read_study, study_folder, while_holding
 from mathrl.sweeps.trial import Interrupted, TrialRun, execute
+from tests.postgres import postgres_server
 
 ROOT = Path(__file__).parents[2]
 SPACE = {
@@ -119,32 +119,9 @@ def test_a_worker_that_lost_its_trial_writes_nothing_more(inputs: Path) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path, held_port: socket.socket) -> Iterator[str]:
-    """The URL of a PostgreSQL server of this test's own, on loopback."""
-    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
-    missing = [name for name in ("initdb", "pg_ctl", "postgres", *as_user[:1]) if not shutil.which(name)]
-    if missing:
-        pytest.skip(f"no PostgreSQL here: {', '.join(missing)} not on PATH")
-    if as_user and subprocess.run([*as_user, "true"], capture_output=True).returncode:
-        pytest.skip("no PostgreSQL here: it does not run as root, and there is no user postgres")
-    folder = Path(tempfile.mkdtemp(prefix="mathrl-postgres-"))
-    if as_user:
-        shutil.chown(folder, "postgres")
-    port = held_port.getsockname()[1]
-    data = str(folder / "data")
-
-    def run(*words: str) -> None:
-        done = subprocess.run([*as_user, *words], cwd="/", capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    run("initdb", "-D", data, "-U", "mathrl", "--auth=trust", "--no-sync")
-    options = f"-p {port} -h 127.0.0.1 -k {folder} -F"
-    run("pg_ctl", "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
-    try:
-        yield f"postgresql://mathrl:a-password@127.0.0.1:{port}/postgres"
-    finally:
-        run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
-        shutil.rmtree(folder)
+def server() -> Iterator[str]:
+    with postgres_server("mathrl") as uri:
+        yield uri
 
 
 def test_workers_share_a_postgresql_server(inputs: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +134,7 @@ def test_workers_share_a_postgresql_server(inputs: Path, server: str, monkeypatc
     monkeypatch.setenv("MATHRL_SWEEP_STORAGE", server.replace(str(port), "1"))
     with pytest.raises(UserError) as caught:
         open_study(section(storage="environment"))
-    assert "MATHRL_SWEEP_STORAGE" in str(caught.value) and "a-password" not in str(caught.value)
+    assert "MATHRL_SWEEP_STORAGE" in str(caught.value) and "pa55" not in str(caught.value)
 
 
 def test_a_storage_url_is_asked_for(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""A trial's trainer: a fork of a process with the imports, or a new process when the code has changed."""
+"""A trial's trainer when the code has changed: a new process. Else it is a fork: test_run.py."""
 
 import importlib
 import os
-from multiprocessing.context import ForkServerProcess, SpawnProcess
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,17 @@ def test_beside_a_gpu_a_trainer_is_no_fork(monkeypatch: pytest.MonkeyPatch) -> N
     assert not trainer._may_fork()
 
 
-@pytest.mark.parametrize(
-    ("method", "changed"),
-    [
-        (ForkServerProcess, {}),
-        (SpawnProcess, {"_code_at_start": lambda: ("0.0.1", "another"), "_run": _run_what_is_imported}),
-    ],
-)
-def test_a_trainer_has_its_words_log_environment_and_lock(
-    method: type, changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_trainer_after_a_change_of_the_code_is_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "_code_at_start", lambda: ("0.0.1", "another"))
+    monkeypatch.setattr(trainer, "_run", _run_what_is_imported)
+    check_a_trainer(SpawnProcess, tmp_path, monkeypatch)
+
+
+def check_a_trainer(method: type, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its words, its log, its worker's environment and its lock."""
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("OMP_WAIT_POLICY", "")
     monkeypatch.delenv("OMP_WAIT_POLICY")
-    for name, value in changed.items():
-        monkeypatch.setattr(trainer, name, value)
     lock = locked_file(Path("lock"))
     assert lock is not None
     monkeypatch.setenv("COLUMNS", "300")  # the width of argparse's lines

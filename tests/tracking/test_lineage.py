@@ -178,6 +178,7 @@ def test_the_command_goes_back_and_forward(store: Store, capsys: pytest.CaptureF
     wrong = {
         None: "give a registered",
         "other": "registered: chain",
+        "it's": "it's: no such registered model",
         "chain:9": "versions: 1, 2",
         "chain@x": "candidate",
     }

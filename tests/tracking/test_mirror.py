@@ -67,8 +67,8 @@ def status() -> str:
     return found[0].info.status if found else "none"
 
 
-def test_a_resumed_run_that_says_nothing_of_its_health_yet_keeps_what_it_said(
-    record: Path, capfd: pytest.CaptureFixture[str]
+def test_a_resumed_run_is_opened_once_and_keeps_what_it_said_of_its_health_until_it_says_more(
+    record: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror = Mirror()
     say(record, "running", 1.0, health=HEALTH)
@@ -76,9 +76,13 @@ def test_a_resumed_run_that_says_nothing_of_its_health_yet_keeps_what_it_said(
     say(record, "stopped", 1.0, health=HEALTH)
     mirror.sweep()
     assert status() == "KILLED"
+    assert mirror.upload is not None
+    reopened, reopen = list[str](), mirror.upload.reopen
+    monkeypatch.setattr(mirror.upload, "reopen", lambda run: (reopened.append(run), reopen(run)))
     say(record, "running", 2.0)
-    mirror.sweep()
-    assert status() == "RUNNING"
+    for _ in range(2):
+        mirror.sweep()
+    assert status() == "RUNNING" and len(reopened) == 1
     say(record, "stopped", 2.0)
     assert mirror.sweep() == 1 and status() == "KILLED"
     (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
@@ -196,7 +200,7 @@ def test_a_run_whose_process_is_a_zombie_was_killed(record: Path) -> None:
     zombie.wait()
 
 
-def test_a_run_whose_process_number_another_process_has_taken_was_killed(record: Path) -> None:
+def test_a_run_whose_process_is_gone_or_whose_number_another_has_taken_was_killed(record: Path) -> None:
     """As after a reboot; a record of before starts were kept is judged by the number alone."""
     own = process_start(os.getpid())
     assert own is not None
@@ -204,6 +208,8 @@ def test_a_run_whose_process_number_another_process_has_taken_was_killed(record:
         say(record, "running", 1.0, pid_start=start)
         assert Mirror().sweep() == 0 and status() == "RUNNING"
     say(record, "running", 1.0, pid_start=own - 1)
+    assert Mirror().sweep() == 1 and status() == "KILLED"
+    say(record, "running", 2.0, pid=gone())
     assert Mirror().sweep() == 1 and status() == "KILLED"
 
 
@@ -246,13 +252,6 @@ def test_a_run_that_has_gone_on_for_hours_is_followed_at_leisure_and_its_end_at_
     say(record, "finished", began)
     mirror.sweep(patient=True)
     assert status() == "FINISHED"
-
-
-def test_a_run_whose_process_is_gone_was_killed(record: Path) -> None:
-    say(record, "running", 1.0, pid=gone())
-    assert Mirror().sweep() == 1 and status() == "KILLED"
-    say(record, "running", 2.0)
-    assert Mirror().sweep() == 0 and status() == "RUNNING", "it goes on"
 
 
 def test_a_record_that_is_removed_while_it_is_followed_ends_nothing(
@@ -319,17 +318,3 @@ def test_an_account_without_a_name_is_its_number(record: Path, monkeypatch: pyte
     assert Mirror().sweep() == 1
     (run,) = connect().search_runs(["1"], f"tags.`mathrl.record` = '{NAME}'")
     assert run.data.tags["mlflow.user"] == "4242424"
-
-
-def test_a_resumed_run_is_opened_again_once(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mirror = Mirror()
-    say(record, "stopped", 1.0)
-    mirror.sweep()
-    assert mirror.upload is not None
-    reopened: list[str] = []
-    reopen = mirror.upload.reopen
-    monkeypatch.setattr(mirror.upload, "reopen", lambda run: (reopened.append(run), reopen(run)))
-    say(record, "running", 2.0)
-    for _ in range(3):
-        mirror.sweep()
-    assert len(reopened) == 1 and status() == "RUNNING"

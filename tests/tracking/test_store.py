@@ -14,10 +14,10 @@ OPEN = "from mathrl.tracking.client import connect, experiment; print(experiment
 def test_the_first_clients_of_a_new_store_do_not_trip_one_another(tmp_path: Path, warm_python: Path) -> None:
     given = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     env = given | {"MATHRL_HOME": str(tmp_path / "home")}
-    command = [warm_python / "python", "-c", OPEN]  # which have their imports: all three find no tables at once
-    clients = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    command = [warm_python / "python", "-c", OPEN]  # which have their imports: both find no tables at once
+    clients = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     said = [client.communicate(timeout=800) for client in clients]
-    assert [out.strip() for out, _ in said] == [b"1"] * 3, b"\n".join(err for _, err in said).decode()
+    assert [out.strip() for out, _ in said] == [b"1"] * 2, b"\n".join(err for _, err in said).decode()
     assert (tmp_path / "home" / "mlflow.db").is_file()
 
 
