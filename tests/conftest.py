@@ -33,7 +33,7 @@ with suppress(ImportError):  # environments with a few packages alone run some o
 LONG = (
     "test_ui.py", "test_vllm_servers.py", "test_run.py", "test_pipeline.py", "test_stopping.py", "test_vllm.py",
     "test_deepspeed.py", "test_reproduce.py", "test_trl_engine.py", "test_kills.py", "test_small.py", "test_servers.py",
-    "test_curate_bytes.py", "test_parallel.py", "test_presets.py", "test_sharding.py", "test_tracking.py",
+    "test_curate_bytes.py", "test_parallel.py", "test_presets.py", "test_sharding.py",
     "test_fsdp.py", "test_samplers.py", "test_resume.py", "test_recipes.py", "test_resharding.py", "test_worktrees.py",
     "test_ranks.py", "test_extend.py", "test_families.py", "test_compare.py", "test_gpu_benchmarks.py",
     "test_promote.py", "test_context_parallel.py", "test_json.py", "test_names.py", "test_wandb_online.py",
@@ -82,6 +82,15 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(unfinished)
             unfinished.rename(folder)
     return folder
+
+
+def wait_for(condition: Callable[[], Any], what: str = "it", seconds: float = 600.0) -> Any:
+    """What the condition gives as soon as that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come in {seconds} s"
+        time.sleep(0.05)
+    return found
 
 
 def hold_port(host: str = "127.0.0.1") -> socket.socket:

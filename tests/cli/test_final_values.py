@@ -195,14 +195,6 @@ def test_a_dry_run_says_nothing_of_lengths_that_it_cannot_know(
     assert "max_tokens: 160" in printed and "of the data are longer" not in printed
 
 
-def test_a_dry_run_refuses_a_model_without_a_tokenizer(own_checkout: Path) -> None:
-    own_project(own_checkout, 200)
-    for file in (own_checkout / "start").glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(UserError, match=r"start: no tokenizer: .*copy .*tokenizer\.json"):
-        run("pipeline", dry_run=True)
-
-
 def test_a_dry_run_refuses_a_model_without_weights(own_checkout: Path) -> None:
     """As a clone without `git lfs pull` has them."""
     own_project(own_checkout, 200)

@@ -41,18 +41,6 @@ def test_rows_with_a_reward_are_judged_as_rl(tmp_path: Path, capsys: pytest.Capt
     assert all(f"yellow, {rule}, from step" in printed for rule in ("length", "flat", "entropy"))
 
 
-def test_the_line_counts_the_rules_that_had_something_to_judge(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    counts = []
-    for names in (ALL, ("reward/accuracy", "entropy"), ("kl",)):
-        health(folder_with(tmp_path, flat_run(*names)))
-        judged, of, total = capsys.readouterr().out.splitlines()[0].partition("; ")[2].split()[:3]
-        assert of == "of" and int(judged) < int(total)
-        counts.append(int(judged))
-    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1] >= 1
-
-
 @pytest.mark.parametrize("rows", [[], [{"step": 1, "actor/kl_loss": 0.1, "critic/rewards/mean": 0.3}]])
 def test_metrics_of_other_names_are_not_green(tmp_path: Path, rows: list[dict[str, float]]) -> None:
     with pytest.raises(UserError, match="nothing could be judged"):

@@ -64,7 +64,7 @@ def test_only_the_stages_of_a_run_have_to_fit(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("section", ["sft", "rl", "dpo", "reward_model", "rl.advantage.critic"])
-@pytest.mark.parametrize(("optimizer", "times"), [("adamw", 1), ("{type: adamw}", 1), ("muon", 10)])
+@pytest.mark.parametrize(("optimizer", "times"), [("adamw", 1), ("muon", 10)])
 def test_a_bare_optimizer_of_random_weights_has_a_rate_for_them(section: str, optimizer: str, times: int) -> None:
     """Not a pretrained model's, of the demo as of any other model of random weights."""
     for choices in ([], ["data=chain", "model=toy", "rl.optimizer.lr=0.1"], ["model.base={type: fresh, layers: 1}"]):

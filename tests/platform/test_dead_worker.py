@@ -7,13 +7,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import hold_port
+from tests.conftest import hold_port, wait_for
 from tests.platform.conftest import QUIET, ROOT
 
 pytestmark = [
@@ -29,14 +28,6 @@ def sleeper():
 if __name__ == "__main__":
     sleeper.serve(name="sleeper")
 """
-
-
-def wait_for(ask: Callable[[], Any], seconds: float = 240) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (answer := ask()):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    return answer
 
 
 def test_the_run_of_a_killed_worker_has_crashed(tmp_path: Path) -> None:

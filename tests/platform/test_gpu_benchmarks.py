@@ -6,7 +6,6 @@ import runpy
 import signal
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -145,22 +144,6 @@ def test_a_model_too_large_for_the_gpu_loses_layers_and_keeps_its_widths() -> No
     assert most_layers("7B", 140e9) == 28
     assert most_layers("7B", 0.62 * 85e9) == 7  # (52.7e9 / 18 - 1.09e9) / 0.233e9 = 7.9
     assert most_layers("7B", 18e9) == 0
-
-
-def test_a_part_that_fails_leaves_what_it_measured_and_nothing_older(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import benchmarks.gpu.__main__ as command
-
-    ends = "import json, sys; open(sys.argv[1], 'w').write(json.dumps({'rows': [1]})); sys.exit(9)"
-    result = tmp_path / "machine.json"
-    result.write_text('{"rows": "of an earlier run"}')
-    monkeypatch.setattr(command, "command_of", lambda *_: [sys.executable, "-c", ends, str(result)])
-    assert not command.start("machine", Namespace(out=tmp_path, toy=True), on_gpu=False)
-    assert json.loads(result.read_text()) == {"rows": [1]}
-    result.write_text('{"rows": "of an earlier run"}')
-    monkeypatch.setattr(command, "command_of", lambda *_: [sys.executable, "-c", "raise SystemExit(9)"])
-    assert not command.start("machine", Namespace(out=tmp_path, toy=True), on_gpu=False) and not result.exists()
 
 
 def test_a_wrong_value_fails_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

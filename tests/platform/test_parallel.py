@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +19,9 @@ from mathrl.core.errors import UserError
 from mathrl.core.guard import is_alive
 from mathrl.params.load import dump_yaml
 from mathrl.tasks.graph import last_maker, needed_steps
-from mathrl.tasks.repro import Repro, _repair_locks, end_with_block, environment, stages_up_to_date, was_stopped
+from mathrl.tasks.repro import Repro, _repair_locks, environment, stages_up_to_date, was_stopped
 from mathrl.tasks.runs import places_for, side_by_side
+from tests.conftest import wait_for
 from tests.platform.conftest import make_dvc_folder
 
 Checkout = Any
@@ -84,37 +84,12 @@ def test_a_signal_ends_every_step(checkout: Checkout, tmp_path: Path) -> None:
     )
     flow = subprocess.Popen([sys.executable, "-c", FLOW], cwd=checkout.folder, env=checkout.env, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-    deadline = time.monotonic() + 300
-    while not all((tmp_path / name).exists() and (tmp_path / name).read_text().strip() for name in ("x", "y")):
-        assert flow.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    files = [tmp_path / name for name in ("x", "y")]
+    wait_for(lambda: flow.poll() is not None or all(file.exists() and file.read_text().strip() for file in files))
     flow.send_signal(signal.SIGINT)
     assert flow.wait(timeout=120) != 0
-    for name in ("x", "y"):
-        while is_alive(int((tmp_path / name).read_text())):
-            assert time.monotonic() < deadline, f"step {name} lives on"
-            time.sleep(0.1)
+    wait_for(lambda: not any(is_alive(int(file.read_text())) for file in files), "the end of both steps", 300)
     assert not (checkout.folder / "side" / "long_x").exists()
-
-
-def test_a_dvc_of_somebody_else_is_named(checkout: Checkout, tmp_path: Path) -> None:
-    write(checkout, {"slow": {"cmd": f"touch {tmp_path}/here; sleep 600", "outs": ["slow"]}})
-    other = subprocess.Popen(["dvc", "repro", "side/dvc.yaml"], cwd=checkout.folder, env=checkout.env,
-                             start_new_session=True)  # fmt: skip
-    try:
-        deadline = time.monotonic() + 300
-        while not (tmp_path / "here").exists():
-            assert other.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        repro = Repro(checkout.folder, "side/dvc.yaml", dict(checkout.env), lambda text: None)
-        with (
-            end_with_block(repro),
-            pytest.raises(UserError, match=r"is in use by process \d+ \(.*repro side/dvc.yaml\): wait"),
-        ):
-            repro.follow("slow")
-    finally:
-        os.killpg(other.pid, signal.SIGTERM)
-        other.wait(timeout=60)
 
 
 def test_a_step_is_started_again_where_dvc_itself_was_busy() -> None:

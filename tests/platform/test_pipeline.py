@@ -157,18 +157,6 @@ def test_dvc_shows_the_pipeline_and_what_was_asked_for(checkout: Checkout) -> No
     shutil.rmtree(checkout.folder / "pipelines" / "recipes" / "pages")
 
 
-def test_a_flow_with_nothing_to_do_lets_dvc_end_by_itself(checkout: Checkout) -> None:
-    code = (
-        "from tasks.repro import Repro, end_with_block, environment\nfrom pathlib import Path\n"
-        "repro = Repro(Path.cwd(), 'register', environment(), lambda text: None)\n"
-        "with end_with_block(repro):\n"
-        "    print([repro.follow(stage) for stage in ('curate', 'rl', 'register')])\n"
-        "    repro.finish('register')\n"
-        "print(repro.process.returncode)"
-    )
-    assert checkout.python(code).split("\n") == ["['skipped', 'skipped', 'skipped']", "0", ""]
-
-
 def test_a_run_with_nothing_to_do_starts_no_server_and_no_flow_yet_uploads_and_reports(checkout: Checkout) -> None:
     log = checkout.home / "logs" / "prefect-run.log"  # of the server that a flow would start
     log.unlink()

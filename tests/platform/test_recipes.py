@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from prefect.artifacts import ProgressArtifact
 
 from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
-from mathrl.params.recipe_steps import DEFAULT, PIPELINE_OUTPUTS, STEP_STAGES
+from mathrl.params.recipe_steps import DEFAULT, PIPELINE_OUTPUTS
 from mathrl.params.schema import READS
 from mathrl.recipes.graph import graph, graph_files
 from mathrl.recipes.recipe import load_recipe, recipe_files, recipe_names
-from mathrl.stages.command import parse, wire
 from mathrl.tasks.report import artifact_key
 
 Checkout = Any
@@ -64,12 +62,6 @@ def test_a_stage_needs_only_curated_data_and_what_stands_before_it(name: str) ->
         sections, code = stage["params"]
         assert sections == {"resolved.yaml": list(READS[module])} and code["code.yaml"][0] == module
         before |= {words[3]}
-
-
-@pytest.mark.parametrize("stage", STEP_STAGES)
-def test_every_stage_of_a_step_gets_its_files(stage: str) -> None:
-    work = import_module(f"mathrl.stages.{stage}").work
-    assert callable(wire(work, parse(stage, work, ["pipelines/recipes/mine/step"])))
 
 
 def test_seeds_are_stages_of_their_own_and_start_from_their_own() -> None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from mathrl.core.guard import is_alive
+from tests.conftest import wait_for
 
 Checkout = Any
 RUN = "from mathrl.cli import main; main()"
@@ -35,13 +35,6 @@ def unsignalled(checkout: Checkout, warm_python: Path) -> Iterator[Checkout]:
     checkout.use_python(Path(sys.executable).parent)
 
 
-def wait_for(condition: Any, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come in {seconds} s"
-        time.sleep(0.1)
-
-
 def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: Checkout, tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     checkout.set_param("run.processes", 2)  # the trainer is a rank, below torchrun's agent
@@ -54,11 +47,11 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: 
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for(pids.exists, 600, "the trainer")
+        wait_for(pids.exists, "the trainer", 600)
         trainer = int(pids.read_text())
         assert is_alive(trainer)
         flow.terminate()
-        wait_for(lambda: not is_alive(trainer), 300, "the trainer's end")  # it would sleep for 600
+        wait_for(lambda: not is_alive(trainer), "the trainer's end", 300)  # it would sleep for 600
         flow.wait(timeout=300)
     finally:
         flow.kill()
@@ -74,12 +67,12 @@ def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: 
     starter = f"import subprocess; subprocess.Popen({guard!r}, stdin=subprocess.PIPE).wait()"
     flow = subprocess.Popen([sys.executable, "-c", starter], cwd=Path(__file__).parents[2])
     try:
-        wait_for(lambda: pids.exists() and pids.read_text(), 600, "what it starts")
+        wait_for(lambda: pids.exists() and pids.read_text(), "what it starts", 600)
         assert is_alive(int(pids.read_text()))
     finally:
         flow.kill()
         flow.wait()
-    wait_for(lambda: not is_alive(int(pids.read_text())), 300, "its end")
+    wait_for(lambda: not is_alive(int(pids.read_text())), "its end", 300)
 
 
 def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout, tmp_path: Path) -> None:
@@ -95,7 +88,7 @@ def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout, tmp_path
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), 600, "its first step")
+    wait_for(lambda: list((checkout.home / "state").glob("difficulty-*/checkpoint")), "its first step", 600)
     os.killpg(repro.pid, signal.SIGINT)  # as a terminal does
     output = repro.communicate(timeout=300)[0]
     assert "difficulty: stopped; start it again to resume" in output
@@ -148,7 +141,7 @@ def prefect_server(
             return False
 
     try:
-        wait_for(answers, 300, "Prefect's server")
+        wait_for(answers, "Prefect's server", 300)
         yield url, server
     finally:
         os.killpg(server.pid, signal.SIGKILL)
@@ -173,11 +166,7 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
     )
     try:
         steps = unsignalled.home / "state"
-        wait_for(
-            lambda: list(steps.glob("difficulty-*/checkpoint")) or flow.poll() is not None,
-            300,
-            "the stage's first step",
-        )
+        wait_for(lambda: [*steps.glob("difficulty-*/checkpoint")] or flow.poll() is not None, "its first step", 300)
         os.killpg(server.pid, signal.SIGKILL)
         output, _ = flow.communicate(timeout=500)
     finally:

@@ -23,6 +23,7 @@ from mathrl.cli import ui
 from mathrl.compose import load_params
 from mathrl.core.guard import is_alive
 from mathrl.params.train import Rl
+from tests.conftest import wait_for
 from tests.foreign_requests import FOREIGN, ask, check_refused
 from tests.platform.ui_servers import Servers
 
@@ -313,23 +314,18 @@ def test_automations_evaluate_a_new_model_and_say_a_failure_while_another_run_go
     assert tried["tags"]["git.dirty"] == "false", "the worktree has the commit's code"
     with pytest.raises(AssertionError, match="nothing"):
         servers.wait_for(wrong, "COMPLETED")
-    evaluations: list[Any] = []
-    deadline = time.monotonic() + 300
-    while not evaluations:
-        assert time.monotonic() < deadline, "no evaluation was started"
-        time.sleep(0.5)
+
+    def started() -> list[Any]:
         every = servers.post("/flow_runs/filter", {"flows": {"name": {"any_": ["evaluate"]}}})
-        evaluations = [each for each in every if each["created_by"]["type"] == "AUTOMATION"]
-    (evaluation,) = evaluations
+        return [each for each in every if each["created_by"]["type"] == "AUTOMATION"]
+
+    (evaluation,) = wait_for(started, "an evaluation", 300)
     servers.wait_for(evaluation["id"], "COMPLETED")
     assert "results" in servers.artifacts(evaluation["id"])
     (model,) = (servers.checkout.folder / "runs").glob("rl-seed_3-lr_*/models/rl/summary.json")
     (evaluated,) = (servers.checkout.folder / "runs").glob("evaluate-*/models/rl/summary.json")
     assert evaluated.read_bytes() == model.read_bytes(), "from DVC's cache"
-    deadline = time.monotonic() + 300
-    while not sent:
-        assert time.monotonic() < deadline, f"the failure was not said; Prefect's log: {servers.log('prefect')}"
-        time.sleep(0.2)
+    wait_for(lambda: sent, "the failure", 300)
     assert "nothing" in sent[0] and "failed" in sent[0]
 
 
@@ -339,10 +335,7 @@ def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds_and_pages_have_it
     servers.post("/v2/concurrency_limits/mathrl-slots", {"limit": 1}, "PATCH")
     servers.silent.write_text("evaluate")
     run = servers.start("evaluate")
-    deadline = time.monotonic() + 300
-    while not pids.exists():
-        assert time.monotonic() < deadline, "the trainer did not start"
-        time.sleep(0.2)
+    wait_for(pids.exists, "the trainer", 300)
     trainer = int(pids.read_text())
     assert is_alive(trainer)
     servers.silent.unlink()  # the second run's programs are forks again
@@ -353,10 +346,7 @@ def test_cancelling_in_the_ui_ends_a_silent_trainer_in_seconds_and_pages_have_it
     assert tasks == [], "it waits for the slot"
     # What the button does.
     servers.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
-    deadline = time.monotonic() + 200
-    while is_alive(trainer):
-        assert time.monotonic() < deadline, "the trainer lives on"
-        time.sleep(0.2)
+    wait_for(lambda: not is_alive(trainer), "the trainer's end", 200)
     servers.wait_for(run, "CANCELLED", seconds=200)
     assert list((servers.checkout.home / "state").glob("evaluate-*/checkpoint")), "it can go on"
     servers.wait_for(waiting, "COMPLETED")
@@ -373,7 +363,5 @@ def test_ctrl_c_ends_every_server(servers: Servers) -> None:
     time.sleep(0.3)
     servers.process.send_signal(signal.SIGTERM)  # as by somebody impatient
     assert servers.process.wait(timeout=200) == 0
-    deadline = time.monotonic() + 60
-    while any(map(ui.listens, (servers.prefect_port, servers.mlflow_port, servers.rollouts_port))):
-        assert time.monotonic() < deadline, "a server lives on"
-        time.sleep(0.2)
+    ports = (servers.prefect_port, servers.mlflow_port, servers.rollouts_port)
+    wait_for(lambda: not any(map(ui.listens, ports)), "the servers' end", 60)

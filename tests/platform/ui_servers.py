@@ -57,10 +57,6 @@ class Servers:
                     raise
                 time.sleep(0.5)
 
-    def log(self, name: str) -> str:
-        """The end of what a server printed: its warnings and errors."""
-        return str((self.checkout.home / "logs" / f"{name}.log").read_text(errors="replace")[-5000:])
-
     def start(self, flow: str, **parameters: Any) -> str:
         body = {"parameters": parameters}
         return str(self.post(f"/deployments/{self.deployments()[flow]}/create_flow_run", body)["id"])

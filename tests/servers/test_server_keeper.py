@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,6 +19,7 @@ from mathrl.params.rollout import Rollout, Servers, Vllm
 from mathrl.servers import server_keeper
 from mathrl.servers.serve import StartedServers, hold_port, server_environments
 from mathrl.servers.server_keeper import Keeper, ServerCommand
+from tests.conftest import wait_for
 
 ROOT = Path(__file__).parents[2]
 # As vLLM: the process that listens has started another one, whose id it answers with.
@@ -46,14 +47,6 @@ def servers(folder: Path, count: int, script: str = SERVER) -> StartedServers:
         for number, port in enumerate(ports)
     ]
     return StartedServers("key", commands, ports, folder / "kept.json")
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 120
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return value
 
 
 def answer(url: str) -> list[int] | None:

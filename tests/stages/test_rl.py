@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from mathrl.core.files import write_json
 from mathrl.core.metrics import JsonlSink, without_timings
@@ -86,19 +85,6 @@ def test_a_run_writes_what_it_wrote_before(name: str, place: Path, capsys: pytes
     found = differences(written(run(name)), GOLDEN[name])
     assert not found, "\n".join([*found, "If it is meant: python -m tests.stages.rl_runs --write"])
     assert ("rl.keep_rollouts: " in capsys.readouterr().out) == ("rollouts.parquet" in GOLDEN[name]["files"])
-
-
-def test_the_curve_says_what_was_trained(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    titles: list[str] = []
-
-    def watched(figure: Figure, title: str, **options: Any) -> Any:
-        titles.append(title)
-        return suptitle(figure, title, **options)
-
-    suptitle = Figure.suptitle
-    monkeypatch.setattr(Figure, "suptitle", watched)
-    run("no evaluation", ["rl.steps=1"])
-    assert titles == ["Reinforcement learning with verifiable rewards"]
 
 
 def test_a_run_whose_weights_an_engine_did_not_measure_has_no_accuracy(

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +34,7 @@ from mathrl.sweeps.space import distribution
 from mathrl.sweeps.study import HOLDER, OpenStudy, claim, locked_file, open_study, read_study, study_lock, while_holding
 from mathrl.sweeps.trial import run_trial
 from mathrl.sweeps.winner import comparison_recipe, write_comparison_recipe, write_verdict
+from tests.conftest import wait_for
 from tests.foreign_requests import check_refused
 from tests.sweeps.test_trainer import check_a_trainer
 
@@ -54,14 +54,6 @@ COMPARED = [
     "rl.dev.every=2",
 ]
 SWEEP = (sys.executable, "-m", "mathrl.sweeps.run")
-
-
-def wait(until: Callable[[], Any], seconds: float = 240.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := until()):
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.05)
-    return found
 
 
 def steps_of(run: Path) -> list[int]:
@@ -109,22 +101,22 @@ def test_stopped_and_then_killed_a_study_goes_on_where_it_was(place: Place) -> N
     second_seed, other = (hold_run(opened, label) for label in ("t0000-s1", "t0003-s0"))
     # Stopped as a cancelled flow does it: the guard's standard input is closed.
     first = place.start("mathrl.core.guard", *SWEEP, *words)
-    wait(lambda: len(steps_of(runs[0])) > 3)  # of three there is a checkpoint
+    wait_for(lambda: len(steps_of(runs[0])) > 3)  # of three there is a checkpoint
     pids = processes(STUDY)
     assert len(pids) >= 2, "the trainer, on a fast machine, has ended"
     said = first.communicate(timeout=300)[0]
     assert first.returncode == 130, said
-    wait(lambda: not any(map(is_alive, pids)))
+    wait_for(lambda: not any(map(is_alive, pids)))
     stopped, before = time.time(), sum(len(steps_of(run)) for run in runs)
     assert read_study(STUDY).trials[0].state == TrialState.RUNNING
 
     # Started again, with two workers; one is killed while the other still works, which takes over its trial.
     again = place.begin([place.python, "-m", "mathrl.sweeps.run", *words, "sweep.workers=2"])
-    wait(lambda: sum(len(steps_of(run)) for run in runs) > before or before == STEPS)
-    wait(lambda: is_alive(read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]))  # the trial has a worker again
+    wait_for(lambda: sum(len(steps_of(run)) for run in runs) > before or before == STEPS)
+    wait_for(lambda: is_alive(read_study(STUDY).trials[0].user_attrs[HOLDER]["pid"]))  # the trial has a worker again
     worker, *below = processes(STUDY)
     os.kill(worker, signal.SIGKILL)
-    wait(lambda: not any(map(is_alive, below)))  # its trainer ends with it
+    wait_for(lambda: not any(map(is_alive, below)))  # its trainer ends with it
     second_seed.close()
     other.close()
     said = again.communicate(timeout=900)[0]
@@ -289,7 +281,7 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
     words = ["sweep.study=slept", "sweep.trials=1", "rl.steps=2000", "rl.dev.samples=1"]
     far = place.begin([place.python, "-m", "mathrl.sweeps.run", "--worker", "-", *words])
     opened = open_study(sweep_section(words))
-    wait(lambda: len(steps_of(opened.folder / "t0000-s0")) > 1)
+    wait_for(lambda: len(steps_of(opened.folder / "t0000-s0")) > 1)
 
     worker, *below = processes("slept")
     assert len(below) >= 2, "the trainer, and the process that forked it"
@@ -303,7 +295,7 @@ def test_a_machine_that_slept_while_another_took_its_trial_leaves_it_alone(place
     assert claimed is not None
     for pid in (worker, *below):
         os.kill(pid, signal.SIGCONT)
-    wait(lambda: not any(map(is_alive, below)))
+    wait_for(lambda: not any(map(is_alive, below)))
     with while_holding(claimed):
         opened.study.tell(claimed.trial, 0.5)
     said = far.communicate(timeout=300)[0]
@@ -326,7 +318,7 @@ def test_the_dashboard_is_served_on_loopback(place: Place, held_port: socket.soc
             except OSError:
                 return None
 
-        assert "seen" in json.dumps(wait(studies))
+        assert "seen" in json.dumps(wait_for(studies))
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         bound = {c.laddr.ip for p in family for c in p.net_connections() if c.status == "LISTEN"}
         assert bound == {"127.0.0.1"}

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +19,7 @@ import pytest
 from mathrl.core.records import TrackerState
 from tests.marks import needs_trackers
 from tests.tracking.test_mirror import record, say
-from tests.tracking.test_trackers import curve, log, mlflow_run, wandb_steps
+from tests.tracking.test_trackers import curve, log, mlflow_run
 
 pytestmark = needs_trackers
 __all__ = ["record"]
@@ -199,30 +198,6 @@ def test_a_server_that_is_away_and_one_that_is_lost_at_the_end_are_reported_and_
     assert mirror("ends").stdout == "1\n" and server.steps() == [1, 2, 3]
     assert TrackerState.read(record, "wandb").complete == 1.0
     assert_nowhere(tmp_path, away.stderr, lost.stderr)
-
-
-def test_wandb_sync_makes_one_run_of_the_sessions_of_an_offline_run(
-    record: Path, tmp_path: Path, server: Server, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    log(record, curve(range(1, 4)))
-    say(record, "stopped", 1.0)
-    assert mirror("ends").stdout == "1\n"
-    log(record, curve(range(4, 8)))
-    say(record, "finished", 2.0)
-    assert mirror("ends").stdout == "1\n" and sorted(wandb_steps(tmp_path)) == [*range(1, 8)]
-    assert not server.paths, "nothing leaves the machine"
-    monkeypatch.delenv("WANDB_MODE")
-    folders = sorted(map(str, tmp_path.glob("wandb/offline-run-*")))
-    synced = subprocess.run(
-        [sys.executable, "-m", "wandb", "sync", "--yes", *folders],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert synced.returncode == 0, synced.stderr
-    assert len(server.runs) == 1 and server.steps() == [1, 2, 3, 4, 5, 6, 7], synced.stderr
 
 
 def assert_nowhere(folder: Path, *texts: str) -> None:
