@@ -1,4 +1,4 @@
-"""The public names of `import mathrl`: lazy, typed, documented, and their examples run in a project."""
+"""The public names of `import mathrl`: lazy, typed, documented; their examples and the notebooks run in a project."""
 
 import doctest
 import inspect
@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import nbformat
 import pandas as pd
 import pytest
+from nbclient import NotebookClient
 
 import mathrl
 from mathrl.api import frames
@@ -130,3 +132,21 @@ def test_a_model_is_trained_on_problems_of_a_list(small_project: Path) -> None:
     one = ["run.processes=1"]  # pytest's threads must not fork
     assert mathrl.evaluate(model, "mine", problems=problems, output="mine/evaluated", overrides=one).problems == 8
     assert len(mathrl.responses("mine/evaluated")) == 8 * 4
+
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_three() -> None:
+    assert [file.stem for file in NOTEBOOKS] == ["follow_runs", "grade_and_audit", "look_at_data"]
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_notebook_runs(file: Path, small_project: Path) -> None:
+    notebook = nbformat.read(file, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs before you commit it"
+    limits = {"timeout": 240, "startup_timeout": 600, "iopub_timeout": 240}
+    place = {"metadata": {"path": str(small_project)}}
+    NotebookClient(notebook, kernel_name="python3", resources=place, **limits).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert len(shown) >= 4 and not [each for each in shown if each.output_type == "error"]

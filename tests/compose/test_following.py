@@ -1,5 +1,6 @@
-"""What follows from a composition is part of its parameters, beneath everything that somebody said."""
+"""What follows from a composition is part of its parameters, beneath all that somebody said; the demo's values stay."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from mathrl.compose.experiment import split_choices
 from mathrl.compose.load import Layers, read_layers
 from mathrl.compose.settings import value_at
 from mathrl.core.errors import UserError
+from mathrl.params.load import put_section
+from mathrl.params.old_names import OldNames
+from mathrl.params.schema import SECTIONS, Params
 from mathrl.planning.final_values import RATES
 
 DEMO = Path(__file__).parents[2] / "params"
@@ -102,3 +106,17 @@ def test_a_model_is_registered_by_what_it_is_and_learned_from(choices: list[str]
     groups = [word for word in choices if not word.startswith("preset=")]
     assert load_params(DEMO, preset=preset, overrides=groups).register_.name == name
     assert load_params(DEMO, preset=preset, overrides=[*groups, "register.name=mine"]).register_.name == "mine"
+
+
+ROOT = Path(__file__).parents[2]
+HELD = json.loads((ROOT / "tests" / "params" / "demo_values.json").read_text("utf-8"))
+
+
+def test_the_demo_has_every_value_that_it_had() -> None:
+    values: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
+    old = OldNames()
+    for name, section in HELD["demo"].items():
+        put_section(values, name, section, old)
+    old.settle(values)
+    held = Params.model_validate(values).model_dump(mode="json", by_alias=True)
+    assert load_params(ROOT / "params").model_dump(mode="json", by_alias=True) == held

@@ -1,26 +1,28 @@
-"""Recipes as DVC graphs, and a tiny run of one through `dvc repro`."""
+"""dvc.yaml and recipes as DVC graphs say what the code says, and a tiny run of one through `dvc repro`."""
 
 import json
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.artifacts import ProgressArtifact
+from ruamel.yaml import YAML
 
 from mathrl.core.files import write_text
 from mathrl.params.load import parse_yaml
 from mathrl.params.recipe_steps import DEFAULT, PIPELINE_OUTPUTS
-from mathrl.params.schema import READS
+from mathrl.params.schema import READS, STAGES
 from mathrl.recipes.graph import graph, graph_files
 from mathrl.recipes.recipe import load_recipe, recipe_files, recipe_names
 from mathrl.tasks.report import artifact_key
 
 Checkout = Any
 ROOT = Path(__file__).parents[2]
-NAMES = [name for name in recipe_names(ROOT / "params") if name != DEFAULT]  # the pipeline: test_dvc_yaml.py
+NAMES = [name for name in recipe_names(ROOT / "params") if name != DEFAULT]
 # A model of a few thousand weights that has learned to write an answer, and two steps of everything else.
 TINY = (
     "run.processes=1", "run.device=cpu", "model.base.hidden_size=16", "model.base.intermediate_size=16",
@@ -146,3 +148,53 @@ def test_iterative_grpo_and_dpo_and_a_setting_that_one_step_depends_on(tiny: Che
 def test_prefect_takes_every_key_of_an_artifact() -> None:
     for name in ("qwen2.5-0.5b", "recipe-A b_"):
         assert ProgressArtifact(progress=1.0, key=artifact_key(name)).key == artifact_key(name)
+
+
+StageFiles = Callable[[str], tuple[list[str], list[str]]]
+
+
+def stages() -> dict[str, Any]:
+    """The stages of dvc.yaml but those that write the code's values and the parameters."""
+    found: dict[str, Any] = dict(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"])
+    del found["code"], found["resolve"]
+    return found
+
+
+def paths(entries: list[Any]) -> set[str]:
+    return {next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries}
+
+
+STAGE_NAMES = list(stages())
+
+
+def test_it_is_made_from_the_recipe_of_the_pipeline() -> None:
+    ((file, text),) = graph_files(DEFAULT, load_recipe(DEFAULT, ROOT / "params"), ROOT).items()
+    assert file == ROOT / "dvc.yaml" and file.read_text() == text, "run: make generate"
+
+
+def test_only_the_stage_that_resolves_them_depends_on_params() -> None:
+    assert tuple(STAGE_NAMES) == STAGES
+    resolve = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]["resolve"]
+    assert resolve == {
+        "cmd": "python -m mathrl.stages.resolve",
+        "deps": ["params"],
+        "params": [{"code.yaml": ["resolve", "model"]}],
+        "outs": ["resolved.yaml"],
+    }
+
+
+@pytest.mark.parametrize("stage", STAGE_NAMES)
+def test_a_stage_watches_its_inputs_outputs_sections_and_code_alone(stage: str, stage_files: StageFiles) -> None:
+    sections, code = stages()[stage]["params"]
+    assert sections == {"resolved.yaml": list(READS[stage])}
+    own = ["own"] if {"reward", "rl"} & set(READS[stage]) else []  # the project's own functions
+    assert code == {"code.yaml": [stage, *own]}
+
+    inputs, outputs = stage_files(stage)
+    deps = paths(stages()[stage]["deps"])
+    for path in inputs:
+        assert any(path == dep or path.startswith(dep + "/") for dep in deps), path
+    for dep in deps:
+        assert any(path == dep or path.startswith(dep + "/") for path in inputs), f"{dep} is no input"
+    declared = paths(stages()[stage].get("outs", [])) | paths(stages()[stage].get("metrics", []))
+    assert declared == set(outputs)

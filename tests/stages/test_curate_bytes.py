@@ -82,9 +82,9 @@ def project(folder: Path, data: Path) -> Path:
     return folder
 
 
-def start(folder: Path, *words: str, **env: str) -> "subprocess.Popen[bytes]":
+def start(folder: Path, *words: str, python: str = sys.executable, **env: str) -> "subprocess.Popen[bytes]":
     own = {"MATHRL_HOME": str(folder / "home"), "MATHRL_MIRROR": "none", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *(words or ("-m", "mathrl.stages.curate"))]
+    command = [python, *(words or ("-m", "mathrl.stages.curate"))]
     return subprocess.Popen(command, cwd=folder, env={**os.environ, **own, **env}, stderr=subprocess.PIPE)
 
 
@@ -99,9 +99,9 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(data: Path, tmp_path_factory: pytest.TempPathFactory, warm_python: Path) -> dict[str, bytes]:
     folder = project(tmp_path_factory.mktemp("one"), data)
-    finish(start(folder, PYTHONHASHSEED="0", LC_ALL="C.UTF-8", TZ="UTC"))
+    finish(start(folder, python=str(warm_python / "python"), PYTHONPATH=str(ROOT)))
     return outputs(folder)
 
 

@@ -1,4 +1,4 @@
-"""Names and values that MLflow refuses cost nothing else: a real store, filled by the mirror and `mathrl runs sync`."""
+"""Any text is a name that MLflow takes; what it refuses costs nothing else: a real store, filled by the mirror."""
 
 import json
 import math
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mathrl.cli.main import app
 from mathrl.core.files import write_jsonl
 from mathrl.core.records import RunRecord
 from mathrl.tracking import mirror as module
-from mathrl.tracking.batches import escape
+from mathrl.tracking.batches import LONGEST, escape, unescape
 from mathrl.tracking.client import connect, experiments
 from mathrl.tracking.lineage import _step
 from mathrl.tracking.mirror import sync
@@ -95,3 +97,49 @@ def test_a_value_that_is_not_a_number_loses_neither_its_name_nor_the_others(
         history = connect().get_metric_history(run.info.run_id, f"m{number}")
         assert sorted(point.step for point in history) == [1, 3]
         assert said.count(f"MLflow refuses 'm{number}'") == 1
+
+
+TRICKY = st.lists(st.sampled_from([*"/.: _-a2b\n%'`\x00é請", "..", "//", ":2b:", "::", "\ud83d"]), max_size=12)
+NAMES = st.text(st.characters(), max_size=40) | TRICKY.map("".join)
+
+
+def mlflow_takes(name: str) -> bool:
+    from mlflow.exceptions import MlflowException
+    from mlflow.utils.validation import _validate_metric, _validate_tag
+
+    try:
+        _validate_metric(name, 0.5, 1, 1)
+        _validate_tag(f"name.{name}", "")
+    except MlflowException:
+        return False
+    return True
+
+
+@settings(max_examples=200)
+@given(NAMES)
+@example("")
+@example("../x")
+@example("...")
+@example("/")
+@example("a/")
+@example("a/./b")
+@example("gsm8k+math")
+def test_mlflow_takes_every_name_and_the_name_as_written_comes_back(name: str) -> None:
+    assert mlflow_takes(escape(name)), escape(name)
+    if len(escape(name)) <= 200:
+        assert unescape(escape(name)) == name
+
+
+@settings(max_examples=200)
+@given(st.sets(NAMES | st.text(min_size=LONGEST, max_size=2 * LONGEST), max_size=6))
+@example({"a+b", "a:2b:b", "a::b", "a:3a:2b:3a:b"})
+def test_different_names_stay_different(names: set[str]) -> None:
+    assert len({escape(name) for name in names}) == len(names)
+
+
+def test_names_that_mlflow_takes_stay_and_long_ones_that_begin_alike_stay_different() -> None:
+    for name in ("rl/dev/accuracy", "by source.x-1/größe 2", "時間/loss"):
+        assert mlflow_takes(name) and escape(name) == name
+    names = ["x" * 300 + end for end in ("1", "2")] + ["<" * 120]
+    assert len({escape(name) for name in names}) == 3 and all(mlflow_takes(escape(name)) for name in names)
+    assert not any(mlflow_takes(name) for name in names)
