@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ Checkout = Any
 pytestmark = pytest.mark.timeout(1800)
 HOST = os.uname().nodename
 FLOW = """
+import os
 from pathlib import Path
 from prefect import flow
 from mathrl.tasks.graph import Graph
@@ -39,6 +39,7 @@ def at_once():
     run_graph(Graph(Path.cwd(), "side/dvc.yaml"), environment(), lambda text: print(text, end="", flush=True),
               lambda graph, step: print("ENDED", step, flush=True), jobs=2)
 
+print("PID", os.getpid(), flush=True)
 at_once()
 """
 # Writes its file only after the other's signal is there: alone, one after another, neither would end.
@@ -82,11 +83,13 @@ def test_a_signal_ends_every_step(checkout: Checkout, tmp_path: Path) -> None:
         checkout,
         {name: {"cmd": f"echo $$ > {tmp_path}/{name}; sleep 600", "outs": [f"long_{name}"]} for name in ("x", "y")},
     )
-    flow = subprocess.Popen([sys.executable, "-c", FLOW], cwd=checkout.folder, env=checkout.env, text=True,
+    flow = subprocess.Popen([checkout.executable, "-c", FLOW], cwd=checkout.folder, env=checkout.env, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    assert flow.stdout is not None
+    flow_pid = int(flow.stdout.readline().split()[1])  # of the fork alone, and not of the program that forwards signals
     files = [tmp_path / name for name in ("x", "y")]
     wait_for(lambda: flow.poll() is not None or all(file.exists() and file.read_text().strip() for file in files))
-    flow.send_signal(signal.SIGINT)
+    os.kill(flow_pid, signal.SIGINT)
     assert flow.wait(timeout=120) != 0
     wait_for(lambda: not any(is_alive(int(file.read_text())) for file in files), "the end of both steps", 300)
     assert not (checkout.folder / "side" / "long_x").exists()

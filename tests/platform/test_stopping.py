@@ -20,37 +20,23 @@ Checkout = Any
 RUN = "from mathrl.cli import main; main()"
 
 
-@pytest.fixture(scope="module")
-def checkout(checkout: Checkout) -> Checkout:
-    """Signals must meet Python itself, and not a program that forwards them."""
-    checkout.use_python(Path(sys.executable).parent)
-    return checkout
-
-
-@pytest.fixture
-def unsignalled(checkout: Checkout, warm_python: Path) -> Iterator[Checkout]:
-    """For tests that signal nothing but a server, or kill: programs that have their imports."""
-    checkout.use_python(warm_python)
-    yield checkout
-    checkout.use_python(Path(sys.executable).parent)
-
-
 def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: Checkout, tmp_path: Path) -> None:
+    """By programs of the usual Python: test_ui.py."""
     pids = tmp_path / "pid"
     checkout.set_param("run.processes", 2)  # the trainer is a rank, below torchrun's agent
     env = checkout.env | {"STANDIN_SILENT": "sft", "STANDIN_PIDS": str(pids), "MATHRL_MIRROR": "none"}
+    program = f"import os; print(os.getpid(), flush=True)\n{RUN}"
+    words = [checkout.executable, "-c", program, "run", "sft"]
     flow = subprocess.Popen(
-        [sys.executable, "-c", RUN, "run", "sft"],
-        cwd=checkout.folder,
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        words, cwd=checkout.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
+    assert flow.stdout is not None
+    flow_pid = int(flow.stdout.readline())  # of the fork alone, and not of the program that forwards signals
     try:
         wait_for(pids.exists, "the trainer", 600)
         trainer = int(pids.read_text())
         assert is_alive(trainer)
-        flow.terminate()
+        os.kill(flow_pid, signal.SIGTERM)
         wait_for(lambda: not is_alive(trainer), "the trainer's end", 300)  # it would sleep for 600
         flow.wait(timeout=300)
     finally:
@@ -97,38 +83,38 @@ def test_ctrl_c_during_dvc_repro_ends_in_a_sentence(checkout: Checkout, tmp_path
     assert '"status": "stopped"' in records[0].read_text()
 
 
-def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later(unsignalled: Checkout) -> None:
+def test_training_goes_on_when_the_tracking_server_is_down_and_is_uploaded_later(checkout: Checkout) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    unsignalled.mathrl("runs", "sync")  # of difficulty, which the test above has stopped
-    before = {run["id"] for run in unsignalled.mlflow_runs()}
-    done = unsignalled.mathrl("run", "rl", MLFLOW_TRACKING_URI=nobody)
+    checkout.mathrl("runs", "sync")  # of difficulty, which the test above has stopped
+    before = {run["id"] for run in checkout.mlflow_runs()}
+    done = checkout.mathrl("run", "rl", MLFLOW_TRACKING_URI=nobody)
     assert f"{nobody} does not answer" in done.stderr, "the flow says it at once"
-    assert (unsignalled.folder / "models" / "rl").is_dir()
-    refused = unsignalled.mathrl("runs", "sync", ok=False, MLFLOW_TRACKING_URI=nobody)
+    assert (checkout.folder / "models" / "rl").is_dir()
+    refused = checkout.mathrl("runs", "sync", ok=False, MLFLOW_TRACKING_URI=nobody)
     assert refused.returncode == 2 and "start it with `mathrl ui`" in refused.stderr
-    unsignalled.mathrl("runs", "sync")
-    after = {run["id"]: run for run in unsignalled.mlflow_runs()}
+    checkout.mathrl("runs", "sync")
+    after = {run["id"]: run for run in checkout.mlflow_runs()}
     new = [after[run]["tags"].get("dvc.stage", "parent") for run in after.keys() - before]
     assert sorted(stage for stage in new if stage != "parent") == ["mix", "rl"]
     ended = {run["tags"].get("dvc.stage"): run["status"] for run in after.values()}
     assert ended["difficulty"] == ended["mix"] == ended["rl"] == "FINISHED"
-    unsignalled.mathrl("runs", "sync")
-    assert {run["id"] for run in unsignalled.mlflow_runs()} == set(after), "a second upload adds nothing"
+    checkout.mathrl("runs", "sync")
+    assert {run["id"] for run in checkout.mlflow_runs()} == set(after), "a second upload adds nothing"
 
 
 @pytest.fixture
 def prefect_server(
-    tmp_path: Path, unsignalled: Checkout, empty_prefect: Path, held_port: socket.socket
+    tmp_path: Path, checkout: Checkout, empty_prefect: Path, held_port: socket.socket
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """A server of its own, with its address."""
     shutil.copytree(empty_prefect, tmp_path / "prefect")
     port = held_port.getsockname()[1]
     url = f"http://127.0.0.1:{port}/api"
     server = subprocess.Popen(
-        [unsignalled.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=unsignalled.env | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": url},
+        [checkout.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=checkout.env | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": url},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -150,22 +136,22 @@ def prefect_server(
 
 @pytest.mark.timeout(900)
 def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
-    unsignalled: Checkout, prefect_server: tuple[str, "subprocess.Popen[bytes]"]
+    checkout: Checkout, prefect_server: tuple[str, "subprocess.Popen[bytes]"]
 ) -> None:
     url, server = prefect_server
-    unsignalled.set_param("difficulty.samples", 9)
-    env = unsignalled.env | {"STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1"}
+    checkout.set_param("difficulty.samples", 9)
+    env = checkout.env | {"STANDIN_SLOW": "difficulty", "PREFECT_API_URL": url, "PREFECT_CLIENT_MAX_RETRIES": "1"}
     env |= {"MATHRL_MIRROR": "none"}
     flow = subprocess.Popen(
-        [unsignalled.executable, "-c", RUN, "run", "mix", "--allow-dirty"],
-        cwd=unsignalled.folder,
+        [checkout.executable, "-c", RUN, "run", "mix", "--allow-dirty"],
+        cwd=checkout.folder,
         env=env,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
     try:
-        steps = unsignalled.home / "state"
+        steps = checkout.home / "state"
         wait_for(lambda: [*steps.glob("difficulty-*/checkpoint")] or flow.poll() is not None, "its first step", 300)
         os.killpg(server.pid, signal.SIGKILL)
         output, _ = flow.communicate(timeout=500)
@@ -175,7 +161,7 @@ def test_prefects_server_dies_in_the_middle_and_the_stages_end_by_themselves(
     assert flow.returncode == 0 or "error: Prefect's server stopped answering" in output
     assert "Traceback" not in output, output
     assert "difficulty stands in" in output and "mix stands in" in output, output
-    again = unsignalled.repro("mix", MATHRL_MIRROR="none")
+    again = checkout.repro("mix", MATHRL_MIRROR="none")
     assert "stands in" not in again.stdout + again.stderr, "what they made is kept"
 
 
@@ -195,11 +181,9 @@ with end_with_block(Repro(Path.cwd(), "mix", environment(), show)):
 """
 
 
-def test_what_fails_beside_the_stages_does_not_end_them(unsignalled: Checkout) -> None:
+def test_what_fails_beside_the_stages_does_not_end_them(checkout: Checkout) -> None:
     """Prefect's client says in many ways that its server is gone, not all of them errors of HTTP."""
-    unsignalled.set_param("difficulty.samples", 10)
-    done = unsignalled.run(
-        unsignalled.executable, "-c", BESIDE, ok=False, STANDIN_SLOW="difficulty", MATHRL_MIRROR="none"
-    )
+    checkout.set_param("difficulty.samples", 10)
+    done = checkout.run(checkout.executable, "-c", BESIDE, ok=False, STANDIN_SLOW="difficulty", MATHRL_MIRROR="none")
     assert done.returncode == 1 and "RuntimeError: a server that does not answer" in done.stderr
     assert "the stages run to their end" in done.stderr and "mix stands in" in done.stderr

@@ -145,13 +145,6 @@ def test_an_override_that_would_count_nowhere_is_refused(folder: Path, more: str
     assert said in refusal(folder)
 
 
-def test_a_mistyped_stage_and_recipe_are_guessed(folder: Path) -> None:
-    write(folder, "sft: {stage: sfr, start: base}")
-    assert "did you mean sft?" in refusal(folder)
-    with pytest.raises(UserError, match="did you mean deepseek-r1"):
-        load_recipe("deepseek-r2", folder)
-
-
 def test_all_errors_of_a_file_are_reported_at_once(folder: Path) -> None:
     write(
         folder,

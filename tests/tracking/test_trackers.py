@@ -262,15 +262,14 @@ def test_runs_from_before_a_tracker_was_chosen_are_sent_by_sync_alone(
     assert wandb_steps(tmp_path) == [1, 2, 3] and "mathrl.wandb" in mlflow_run().data.tags
 
 
-@pytest.mark.parametrize("end", ["", "/"])
-def test_links_name_the_pages_of_a_run_without_a_login(record: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_links_name_the_pages_of_a_run_without_a_login(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep = {"rl": {"keep_rollouts": {"which": "all"}}}
     say(record, "running", 1.0, params=keep, prefect_flow_run="9f2e")
     MirrorState(record, run_id="4f2c", experiment="7").write()
     monkeypatch.delenv("MATHRL_OWN_SERVER", raising=False)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:pa55@mlflow:5000{end}")
-    monkeypatch.setenv("MATHRL_ROLLOUTS_URI", f"http://127.0.0.1:5002{end}")
-    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:4200/api{end}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pa55@mlflow:5000/")
+    monkeypatch.setenv("MATHRL_ROLLOUTS_URI", "http://127.0.0.1:5002/")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api/")
     page, rollouts = "http://mlflow:5000/#/experiments/7/runs/4f2c", f"http://127.0.0.1:5002/{record.name}/"
     run = read_record(record)
     assert run is not None
