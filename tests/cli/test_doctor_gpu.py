@@ -114,20 +114,6 @@ def test_nccl_is_needed_where_there_are_several_gpus() -> None:
     assert nccl_finding(None, 8)[0] == "missing" and nccl_finding(None, 1)[0] == "absent"
 
 
-@pytest.mark.parametrize(
-    ("machine", "visible", "state", "subject"),
-    [
-        (H100, None, "ok", "2 of 2 GPUs for the ranks of a stage, one each"),
-        (H100, "1", "ok", "1 of 2 GPUs for the ranks of a stage, one each (CUDA_VISIBLE_DEVICES=1)"),
-        (H100, "", "missing", "none of 2 GPUs is visible (CUDA_VISIBLE_DEVICES=)"),
-        (MIG, None, "ok", "1 MIG instance for the ranks of a stage; CUDA_VISIBLE_DEVICES may name others"),
-    ],
-)
-def test_the_gpus_that_ranks_see(machine: tuple[str, ...], visible: str | None, state: str, subject: str) -> None:
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert visible_finding(machine[2], environment)[:2] == (state, subject)
-
-
 def nvidia_smi(folder: Path, machine: tuple[str, str, str], status: int = 0) -> str:
     """A command that prints what the machine's does."""
     for name, text in zip(("query-gpu", "query-compute-apps", "L"), machine, strict=True):

@@ -3,9 +3,7 @@
 import math
 
 import pytest
-import torch
 
-from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares
 from mathrl.core.errors import UserError
 from mathrl.health.mismatch import check_mismatch
 from mathrl.params.rollout import Rollout
@@ -56,11 +54,3 @@ def test_where_no_response_was_trained_on_the_probe_judges() -> None:
     with pytest.raises(UserError, match=r"step 1: rollout/canary_alignment is 1\.0600"):
         check_mismatch({"rollout/canary_alignment": 1.06}, STOP, 1)
     check_mismatch({"rollout/logprob_alignment": 1.0, "rollout/canary_alignment": 1.06}, STOP, 1)
-
-
-def test_the_histogram_counts_tokens_that_differ_by_more() -> None:
-    trainer = torch.tensor([-1.0, -1.0, -1.0, -1.0])
-    counts = gap_counts(trainer, trainer + torch.tensor([0.0, 5e-4, -0.5, 3.0]))
-    assert counts.tolist() == [3, 2, 2, 2, 1] and len(GAPS) == 5
-    shares = gap_shares(counts.tolist(), 4)
-    assert shares["rollout/gap_above/0.0001"] == 0.75 and shares["rollout/gap_above/1"] == 0.25
