@@ -99,9 +99,10 @@ def test_the_page_of_rollouts_answers_no_other_page(tmp_path: Path, monkeypatch:
 
 
 def test_the_prefect_server_of_a_command_answers_it_alone(
-    tmp_path: Path, empty_prefect: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, empty_prefect: Path, warm_python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for a login that only the command has: other users of the machine reach the port as well."""
+    monkeypatch.setattr(sys, "executable", str(warm_python / "python"))
     monkeypatch.setenv("MATHRL_HOME", str(tmp_path))
     monkeypatch.setenv("PREFECT_HOME", str(shutil.copytree(empty_prefect, tmp_path / "prefect")))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -141,11 +142,13 @@ asyncio.run(main())
 """
 
 
-def test_prefect_answers_while_the_automations_that_it_has_are_in_use(tmp_path: Path, empty_prefect: Path) -> None:
+def test_prefect_answers_while_the_automations_that_it_has_are_in_use(
+    tmp_path: Path, empty_prefect: Path, warm_python: Path
+) -> None:
     """Its event loop waited for them in Prefect 3.7, and never went on (PrefectHQ/prefect#23055)."""
     home = shutil.copytree(empty_prefect, tmp_path / "prefect")
     environment = os.environ | {"PREFECT_HOME": str(home), "PREFECT_API_BLOCKS_REGISTER_ON_START": "0"}
-    command = [sys.executable, "-c", CHANGE_AN_AUTOMATION]
+    command = [warm_python / "python", "-c", CHANGE_AN_AUTOMATION]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -204,7 +207,7 @@ def test_with_both_logins_it_is_let_through(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_open_mlflow_asks_for_the_login_and_answers_to_its_own_name_alone(
-    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, empty_store: Path, warm_python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `mathrl ui --open --host NAME` starts it, asked by flows and by a browser."""
     pytest.importorskip("flask_wtf", reason="pip install 'mlflow[auth]'")
@@ -232,9 +235,8 @@ def test_an_open_mlflow_asks_for_the_login_and_answers_to_its_own_name_alone(
     env, url = ui._environment(tmp_path, port + 1, port, host), f"http://{host}:{port}"
     assert env["MLFLOW_TRACKING_URI"] == url and env["PREFECT_UI_API_URL"] == f"http://{host}:{port + 1}/api"
     with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", *ui._mlflow(port, host)], env=env, stdout=log, stderr=log, start_new_session=True
-        )
+        command = [warm_python / "python", "-m", *ui._mlflow(port, host)]
+        server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 200
         while not ui._answers(f"{url}/health"):

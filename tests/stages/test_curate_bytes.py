@@ -21,9 +21,9 @@ CURATE = """sources:
   - {type: file, name: verl, path: DATA/verl.parquet, format: verl, split: rl}
   - {type: file, name: choice, path: DATA/choice.csv, format: multiple_choice, prompt_key: Question,
      answer_key: Correct Answer, split: rl}
-  - {type: file, name: limited, path: DATA/more.jsonl.gz, split: rl, limit: 150, level_key: level}
+  - {type: file, name: limited, path: DATA/more.jsonl.gz, split: rl, limit: 50, level_key: level}
   - {type: file, name: held_out, path: DATA/test.jsonl, split: test, id_key: id}
-  - {type: generated, name: made, generator: countdown, counts: {rl: 60, test: 20}}
+  - {type: generated, name: made, generator: countdown, counts: {rl: 30, test: 10}}
 on_bad_row: reject
 deduplicate: {exact: true, near: {ngram: 3, threshold: 0.6}}
 decontaminate: {against: [dev, test], ngram: 8}
@@ -51,18 +51,18 @@ def data(tmp_path_factory: pytest.TempPathFactory, code_digests: Path) -> Path:
     """Rows of every shape, Chinese and LaTeX among them, with duplicates, conflicts, leaks and bad rows."""
     folder = tmp_path_factory.mktemp("data")
     shutil.copy(code_digests, folder)
-    words = list(generate("word_problem", {"rl": 400, "test": 60, "dev": 40}, {}, seed=1))
+    words = list(generate("word_problem", {"rl": 250, "test": 60, "dev": 40}, {}, seed=1))
     rows = [{"id": p.id, "question": p.question, "answer": p.answers[0], "solution": p.solution} for p in words]
-    own = rows[100:400] + [{**row, "id": f"again/{i}"} for i, row in enumerate(rows[150:170])]
+    own = rows[100:250] + [{**row, "id": f"again/{i}"} for i, row in enumerate(rows[150:170])]
     own += [{**row, "id": f"other/{i}", "answer": "0"} for i, row in enumerate(rows[180:190])]
     own += [{**row, "id": f"near/{i}", "question": f"{row['question']} 请作答。"} for i, row in enumerate(rows[:30])]
     own += [{"id": "latex", "question": r"Für $\frac{1}{2}+x=3½$: $x$?", "answer": r"\frac52"}, {"id": "bad"}]
     write_jsonl(folder / "own.jsonl", own)
     write_jsonl(folder / "test.jsonl", rows[:60])
-    export(words[410:440], "verl", folder / "verl.parquet")
+    export(words[260:290], "verl", folder / "verl.parquet")
     more = [
         {"question": p.question, "answer": p.answers[0], "level": p.level}
-        for p in generate("fractions", {"rl": 300}, {}, seed=2)
+        for p in generate("fractions", {"rl": 100}, {}, seed=2)
     ]
     write_jsonl(folder / "more.jsonl.gz", more)
     with (folder / "choice.csv").open("w", encoding="utf-8", newline="") as stream:
