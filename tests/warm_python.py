@@ -34,8 +34,9 @@ MODULES = ("dvc", "uvicorn", "prefect", "prefect.engine", "prefect.flow_engine",
            "mathrl.sweeps.run", "ipykernel_launcher")  # fmt: skip
 ROOMS = ("mathrl.stages.", "tests.", "benchmarks.")
 # What a program imports that is given by -c.
-OWN = ("mathrl.cli", "mathrl.compose", "mathrl.params", "mathrl.recipes", "mathrl.tasks.", "mathrl.tracking", "tasks.",
-       "prefect.server.database")  # fmt: skip
+OWN = ("from mathrl.cli", "from mathrl.compose", "from mathrl.core.code_values", "from mathrl.params",
+       "from mathrl.recipes", "from mathrl.stages.", "from mathrl.tasks.", "from mathrl.tracking", "from tasks.",
+       "from prefect.server.database", "import mathrl, ")  # fmt: skip
 IMPORTS = ("matplotlib.figure", "matplotlib.backends.backend_agg", "torch._dynamo",
            "mathrl.models.transformers_import", "mathrl.models.base", "mathrl.trainers.rl",
            *(name for name in ("deepspeed", "wandb") if find_spec(name)),
@@ -62,7 +63,7 @@ import _signal, _socket, marshal, os, sys
 words = {first!r} + sys.argv[1:]
 kind, program, *_ = [*words, "", ""]
 if not (kind == "-m" and (program in {modules!r} or program.startswith({rooms!r}))) and not (
-    kind == "-c" and any("from " + name in program for name in {own!r})
+    kind == "-c" and any(text in program for text in {own!r})
 ) or os.path.exists(os.environ.get("USUAL_PYTHON_IF", "")):
     os.execv({python!r}, [{python!r}, *words])
 def pass_on(number, frame):

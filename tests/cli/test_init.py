@@ -161,19 +161,19 @@ def test_the_demo_is_this_repositorys_own_top_level_and_its_own_code_works(
     load_params(overrides=["rl.curriculum={type: user, sampler: {path: my_demo_2.samplers.InTurn}}"])
 
 
-def test_what_a_kill_leaves_is_removed_by_the_next_attempt(tmp_path: Path) -> None:
+def test_what_a_kill_leaves_is_removed_by_the_next_attempt(tmp_path: Path, warm_python: Path) -> None:
     place = tmp_path / "sums [1]"
     code = (
         "import os, sys; from pathlib import Path; from mathrl.cli.init import _new_project\n"
         "with _new_project(Path(sys.argv[1])) as aside: (aside / 'params').mkdir(parents=True); os.kill(os.getpid(), 9)"
     )
-    assert subprocess.run([sys.executable, "-c", code, str(place)], cwd=ROOT, check=False).returncode == -9
+    assert subprocess.run([warm_python / "python", "-c", code, place], cwd=ROOT, check=False).returncode == -9
     assert len(list(tmp_path.iterdir())) == 1
     init(place, demo=True)
     assert list(tmp_path.iterdir()) == [place] and not list(place.glob("*/params"))
 
 
-def test_a_project_whose_files_were_moved_at_a_kill_becomes_complete(tmp_path: Path) -> None:
+def test_a_project_whose_files_were_moved_at_a_kill_becomes_complete(tmp_path: Path, warm_python: Path) -> None:
     place = tmp_path / "sums"
     place.mkdir()
     code = (
@@ -184,7 +184,7 @@ def test_a_project_whose_files_were_moved_at_a_kill_becomes_complete(tmp_path: P
         "    if Path(new) == place / 'params': os.kill(os.getpid(), 9)\n"
         "Path.rename = end; init(place, demo=True)"
     )
-    assert subprocess.run([sys.executable, "-c", code, str(place)], cwd=ROOT, check=False).returncode == -9
+    assert subprocess.run([warm_python / "python", "-c", code, place], cwd=ROOT, check=False).returncode == -9
     with pytest.raises(UserError, match="killed as it ended; it is complete now"):
         init(place, demo=True)
     assert not subprocess.run(["git", "status", "--porcelain"], cwd=place, capture_output=True, check=True).stdout

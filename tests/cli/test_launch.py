@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -270,8 +269,9 @@ def test_a_pod_of_one_machine_commits_what_the_ranks_made_and_marks_what_is_up_t
     assert (tmp_path / ".dvc/tmp/up-to-date-rl").exists()
 
 
-def test_the_command_prepares_the_worktree_in_which_the_job_runs(tmp_path: Path) -> None:
+def test_the_command_prepares_the_worktree_in_which_the_job_runs(tmp_path: Path, warm_python: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout", replaced=())
+    checkout.use_python(warm_python)
     words = ("--nodes", "2", "--sampler-nodes", "1", "--set", "rl.optimizer.lr=0.002")
     done = checkout.mathrl("launch", "rl", "--slurm", *words)
     file, where, submit = done.stdout.splitlines()
@@ -285,13 +285,13 @@ def test_the_command_prepares_the_worktree_in_which_the_job_runs(tmp_path: Path)
     assert given.rollout.servers.weights == "auto", "NCCL where the nodes have GPUs"
 
 
-def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
+def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path: Path, warm_python: Path) -> None:
     for words, why in (
         ([], "error: give either --slurm or --kubernetes\n"),
         (["--kubernetes"], "error: --kubernetes needs --image, such as "),
         (["--slurm", "--time", "soon"], "error: --time soon: write hours as 24:00:00 or days as 2-00:00:00\n"),
     ):
-        command = (sys.executable, "launch", "rl", *words, "--output", str(tmp_path / "job"))
+        command = (warm_python / "python", "launch", "rl", *words, "--output", str(tmp_path / "job"))
         done = process(*command, MATHRL_HOME=str(tmp_path))
         assert done.returncode == 2 and done.stderr.startswith(why) and done.stderr.count("\n") == 1
     assert not (tmp_path / "job").exists()

@@ -192,10 +192,9 @@ def test_a_person_fills_in_the_form_and_the_run_happens_apart(servers: Servers, 
     assert of_run[0] == "results" and "rl-progress" in of_run
     first = min(listed, key=lambda each: str(each["created"]))
     assert first["key"] == "rl-progress", "the list is not empty while the stages before it run"
-    for name in ("rl-curve", "curate-report", "rl-health"):
-        assert name in artifacts
-        page.goto(f"{servers.prefect}/artifacts/key/{name}")
-        page.get_by_text(name, exact=True).first.wait_for()
+    assert {"rl-curve", "curate-report", "rl-health"} <= artifacts.keys()
+    page.goto(f"{servers.prefect}/artifacts/key/rl-curve")
+    page.get_by_text("rl-curve", exact=True).first.wait_for()
 
 
 @pytest.mark.browser

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,12 +51,12 @@ def test_a_lock_is_released_and_gone_after_an_error_and_a_stale_one_hinders_nobo
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_flow_that_waited_for_another_ends_with_75_and_leaves_no_lock(tmp_path: Path) -> None:
+def test_a_flow_that_waited_for_another_ends_with_75_and_leaves_no_lock(tmp_path: Path, warm_python: Path) -> None:
     code = "import sys; from pathlib import Path; from mathrl.stages.stage_run import _hold_lock\n"
     code += "with _hold_lock(Path(sys.argv[1]), 'rl'): sys.exit(9)"
     with _hold_lock(tmp_path / "rl-77aa", "rl"):
         flow = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / "rl-77aa")],
+            [warm_python / "python", "-c", code, str(tmp_path / "rl-77aa")],
             env=os.environ | {"MATHRL_FLOW_RUN": "a flow"},
             cwd=ROOT,
             stderr=subprocess.PIPE,
@@ -69,8 +68,8 @@ def test_a_flow_that_waited_for_another_ends_with_75_and_leaves_no_lock(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_removal_of_the_lock_lets_no_two_in(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CONTENDER, str(tmp_path / "rl-77aa")]
+def test_the_removal_of_the_lock_lets_no_two_in(tmp_path: Path, warm_python: Path) -> None:
+    command = [warm_python / "python", "-c", CONTENDER, str(tmp_path / "rl-77aa")]
     environment = {name: text for name, text in os.environ.items() if name != "MATHRL_FLOW_RUN"}
     contenders = [
         subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)

@@ -4,7 +4,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -176,7 +175,9 @@ def test_a_study_of_a_preset_bears_its_name_unless_one_is_given() -> None:
     assert load_params(PARAMS, overrides=with_study(name, [], ROOT)).sweep.study == "qwen2-5-0-5b-gsm8k"
 
 
-def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(tmp_path: Path) -> None:
+def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(
+    tmp_path: Path, warm_python: Path
+) -> None:
     root = tmp_path / "checkout"
     shutil.copytree(PARAMS, root / "params")
     (root / "params/presets").mkdir()
@@ -188,7 +189,7 @@ def test_a_sweep_of_a_preset_is_in_its_worktree_and_says_what_makes_its_inputs(t
     # Prefect reads its settings at import: those of the command's own server must stand by then.
     program = "import sys\nfrom mathrl.cli import main\ntry: main()\nfinally: print('prefect' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", program, "sweep", "run", "--preset", "tiny"],
+        [warm_python / "python", "-c", program, "sweep", "run", "--preset", "tiny"],
         cwd=root,
         env=env,
         capture_output=True,
