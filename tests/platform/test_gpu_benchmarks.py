@@ -165,9 +165,9 @@ def test_a_wrong_value_fails_its_check(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_control_plane_of_one_rank_runs_at_a_small_size(warm_python: Path) -> None:
-    sizes = ["--responses=16", "--tokens=50", "--ranks=4", "--minibatches=1", "--repeat=1"]
+    sizes = ["--responses=64", "--tokens=50", "--ranks=4", "--minibatches=1", "--repeat=1"]
     command = [warm_python / "python", "-m", "benchmarks.control_plane", *sizes, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["packed"] > 16 // 4 * 50 * 0.9 and all(seconds[0] > 0 for seconds in found["parts"].values())
+    assert found["packed"] > 64 // 4 * 50 * 0.9 and all(seconds[0] > 0 for seconds in found["parts"].values())
