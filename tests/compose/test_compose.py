@@ -106,6 +106,9 @@ def test_what_is_for_random_weights_depends_on_the_final_model(params: Path) -> 
     ("kind", "text", "words"),
     [
         ("method", "model: {precision: float32}", "model.precision: a method group may not set this"),
+        ("method", "curate: {sources: []}", "curate.sources: a method group may not set this"),
+        ("method", "run: {seed: 1}", "run.seed: a method group may not set this"),
+        ("data", "rl: {steps: 3}", "rl.steps: a data group may not set this"),
         ("hardware", "run: {seed: 1}", "run.seed: a hardware group may not set this"),
         ("model", "run: {device: cpu}", "run.device: a model group may not set this"),
         ("data", "fresh: {rl: {steps: 3}}", "rl.steps: a data group may not set this"),
