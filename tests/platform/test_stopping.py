@@ -20,23 +20,21 @@ Checkout = Any
 RUN = "from mathrl.cli import main; main()"
 
 
-def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: Checkout, tmp_path: Path) -> None:
-    """By programs of the usual Python: test_ui.py."""
+def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(
+    checkout: Checkout, warm_python: Path, tmp_path: Path
+) -> None:
+    """By the usual Python: what ignores signals is ended with its process group, in which no fork is."""
     pids = tmp_path / "pid"
     checkout.set_param("run.processes", 2)  # the trainer is a rank, below torchrun's agent
+    checkout.use_python(Path(sys.executable).parent)
     env = checkout.env | {"STANDIN_SILENT": "sft", "STANDIN_PIDS": str(pids), "MATHRL_MIRROR": "none"}
-    program = f"import os; print(os.getpid(), flush=True)\n{RUN}"
-    words = [checkout.executable, "-c", program, "run", "sft"]
-    flow = subprocess.Popen(
-        words, cwd=checkout.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert flow.stdout is not None
-    flow_pid = int(flow.stdout.readline())  # of the fork alone, and not of the program that forwards signals
+    words, quiet = [sys.executable, "-c", RUN, "run", "sft"], subprocess.DEVNULL
+    flow = subprocess.Popen(words, cwd=checkout.folder, env=env, stdout=quiet, stderr=quiet)
     try:
         wait_for(pids.exists, "the trainer", 600)
         trainer = int(pids.read_text())
         assert is_alive(trainer)
-        os.kill(flow_pid, signal.SIGTERM)
+        flow.terminate()
         wait_for(lambda: not is_alive(trainer), "the trainer's end", 300)  # it would sleep for 600
         flow.wait(timeout=300)
     finally:
@@ -44,6 +42,7 @@ def test_a_silent_trainer_that_ignores_signals_is_ended_with_its_flow(checkout: 
     (state,) = (checkout.home / "state").glob("sft-*/")
     assert (state / "checkpoint").read_text() == "step 7", "what it needs to go on is kept"
     checkout.restore_params()
+    checkout.use_python(warm_python)
 
 
 def test_what_a_guard_has_started_ends_with_whoever_started_the_guard(tmp_path: Path) -> None:
