@@ -16,12 +16,12 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def trl_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 steps of TRL's GRPOTrainer, twenty seconds, made by the first worker that asks."""
+    """2 steps of TRL's GRPOTrainer with 32 responses each, ten seconds, made by the first worker that asks."""
     pytest.importorskip("trl")
 
     def make(folder: Path) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
-        command = [sys.executable, str(HERE / "make_trl_run.py"), str(folder / "grpo")]
+        command = [sys.executable, str(HERE / "make_trl_run.py"), str(folder / "grpo"), "2", "200", "32"]
         subprocess.run(command, check=True, env=environment, capture_output=True)
 
     return made_once(tmp_path_factory, "trl-run", make) / "grpo"

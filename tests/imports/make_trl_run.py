@@ -1,6 +1,6 @@
-"""Makes a real run of TRL on the CPU, 40 steps: `python tests/imports/make_trl_run.py FOLDER`.
+"""Makes a real run of TRL on the CPU: `python tests/imports/make_trl_run.py FOLDER [STEPS [UPDATES [RESPONSES]]]`.
 
-A tiny model first learns to add two digits from a share of the sums; GRPO then trains it on all of them. The folder
+A tiny model first learns to add two digits by UPDATES; GRPO then trains it on RESPONSES to sums per step. The folder
 has what TRL 1.16 leaves: completions/, checkpoint-*/trainer_state.json, training_args.bin. Its rows have
 `ground_truth`, which the reward function logs with `log_extra`.
 """
@@ -17,12 +17,12 @@ from sums_model import sums, taught_model  # beside this script
 
 from mathrl.grading.reward_functions import accuracy_reward
 
-STEPS, SEED = 40, 1
+SEED = 1
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, steps: int, updates: int, responses: int) -> None:
     torch.manual_seed(SEED)
-    network, tokenizer = taught_model(1200)
+    network, tokenizer = taught_model(updates)
     base_folder = str(folder.with_name(f"{folder.name}-base"))
     network.save_pretrained(base_folder)
 
@@ -34,8 +34,8 @@ def main(folder: Path) -> None:
         return [0.1 * (len(text) <= 2) for text in completions]
 
     arguments = GRPOConfig(
-        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=128, num_generations=8, beta=0.01,
-        max_completion_length=4, learning_rate=5e-4, logging_steps=1, save_steps=STEPS // 2, log_completions=True,
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=responses, num_generations=8, beta=0.01,
+        max_completion_length=4, learning_rate=5e-4, logging_steps=1, save_steps=steps // 2, log_completions=True,
         num_completions_to_print=0, use_cpu=True, report_to="none", seed=SEED, lr_scheduler_type="constant",
         dataloader_pin_memory=False, disable_tqdm=True,
     )  # fmt: skip
@@ -48,4 +48,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    main(Path(sys.argv[1]))
+    folder, *numbers = sys.argv[1:]
+    main(Path(folder), *map(int, [*numbers, *(40, 1200, 128)[len(numbers) :]]))

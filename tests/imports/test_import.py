@@ -37,55 +37,41 @@ def rules(record: str) -> set[str]:
     return {finding["rule"] for finding in json.loads(printed)["findings"]}
 
 
-def test_a_run_of_trl_becomes_a_record(trl_run: Path, home: Path) -> None:
+def test_a_run_of_trl_becomes_a_record(
+    trl_run: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in trl_run.rglob("*"))
     status, printed = command("import", trl_run)
-    assert status == 0 and "a run of TRL" in printed and "40 steps" in printed and "missing" not in printed
+    assert status == 0 and "a run of TRL" in printed and "2 steps" in printed and "missing" not in printed
     assert sorted((path, path.stat().st_mtime_ns) for path in trl_run.rglob("*")) == before, "theirs is only read"
     record = json.loads((records_folder() / "imported-grpo" / "run.json").read_text())
     rl = record["params"]["rl"]
-    assert (rl["optimizer"]["lr"], rl["group_size"], rl["prompts_per_step"], rl["max_tokens"]) == (0.0005, 8, 16, 4)
-    assert sorted(map(int, record["resolved"]["checkpoints"])) == [20, 40]
+    assert (rl["optimizer"]["lr"], rl["group_size"], rl["prompts_per_step"], rl["max_tokens"]) == (0.0005, 8, 4, 4)
+    assert sorted(map(int, record["resolved"]["checkpoints"])) == [1, 2]
     assert rl["advantage"]["type"] == "grpo" and rl["loss"]["high"] == 0.2 and rl["kl"]["coef"] == 0.01
     assert rl["minibatches"] == 1
     assert record["resolved"]["parameters of theirs alone"]["top_p"] == 1
     assert "of their parameters, which run.json lists" in printed
 
-
-def test_our_metrics_stand_beside_theirs(trl_run: Path, home: Path) -> None:
-    command("import", trl_run)
-    state = json.loads((trl_run / "checkpoint-40" / "trainer_state.json").read_text())["log_history"]
+    state = json.loads((trl_run / "checkpoint-2" / "trainer_state.json").read_text())["log_history"]
     rows = list(read_jsonl(records_folder() / "imported-grpo" / "metrics.jsonl"))
-    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert [row["step"] for row in rows] == [1, 2]
     for ours, theirs in zip(rows, state, strict=True):
         assert ours["entropy"] == theirs["entropy"] and ours["reward"] == ours["reward/overall"] == theirs["reward"]
         assert ours["rollout/zero_variance_share"] == theirs["frac_reward_zero_std"]
         assert ours["actor_loss"] == ours["TRL/loss"] == theirs["loss"]
         # The reward function is our verifier, so that its mean is our accuracy.
         assert ours["reward/accuracy"] == pytest.approx(theirs["rewards/accuracy/mean"], abs=1e-6)
+    assert all(row["reward/accuracy"] > 0 for row in rows)
 
-
-def test_python_has_the_frames(trl_run: Path, home: Path) -> None:
     frames = mathrl.import_run(trl_run)
-    assert len(frames["metrics"]) == 40 and len(frames["rollouts"]) == 40 * 128
-    assert frames["rollouts"].groupby("step")["problem"].nunique().max() <= 16
-
-
-def test_what_reads_a_record_reads_an_import(
-    trl_run: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert len(frames["metrics"]) == 2 and len(frames["rollouts"]) == 2 * 32
+    assert frames["rollouts"].groupby("step")["problem"].nunique().tolist() == [4, 4]
     monkeypatch.chdir(tmp_path)  # where the audit is written
-    command("import", trl_run)
-    status, printed = command("runs", "health", "imported-grpo")
-    judged, of, total = printed.splitlines()[0].partition("; ")[2].split()[:3]
-    assert status == 0 and of == "of" and 10 <= int(judged) < int(total)
-    _, printed = command("runs", "report", "imported-grpo", "--output", tmp_path / "report.html")
-    assert "imported-grpo" in (tmp_path / "report.html").read_text()
     labels = tmp_path / "none.jsonl"
     labels.write_text("")
     _, printed = command("runs", "audit", "imported-grpo", "--size", "20", "--labels", labels, "--json")
-    audit = json.loads(printed[printed.index("{") :])
-    assert audit["open"] >= 20
+    assert json.loads(printed[printed.index("{") :])["open"] >= 16
 
 
 def test_a_run_of_verl_becomes_a_record(verl_run: Path, home: Path) -> None:
@@ -104,14 +90,50 @@ def test_a_run_of_verl_becomes_a_record(verl_run: Path, home: Path) -> None:
     assert rows[0]["rollout/logprob_alignment"] == pytest.approx(1.02282, abs=1e-5)
 
 
-def test_a_real_run_of_verl_becomes_a_record(home: Path, tmp_path: Path) -> None:
-    run = unpack_verl_run("healthy", tmp_path)
-    _, printed = command("import", run)
+@pytest.fixture(scope="module")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two real runs of verl, "healthy" and "hacked", and the home to which they were imported.
+
+    The data file of the healthy one is a copy of what a stage here wrote.
+    """
+    top = tmp_path_factory.mktemp("real")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MATHRL_HOME", str(top / "home"))
+        data, own = top / "copy.parquet", top / "own.py"
+        data.write_bytes(b"rows")
+        maker = records_folder() / "curate-1"
+        maker.mkdir(parents=True)
+        outputs = {"path/train.parquet": digest_path(data)}
+        RunRecord(maker, stage="curate", key="c", status="finished", outputs=outputs).update()
+        own.write_text("def own(**row): return {'score': float(row['solution_str'] == row['ground_truth'])}")
+        changes = {
+            "healthy": [("runs/healthy-inputs/train.parquet", str(data)), ("runs/healthy-inputs/model", "org/base")],
+            "hacked": [("runs/hacked-inputs/reward.py", str(own)), ("name: compute_score", "name: own")],
+        }
+        for name, replaced in changes.items():
+            run = unpack_verl_run(name, top)
+            config = (run / ".hydra" / "config.yaml").read_text()
+            for old, new in replaced:
+                assert old in config
+                config = config.replace(old, new)
+            (run / ".hydra" / "config.yaml").write_text(config)
+            (top / f"{name}.txt").write_text(command("import", run)[1])
+    return top
+
+
+@pytest.fixture
+def real(real_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MATHRL_HOME", str(real_runs / "home"))
+    return real_runs
+
+
+def test_a_real_run_of_verl_becomes_a_record(real: Path) -> None:
+    printed = (real / "healthy.txt").read_text()
     assert "61 steps" in printed and "validation: 7 files" in printed and "disagree on 0 of 7,680" in printed
     record = json.loads((records_folder() / "imported-healthy" / "run.json").read_text())
     rl = record["params"]["rl"]
     assert (rl["kl"]["type"], rl["kl"]["coef"], rl["minibatches"], rl["advantage"]["type"]) == ("loss", 0.01, 1, "grpo")
-    theirs = {row["step"]: row["data"] for row in read_jsonl(run / "run.jsonl")}
+    theirs = {row["step"]: row["data"] for row in read_jsonl(real / "healthy" / "run.jsonl")}
     for row in read_jsonl(records_folder() / "imported-healthy" / "metrics.jsonl"):
         metrics = theirs[row["step"]]
         if row["step"] % 10 == 0:
@@ -125,15 +147,22 @@ def test_a_real_run_of_verl_becomes_a_record(home: Path, tmp_path: Path) -> None
             assert row["rollout/truncated_share"] == (metrics["response_length/clip_ratio"] if full else 0)
 
 
+def test_real_runs_are_judged_and_a_hacked_reward_is_found(real: Path) -> None:
+    assert rules("imported-healthy") == set(), "a healthy run is green"
+    assert {"reward_hacking", "reward_alone", "collapse", "length", "truncated"} <= rules("imported-hacked")
+    assert "accuracy of the same responses by mathrl's verifier" in command("runs", "health", "imported-hacked")[1]
+    opinion = json.loads(command("grade", "imported-hacked", "--json")[1])
+    # Every response of four characters that is wrong was paid for.
+    assert opinion["accepted_wrong"] == 1783 and opinion["rejected_right"] == 0 and opinion["reward_for_wrong"] > 0.3
+
+
 def test_an_import_is_a_row_of_the_runs_and_a_run_of_its_own_in_mlflow(
-    home: Path, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+    real: Path, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copy(empty_store, tmp_path / 'mlflow.db')}")
-    for name in ("healthy", "hacked"):
-        command("import", unpack_verl_run(name, tmp_path))
 
     def rows() -> dict[str, tuple[object, ...]]:
-        listed = json.loads(command("runs", "--json")[1])["runs"]
+        listed = [row for row in json.loads(command("runs", "--json")[1])["runs"] if row["name"] != "pipeline"]
         return {row["name"]: (row["health"], row["dev"], row["folder"], bool(row["run"])) for row in listed}
 
     best = ("imported-healthy", "green", 0.99), ("imported-hacked", "red", 0.99)
@@ -142,33 +171,17 @@ def test_an_import_is_a_row_of_the_runs_and_a_run_of_its_own_in_mlflow(
     assert rows() == {name: (health, dev, "", True) for name, health, dev in best}
 
 
-def test_a_report_traces_an_import_to_what_it_was_made_from(home: Path, tmp_path: Path) -> None:
-    """The data file is one that a stage here wrote, of which the trainer read a copy."""
-    run, data = unpack_verl_run("healthy", tmp_path), tmp_path / "copy.parquet"
-    data.write_bytes(b"rows")
-    config = f"data: {{train_files: {data}}}\nactor_rollout_ref: {{model: {{path: org/base}}}}"
-    (run / ".hydra" / "config.yaml").write_text(config)
-    made = {"path/train.parquet": digest_path(data)}
-    maker = records_folder() / "curate-1"
-    maker.mkdir(parents=True)
-    RunRecord(maker, stage="curate", key="c", status="finished", outputs=made).update()
-    _, printed = command("import", run)
-    assert "start: org/base" in printed and f"data: {data}" in printed
+def test_a_report_traces_an_import_to_what_it_was_made_from(real: Path, tmp_path: Path) -> None:
+    printed = (real / "healthy.txt").read_text()
+    assert "start: org/base" in printed and f"data: {real / 'copy.parquet'}" in printed
     command("runs", "report", "imported-healthy", "--output", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "Complete: 2 stages" in page and "curate" in page and f"mathrl import {run}" in page
+    assert "Complete: 2 stages" in page and "curate" in page and f"mathrl import {real / 'healthy'}" in page
 
 
 def test_controls_of_a_run_of_verl_are_reward_functions_and_commands(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = unpack_verl_run("hacked", tmp_path)
-    own = tmp_path / "own.py"
-    own.write_text("def own(**row): return {'score': float(row['solution_str'] == row['ground_truth'])}")
-    config = (run / ".hydra" / "config.yaml").read_text()
-    config = config.replace("runs/hacked-inputs/reward.py", str(own)).replace("name: compute_score", "name: own")
-    (run / ".hydra" / "config.yaml").write_text(config)
-    command("import", run)
     monkeypatch.chdir(tmp_path)
     _, printed = command("runs", "controls", "imported-hacked")
     folder = tmp_path / "controls-imported-hacked"
@@ -309,9 +322,9 @@ def write_other_run(top: Path) -> None:
 
 def test_a_truncated_parquet_file_is_named(trl_run: Path, home: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(trl_run, tmp_path / "copy"))
-    file = copy / "completions" / "completions_00007.parquet"
+    file = copy / "completions" / "completions_00002.parquet"
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(UserError, match="completions_00007"):
+    with pytest.raises(UserError, match="completions_00002"):
         command("import", copy)
     assert not records_folder().exists() or not list(records_folder().iterdir())
 
@@ -354,7 +367,7 @@ def test_a_run_is_read_without_a_project_and_outside_git(
     monkeypatch.chdir(tmp_path)
     assert command("import", trl_run, "--name", "theirs")[0] == 0
     status, printed = command("runs", "health", "imported-theirs")
-    assert status == 0 and "16 of 33 rules had their metrics" in printed
+    assert status == 0 and "14 of 33 rules had their metrics" in printed
     assert command("runs", "report", "imported-theirs")[0] == command("grade", "imported-theirs")[0] == 0
     assert command("import", verl_run, "--name", "verl")[0] == 0
     assert command("compare", "imported-verl:step-10", "imported-verl:step-40")[0] == 0

@@ -1,4 +1,4 @@
-"""The plan of a micro-batch on a GPU against a count of every tensor that it allocates, at each preset's shape.
+"""The plan of a micro-batch on a GPU against a count of every tensor that it allocates, at presets' shapes.
 
 All layers are there: tensors on the meta device have no values, so a pass of 32 billion parameters takes seconds.
 """
@@ -22,8 +22,16 @@ from tests.models.test_audit import policy_batch
 from tests.stages.gpu_configurations import GPUS, parameters
 
 PROMPT = 64  # tokens; short prompts leave most tokens with logits, which is the worst case that the plan assumes
-# Presets that ask for the same micro-batch of the same model as another: a count of that one holds for them.
-SAME = {"gsm8k-ppo-quickstart": "gsm8k-ppo-24gb", "gsm8k": "math-mixture", "math": "math-mixture"}
+# Each with another moment of the peak, or other terms in it.
+PRESETS = (
+    "countdown-grpo-zero-24gb",  # the logits of a small slice; gradients in bfloat16
+    "qwen2.5-0.5b-gsm8k",  # one layer of many tokens; gradients in float32
+    "gsm8k-ppo-24gb",  # gradients of the head, which is tied, of few tokens
+    "deepseekmath-7b",  # as many key heads as query heads, an untied head
+    "deepseek-r1-7b",  # all activations kept, by 4 ranks together
+    "rlinf-7b",  # inputs of the layers, by 4 ranks together
+    "llama-1b-lora-16gb",  # adapters
+)
 ACTIVATIONS = (
     "activations",
     "logits",
@@ -62,7 +70,7 @@ def counted(params: Params, memory: float) -> float:
     return float(dispatch.audit.peak)
 
 
-@pytest.mark.parametrize("preset", sorted({*GPUS} - {*SAME}))
+@pytest.mark.parametrize("preset", PRESETS)
 def test_the_plan_is_within_ten_percent_of_the_count(preset: str) -> None:
     params, memory = parameters(preset), float(GPUS[preset].memory)
     plan = plan_memory(shape_of(config_of(params.model.base)), params, "rl", "cuda", gpu_memory=memory)
@@ -71,21 +79,15 @@ def test_the_plan_is_within_ten_percent_of_the_count(preset: str) -> None:
     assert planned == pytest.approx(counted(params, memory), rel=0.1)
 
 
-@pytest.mark.parametrize("preset", SAME)
-def test_the_plan_of_a_preset_without_a_count_is_that_of_one_with_it(preset: str) -> None:
-    passes = []
-    for name in (preset, SAME[preset]):
-        params, memory = parameters(name), float(GPUS[name].memory)
-        plan = plan_memory(shape_of(config_of(params.model.base)), params, "rl", "cuda", gpu_memory=memory)
-        passes.append((params.model.base, micro_batch_tokens(params, "rl", 1, 2), plan.phases["forward and backward"]))
-    assert passes[0] == passes[1]
-
-
 @pytest.mark.parametrize("change", ["rl.gradient_checkpointing=false", "rl.loss.entropy_coef=0.01"])
 def test_kept_activations_and_an_entropy_gradient_are_counted_too(change: str) -> None:
     params, memory = parameters("qwen2.5-0.5b-gsm8k", change), 80e9
-    plan = plan_memory(shape_of(config_of(params.model.base)), params, "rl", "cuda", gpu_memory=memory)
-    assert sum(plan.phases["forward and backward"].values()) == pytest.approx(counted(params, memory), rel=0.1)
+    shape = shape_of(config_of(params.model.base))
+    planned, count = plan_memory(shape, params, "rl", "cuda", gpu_memory=memory), counted(params, memory)
+    assert sum(planned.phases["forward and backward"].values()) == pytest.approx(count, rel=0.1)
+    if not params.rl.gradient_checkpointing:  # the count can fail: a plan with checkpointing is far from it
+        tokens = sum(group.packed_tokens for group in micro_batch(params))
+        assert count > 4 * sum(gpu_update(shape, tokens, memory, recomputed=True).values())
 
 
 def test_scoring_is_within_ten_percent_of_the_count() -> None:
@@ -97,11 +99,3 @@ def test_scoring_is_within_ten_percent_of_the_count() -> None:
         tokens = sum(group.packed_tokens for group in groups)
         planned = gpu_scoring(shape_of(config_of(params.model.base)), tokens, memory)
         assert sum(planned.values()) == pytest.approx(dispatch.audit.peak, rel=0.1), preset
-
-
-def test_the_count_can_fail() -> None:
-    """A plan without checkpointing is far from the count with it."""
-    params = parameters("qwen2.5-0.5b-gsm8k")
-    tokens = sum(group.packed_tokens for group in micro_batch(params))
-    planned = gpu_update(shape_of(config_of(params.model.base)), tokens, 80e9, recomputed=False)
-    assert sum(planned.values()) > 4 * counted(params, 80e9)
