@@ -62,8 +62,7 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize("name", CURVES)
-@pytest.mark.parametrize("seen", [50, 70])
+@pytest.mark.parametrize(("name", "seen"), [*((name, 50) for name in CURVES), ("rise and fall", 70)])
 def test_curves_that_are_no_sigmoid_end_within_the_interval(name: str, seen: int) -> None:
     """90 % says 18 of 20; those that a shape tells of are within the narrower interval too."""
     rng, steps = np.random.default_rng(0), np.array(STEPS, dtype=float)

@@ -9,25 +9,9 @@ from mathrl.core.results import Comparison
 from mathrl.evaluation.paired import compare
 
 
-def values(mean: float, count: int, seed: int) -> dict[str, float]:
-    rng = np.random.default_rng(seed)
-    return {f"p{i}": float(v) for i, v in enumerate(rng.binomial(8, mean, size=count) / 8)}
-
-
 def pair(differences: list[float]) -> tuple[dict[str, float], dict[str, float]]:
     ids = [f"p{i:04}" for i in range(len(differences))]
     return dict.fromkeys(ids, 0.0), dict(zip(ids, differences, strict=True))
-
-
-def test_a_large_difference_is_shown_in_words() -> None:
-    test = compare("sft", "rl", values(0.35, 400, 1), values(0.88, 400, 2))
-    assert test.shown and 0.49 < test.difference < 0.57
-    assert test.low < test.difference < test.high
-    assert test.verdict().startswith("rl is better than sft: +0.5")
-    assert "p < 0.0001" in test.verdict() and "400 problems" in test.verdict()
-    back = compare("rl", "sft", values(0.88, 400, 2), values(0.35, 400, 1))
-    assert back.verdict().startswith("rl is better than sft: -0.5")
-    assert (back.low, back.high) == pytest.approx((-test.high, -test.low))
 
 
 @pytest.mark.parametrize("responses", [1, 8, 2.5])
@@ -45,13 +29,6 @@ def test_the_test_is_students_with_half_a_problem_of_each_outcome(responses: flo
     assert (test.low, test.high) == pytest.approx((mean - half, mean + half))
     assert test.p_value == pytest.approx(2 * stats.t.sf(mean / error, 3))
     assert test.detectable == pytest.approx((half + stats.t.ppf(0.8, 3) * error) * 6 / 4)
-
-
-def test_no_difference_is_said_plainly_with_what_the_set_could_show() -> None:
-    test = compare("sft", "rl", values(0.5, 100, 1), values(0.5, 100, 2))
-    assert not test.shown
-    assert test.verdict().startswith("no difference shown between sft and rl")
-    assert f"from {test.detectable:.3f} up" in test.verdict()
 
 
 @pytest.mark.parametrize("difference", [0.0, 0.01])
@@ -83,10 +60,7 @@ def simulated(rng: np.random.Generator, problems: int, samples: int, gain: float
     return np.asarray(after - before)
 
 
-@pytest.mark.parametrize(
-    ("problems", "samples", "gain"),
-    [(30, 32, 0.05), (30, 64, 0.06), (60, 32, 0.05), (500, 4, 0.03), (40, 8, 0.08), (30, 1, 0.25)],
-)
+@pytest.mark.parametrize(("problems", "samples", "gain"), [(30, 32, 0.05), (500, 4, 0.03), (30, 1, 0.25)])
 def test_it_shows_about_what_students_paired_test_shows(problems: int, samples: int, gain: float) -> None:
     rng = np.random.default_rng(4)
     shown, theirs, trials = {}, {}, 600
@@ -102,7 +76,7 @@ def test_it_shows_about_what_students_paired_test_shows(problems: int, samples: 
     assert theirs[gain] > 0.3 * trials
 
 
-@pytest.mark.parametrize(("problems", "samples"), [(30, 32), (40, 8), (30, 1)])
+@pytest.mark.parametrize(("problems", "samples"), [(30, 32), (30, 1)])
 def test_a_difference_of_the_size_that_is_said_to_be_shown_is_shown_four_times_of_five(
     problems: int, samples: int
 ) -> None:
@@ -126,7 +100,7 @@ def few_gain_much(rng: np.random.Generator, problems: int, samples: int) -> tupl
     return rng.binomial(samples, 0.06, problems) / samples, rng.binomial(samples, rates) / samples
 
 
-@pytest.mark.parametrize(("problems", "samples", "most"), [(30, 1, 0.05), (500, 8, 0.05), (30, 8, 0.17)])
+@pytest.mark.parametrize(("problems", "samples", "most"), [(30, 1, 0.05), (30, 8, 0.17)])
 def test_false_claims_where_few_problems_gain_much(problems: int, samples: int, most: float) -> None:
     """A fifth of all samples of 30 problems have no such problem, and nothing in many responses to the others tells of
     it: Student's test claims a difference in 0.17 and 0.23 with 8 and 32 responses, a bootstrap in more."""
@@ -144,7 +118,7 @@ def test_a_pairing_is_by_problem() -> None:
     before = {"x": 1.0, "y": 0.0, "only before": 0.0}
     after = {"y": 1.0, "x": 1.0}
     assert compare("a", "b", before, after).problems == 2
-    with pytest.raises(UserError, match="1 problems in common"):
+    with pytest.raises(UserError, match=r"^a and b have 1 problems in common.*; evaluate both on the same bench"):
         compare("a", "b", {"x": 1.0}, {"x": 0.0})
 
 
@@ -196,11 +170,6 @@ def test_the_verdict_word_by_word(changes: dict[str, object], said: str) -> None
     assert found.verdict() == said
     row = found.to_row()
     assert row["verdict"] == said and row["p_value"] == found.p_value and len(row) == 14
-
-
-def test_too_few_problems_in_common() -> None:
-    with pytest.raises(UserError, match=r"^a and b have 0 problems in common.*; evaluate both on the same bench"):
-        compare("a", "b", {"x": 1.0}, {"y": 0.0})
 
 
 def test_a_p_value_exactly_at_the_level_shows_nothing() -> None:

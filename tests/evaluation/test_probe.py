@@ -56,17 +56,13 @@ def base(params: Params, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([1.0], [[3.0]], 0.0),
         ([2.0], [[2.0, 2.0]], 0.5),
         ([3.0, 1.0], [[1.0, 2.0], [1.0, 2.0]], 0.625),  # 2 of 2, and a tie of 2
+        ([-2.0, -0.5], [[-2.5], [-1.0]], 1.0),  # all pairs would give 0.75
         ([5.0, 0.0, 4.0], [[4.0], [1.0, -1.0, 2.0, 3.0], [4.0, 5.0]], (1 + 1 / 4 + 1 / 4) / 3),
     ],
 )
 def test_the_auc_counts_the_wins_over_own_twins(own: list[float], twins: list[list[float]], auc: float) -> None:
     interval = paired_auc(own, twins)
     assert interval.mean == pytest.approx(auc) and interval.low <= auc <= interval.high
-
-
-def test_wins_are_those_over_own_twins_and_not_over_the_twins_of_others() -> None:
-    """A hard problem and an easy one, each above its own twin: 1.0, where all pairs would give 0.75."""
-    assert paired_auc([-2.0, -0.5], [[-2.5], [-1.0]]).mean == 1.0
 
 
 def test_exchangeable_scores_are_told_apart_as_often_as_the_level_says() -> None:
@@ -129,7 +125,7 @@ def met(params: Params, base: Path, tmp_path_factory: pytest.TempPathFactory) ->
     real = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     model.train()
-    for _ in range(200):
+    for _ in range(80):
         logits = model(input_ids=batch, attention_mask=real, use_cache=False).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits[real[:, 1:] > 0], batch[:, 1:][real[:, 1:] > 0])
         optimizer.zero_grad()
