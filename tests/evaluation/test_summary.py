@@ -1,13 +1,9 @@
-from pathlib import Path
-
 import pytest
 
-from mathrl.core import figures
 from mathrl.core.types import EvalRow
 from mathrl.evaluation.summary import summarise
 from mathrl.grading import equal_answers
 from mathrl.params.evaluate import Evaluate
-from mathrl.reports import pictures
 from mathrl.reports.pictures import examples_markdown, side_by_side
 
 HOW = Evaluate(samples=4, ks=(1, 2, 4))
@@ -63,17 +59,3 @@ def test_the_examples_read_well() -> None:
     assert rows == [{"problem_id": "p0", "question": "1+1=", "answer": "2", "sft": "✗ no ``` fence", "rl": "✓ 2"}]
     text = examples_markdown(rows, ["sft", "rl"], "test")
     assert "**rl** ✓" in text and "````text\nno ``` fence\n````" in text and "second" not in text
-
-
-def test_pictures_are_equal_for_equal_figures(tmp_path: Path) -> None:
-    models = {"sft": summarise(ROWS, HOW), "rl": summarise(ROWS, HOW), "other": summarise(ROWS, HOW)}
-    levels = {name: model.groups("level") for name, model in models.items()}
-    for name in "akl":
-        for copy in "12":
-            file = tmp_path / f"{name}{copy}.png"
-            if name == "l":
-                pictures.draw_groups(levels, file, "A title")
-            else:
-                (pictures.draw_accuracy if name == "a" else pictures.draw_pass_at_k)(models, file, "A title")
-        assert (tmp_path / f"{name}1.png").read_bytes() == (tmp_path / f"{name}2.png").read_bytes()
-    assert len({figures.colour(m, i) for i, m in enumerate(["base", "sft", "rl", "x", "y"])}) == 5

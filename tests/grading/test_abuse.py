@@ -50,7 +50,7 @@ BOMBS = [
 ]
 
 
-@pytest.mark.parametrize("truth", ["42", r"\frac{\sqrt{2}}{2}", "x^2+1", "1,2,3"])
+@pytest.mark.parametrize("truth", ["x^2+1", "1,2,3"])
 def test_bombs_end_in_time_and_are_wrong(truth: str, processor_seconds: Callable[[], float]) -> None:
     for response in BOMBS:
         started = processor_seconds()

@@ -3,11 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from mathrl.cli.main import app
 from mathrl.compose import load_params
 from mathrl.compose.experiment import preset_names
 from mathrl.core.errors import UserError
@@ -85,22 +86,12 @@ def test_an_option_of_another_type_cannot_be_written(override: str, types: str) 
         load_params(PARAMS, overrides=[override])
 
 
-def test_a_dry_run_prints_them(tmp_path: Path) -> None:
+def test_a_dry_run_prints_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(PARAMS, tmp_path / "params")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    program = "from mathrl.cli import main; main()"
-    command = [
-        sys.executable,
-        "-c",
-        program,
-        "run",
-        "rl",
-        "--dry-run",
-        "--set",
-        "rl.dev.every=0",
-        "--set",
-        "rl.dev.export=best",
-    ]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MATHRL_")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("MATHRL_")]:
+        monkeypatch.delenv(name)
+    words = ["run", "rl", "--dry-run", "--set", "rl.dev.every=0", "--set", "rl.dev.export=best"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert "warning: rl.dev.export has no effect: rl.dev.every is 0" in done.stdout

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from mathrl.compose import load_params, write_params
-from mathrl.compose.experiment import preset_names
 from mathrl.compose.load import choice_notes
 from mathrl.core.errors import UserError
 from mathrl.params.load import dump_yaml, merge, parse_yaml, stage_params
@@ -21,13 +20,6 @@ PARAMS = Path(__file__).parents[2] / "params"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PARAMS, tmp_path / "params"))
-
-
-def test_the_repositorys_parameters_and_every_preset_are_valid() -> None:
-    assert load_params(PARAMS).run.seed == 0
-    assert preset_names(PARAMS)
-    for preset in preset_names(PARAMS):
-        load_params(PARAMS, preset=preset)
 
 
 @pytest.mark.parametrize("text", ["2e-4", "2E-4", "0.0002", "2.0e-4"])
@@ -61,7 +53,7 @@ def test_overrides_reach_into_lists_and_nested_sections() -> None:
         ("rl.optimizer.lr=[1", "not YAML"),
         ("register.description=2024-02-30", "not YAML .day is out of range for month"),
         (f"run.seed={'9' * 5000}", "not YAML .*4300 digits"),
-        (f"run.seed={'[' * 5000}", "not YAML .*recursion"),
+        (f"run.seed={'[' * 900}", "not YAML .*recursion"),
         ("rl.optimizer.lr.x=1", "lr"),
         ("curate.sources.9.name=x", "a list of 1; write an index below it"),
         ("rl.group_size=1", "a group of one has no advantage"),

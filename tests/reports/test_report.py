@@ -164,17 +164,12 @@ def test_a_page_of_everything_that_runs_nothing_and_loads_nothing(
     assert Path("again.html").read_text(encoding="utf-8") == text, "the same files, the same bytes"
 
 
-def test_a_stage_of_no_steps_is_no_training(workspace: Path) -> None:
+def test_a_stage_of_no_steps_is_no_training_and_what_was_made_elsewhere_is_said(workspace: Path) -> None:
     Path("reports/sft/metrics.jsonl").write_text("")
-    report("pipeline", Path("out.html"))
-    text = Reader(Path("out.html").read_text(encoding="utf-8")).text
-    assert "Training: rl" in text and "Training: sft" not in text and "steps of sft" not in text
-
-
-def test_what_was_made_elsewhere_is_said(workspace: Path) -> None:
     shutil.rmtree("home/records/sft-1")
     report("pipeline", Path("out.html"))
     text = Reader(Path("out.html").read_text(encoding="utf-8")).text
+    assert "Training: rl" in text and "Training: sft" not in text and "steps of sft" not in text
     assert "not made here, or not by these records: models/sft (" in text
 
 
@@ -194,7 +189,9 @@ def test_a_recipes_step_compares_what_its_evaluation_did_not(workspace: Path) ->
     assert "mathrl recipe demo" in text and "Training: pipelines/recipes/demo/rl-s0" in text
 
 
-def test_health_and_report_continue_the_dev_curve(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_of_a_run_afterwards_and_its_dev_curve_continued(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     health("rl")
     printed = capsys.readouterr().out
     assert (
@@ -207,9 +204,6 @@ def test_health_and_report_continue_the_dev_curve(workspace: Path, capsys: pytes
         "From the dev curve up to step 50: if the curve keeps its shape 0."
     )
     assert by_run["rl"] in render("report.html", page=page)
-
-
-def test_health_of_a_run_afterwards(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     health("rl", as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert [each["rule"] for each in found["findings"]] == ["truncated"] and found["colour"] == "yellow"
