@@ -98,18 +98,6 @@ def test_a_drawing_is_one_gram_and_other_drawings_are_others() -> None:
 TEN = "one two three four five six seven eight nine ten"
 
 
-def test_ten_grams_in_a_row_are_a_hit_and_nine_are_none() -> None:
-    against = index(row("e", f"{TEN} eleven"))
-    assert hits(row("t", f"before {TEN} after"), against) == ["e"]
-    assert hits(row("t", f"before {TEN.removesuffix(' ten')} after"), against) == []
-    assert hits(row("t", TEN.replace(" five", " x five")), against) == []
-
-
-def test_case_punctuation_and_width_do_not_hide_a_hit() -> None:
-    against = index(row("e", TEN))
-    assert hits(row("t", "ONE, two; three-four (five) six. Seven: eight “nine” ｔｅｎ"), against) == ["e"]
-
-
 def test_a_solution_counts_as_an_evaluation_text_and_a_trained_one_only_in_sft() -> None:
     against = index(row("e", "short question here now", solution=TEN))
     assert hits(row("t", TEN), against) == ["e"]
@@ -120,13 +108,8 @@ def test_a_solution_counts_as_an_evaluation_text_and_a_trained_one_only_in_sft()
 def test_short_evaluation_texts_are_matched_whole() -> None:
     against = index(row("e", "compute seven plus five"), row("two", "compute this"))
     assert hits(row("t", "please compute seven plus five now"), against) == ["e"]
-    assert hits(row("t", "compute seven plus six"), against) == []
     assert hits(row("t", "compute this"), against) == []
     assert against.too_short == ["two (question)"]
-
-
-def test_a_short_question_of_training_is_no_hit_inside_a_long_one() -> None:
-    assert hits(row("t", "two three four five"), index(row("e", TEN))) == []
 
 
 def test_a_bare_formula_is_no_text_but_a_worded_answer_is() -> None:
@@ -134,35 +117,6 @@ def test_a_bare_formula_is_no_text_but_a_worded_answer_is() -> None:
     assert hits(row("t", r"add \frac{1}{2} and 3"), formula) == []
     words = index(row("e", TEN, answer="the red bicycle shop"))
     assert hits(row("t", "who owns the red bicycle shop today"), words) == ["e"]
-
-
-def test_chinese_questions_are_caught_that_white_space_would_let_through() -> None:
-    question = "芳芳买了一本书有99页，看了90页，她还剩多少页没有看？"
-    assert len(question.split()) < 3
-    against = index(row("cmath/dev/0000", question))
-    assert hits(row("t", f"题目：{question}"), against) == ["cmath/dev/0000"]
-    assert hits(row("t", "小勇拍皮球，第一次拍了77下，第二次比第一次少了9下"), against) == []
-
-
-def test_other_n() -> None:
-    against = index(row("e", TEN), ngram=5)
-    assert hits(row("t", "two three four five six"), against) == ["e"]
-    assert hits(row("t", "two three four five"), against) == []
-    assert hits(row("t", TEN), index(row("e", TEN + " x y z"), ngram=13)) == []
-
-
-def test_coverage_counts_places_in_shared_ngrams_of_either_text() -> None:
-    against = index(row("e", f"{TEN} a b c d e f g h i j"))  # half of its 20 grams are shared
-    train = row("t", f"a b {TEN} one two zero c d e")
-    ((_, hit),) = find_hits([train], against)
-    assert hit is not None and hit.share == pytest.approx(10 / 18)  # more than 10 / 20; a to e stand apart
-    longer = row("t", f"a b {TEN} one two zero c d e f g h i j")
-    ((_, hit),) = find_hits([longer], against)
-    assert hit is not None and hit.share == pytest.approx(10 / 20)
-    words = EvaluationIndex(10, "words")
-    words.add_problem(row("e", f"{TEN} a b c d e f g h i j"))
-    ((_, hit),) = find_hits([longer], words)
-    assert hit is not None and hit.share == 1.0  # each of the 20 words occurs somewhere
 
 
 def test_the_share_by_words_is_of_the_smaller_texts_distinct_grams() -> None:

@@ -8,8 +8,8 @@ import pytest
 from mathrl.core.types import Problem
 from mathrl.curation import row_store
 from mathrl.curation import similar_pairs as search
-from mathrl.curation.deduplicate import Dropped, Variants, deduplicate, near_clusters
-from mathrl.curation.question_digests import digest, shingles
+from mathrl.curation.deduplicate import Dropped, Variants, deduplicate
+from mathrl.curation.question_digests import digest
 from mathrl.curation.row_shards import Digesting
 from mathrl.curation.row_store import RowStore
 from mathrl.curation.similar_pairs import similar_pairs
@@ -39,11 +39,6 @@ def test_held_out_rows_win_and_every_dropped_row_names_its_winner() -> None:
     kept, dropped, _ = deduplicated(rows, Deduplicate())
     assert [p.id for p in kept] == ["t", "c"]
     assert {d.id: (d.reason, d.other) for d in dropped} == dict.fromkeys("abd", ("duplicate", "t"))
-
-
-def test_the_first_row_wins_among_equals() -> None:
-    kept, dropped, _ = deduplicated([row("a", "x = 1?"), row("b", "X=1?")], Deduplicate())
-    assert [p.id for p in kept] == ["a"] and dropped[0].other == "a"
 
 
 def test_conflicting_answers_take_all_training_rows_with_them() -> None:
@@ -80,13 +75,7 @@ def test_questions_with_options_are_told_apart_by_their_variables() -> None:
     assert len(deduplicated([r.with_(question=r.question.replace(shapes, "")) for r in rows], near)[0]) == 1
 
 
-def test_texts_below_the_threshold_stay_apart_whatever_the_hashes_say() -> None:
-    rows = [row(str(i), " ".join(LONG.split()[i:] + [f"word{i}"] * 3)) for i in range(8)]
-    near = NearDuplicates(threshold=0.95, ngram=3)
-    assert len(deduplicated(rows, Deduplicate(near=near))[0]) == 8
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_pairs_are_all_that_sets_of_shingles_find(seed: int) -> None:
     """All that an exact comparison finds, and nothing else; where the salts differ, a pair for each row at least."""
     rng, near = np.random.default_rng(seed), NearDuplicates(threshold=[0.5, 0.8][seed % 2], ngram=2)
@@ -114,13 +103,13 @@ def test_pairs_are_all_that_sets_of_shingles_find(seed: int) -> None:
 
 def test_pairs_are_the_same_in_parts_and_within_little_memory_on_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, near, words = np.random.default_rng(3), NearDuplicates(ngram=1), np.array(invented_words(9000))
-    texts = [" ".join(rng.choice(words, 12)) for _ in range(1500)]
-    texts += [" ".join([*text.split()[:-1], "other"]) for text in texts[:500]]
+    texts = [" ".join(rng.choice(words, 12)) for _ in range(600)]
+    texts += [" ".join([*text.split()[:-1], "other"]) for text in texts[:200]]
     store = RowStore.of([row(str(i), text) for i, text in enumerate(texts)], Digesting(near))
     pairs, same = similar_pairs(store, near.threshold)
-    assert len(pairs) >= 500
-    monkeypatch.setattr(search, "TOGETHER", 1000)
-    monkeypatch.setattr(search, "PAIRS", 70)
+    assert len(pairs) >= 200
+    monkeypatch.setattr(search, "TOGETHER", 400)
+    monkeypatch.setattr(search, "PAIRS", 30)
     monkeypatch.setattr(row_store, "MEMORY", "40MB")
     monkeypatch.setattr(row_store, "cores", lambda: 64)
     in_parts = similar_pairs(store, near.threshold)
@@ -143,7 +132,7 @@ def pairs_of_rows() -> tuple[RowStore, list[tuple[int, int]]]:
     return RowStore.of(rows, Digesting(NearDuplicates(ngram=1))), cases
 
 
-@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 1.0])
 def test_no_pair_just_at_the_threshold_is_missed(
     threshold: float, pairs_of_rows: tuple[RowStore, list[tuple[int, int]]]
 ) -> None:
@@ -161,25 +150,6 @@ def test_boilerplate_is_compared_with_its_first_row_and_the_rows_just_before() -
     rows = [row(str(i), " ".join([*words, f"other{'x' * i}"])) for i in range(60)]
     pairs, _ = similar_pairs(RowStore.of(rows, Digesting(NearDuplicates(ngram=1))), 0.8)
     assert {j for _, j in pairs.tolist()} == set(range(1, 60)) and len(pairs) <= 60 * 10
-
-
-def test_datasketch_finds_no_pair_that_is_missed() -> None:
-    from datasketch import MinHash, MinHashLSH
-
-    words = invented_words(3_000)
-    texts = [" ".join(words[60 * i : 60 * i + 60]) for i in range(40)]
-    texts += [text.replace(text.split()[30], "changed") for text in texts[:20]]
-    near = NearDuplicates(threshold=0.8, ngram=2)
-    store = RowStore.of([row(str(i), text) for i, text in enumerate(texts)], Digesting(near))
-    found, _ = near_clusters(store, near)
-    lsh, pairs = MinHashLSH(threshold=0.8, num_perm=128), []
-    for i, text in enumerate(texts):
-        hashed = MinHash(num_perm=128)
-        for shingle in shingles([text.split()], 2).flat:
-            hashed.update(int(shingle).to_bytes(8, "big"))
-        pairs += [[j, i] for j in lsh.query(hashed)]
-        lsh.insert(i, hashed)
-    assert list(found) == sorted(pairs) == [[i, 40 + i] for i in range(20)]
 
 
 def invented_words(count: int) -> list[str]:

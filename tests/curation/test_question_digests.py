@@ -62,12 +62,6 @@ def test_shingles_are_the_distinct_n_grams_or_the_whole_text(ngram: int) -> None
         assert list(rows.row(other)) == sorted(set(rows.row(other).tolist()))
 
 
-def test_a_short_text_is_not_a_long_one() -> None:
-    rows = shingles([["a"], ["a", "b"], ["a", "b", "c"], ["b", "c"]], 2)
-    assert similarity(rows, 0, 1) == 0  # "a" as a whole text is no part of "a b"
-    assert similarity(rows, 1, 2) == 0.5 and similarity(rows, 3, 2) == 0.5
-
-
 def test_rows_are_joined_and_empty_ones_have_no_shingle() -> None:
     joined = Rows.join([shingles([["a", "b"], []], 1), shingles([["b"]], 1)])
     assert [len(joined.row(i)) for i in range(3)] == [2, 0, 1] and joined.row(2)[0] in joined.row(0)

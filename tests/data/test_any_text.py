@@ -29,7 +29,7 @@ from mathrl.params.run import FreshModel, Prompt
 from mathrl.reading.row_files import read_rows
 from mathrl.reading.row_values import is_blank
 
-QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ODD = ["\ud83d", "\udc80", "\0", "\r", "\u2028", "\ufeff", "😀"]
 any_text = st.lists(st.sampled_from(ODD) | st.text(), max_size=5).map(
     lambda parts: json.loads(json.dumps("".join(parts)))

@@ -135,14 +135,6 @@ def test_a_row_without_a_question_leaves_no_output(tmp_path: Path) -> None:
     assert not (tmp_path / "o.jsonl").exists() and not (tmp_path / "r").exists()
 
 
-def test_a_field_that_the_first_row_lacks_is_a_column_of_parquet_too(tmp_path: Path) -> None:
-    rows = [{"question": "fine"}, {"question": "good", "answer": "7"}]
-    train, against = write(tmp_path / "t.jsonl", rows), write(tmp_path / "e.jsonl", [{"question": TEN}])
-    output = tmp_path / "clean.parquet"
-    decontaminate_files(train, [against], rule=Decontaminate(), output=output, report=tmp_path / "hits.jsonl")
-    assert [row.values for row in read_rows(output)] == [{"question": "fine", "answer": None}, rows[1]]
-
-
 def test_columns_are_named_and_parquet_stays_parquet_with_its_types(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet as parquet
@@ -173,9 +165,13 @@ def test_columns_are_named_and_parquet_stays_parquet_with_its_types(tmp_path: Pa
             )
 
 
-def test_json_lines_become_parquet_if_the_output_is_named_so(tmp_path: Path) -> None:
-    train = write(tmp_path / "t.jsonl", [{"question": f"{TEN}"}, {"question": "fine", "emoji": "\ud83d"}])
+def test_json_lines_become_parquet_with_every_field_if_the_output_is_named_so(tmp_path: Path) -> None:
+    rows = [{"question": TEN}, {"question": "good"}, {"question": "fine", "emoji": "\ud83d"}]
+    train = write(tmp_path / "t.jsonl", rows)
     against = write(tmp_path / "e.jsonl", [{"question": TEN}])
     clean = tmp_path / "clean.parquet"
     decontaminate_files(train, [against], rule=Decontaminate(), output=clean, report=tmp_path / "r.jsonl")
-    assert [row.values for row in read_rows(clean)] == [{"question": "fine", "emoji": "\\ud83d"}]
+    assert [row.values for row in read_rows(clean)] == [
+        {"question": "good", "emoji": None},
+        {"question": "fine", "emoji": "\\ud83d"},
+    ]

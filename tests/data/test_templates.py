@@ -31,10 +31,7 @@ class Characters:
 def test_plain_is_the_question_alone() -> None:
     assert prompt_text(CHAIN, Prompt()) == "7+5-3="
     assert render(CHAIN, Prompt(), Characters()) == [ord(c) for c in "7+5-3="]
-
-
-def test_the_response_prefix_belongs_to_the_response() -> None:
-    assert prompt_text(CHAIN, Prompt(response_prefix="<think>")) == "7+5-3="
+    assert prompt_text(CHAIN, Prompt(response_prefix="<think>")) == "7+5-3=", "it belongs to the response"
 
 
 def test_r1_zero_names_its_tags_and_leaves_the_turn_to_the_assistant() -> None:
@@ -97,11 +94,6 @@ def test_a_row_with_its_own_messages_keeps_them_and_a_templated_one_is_left_alon
     assert prompt_text(chat, Prompt(), tokenizer) == "<user>Hi<assistant>"
     done = MATH.with_(question="<|im_start|>user\nx<think>\n", control=Control(templated=True))
     assert prompt_text(done, Prompt(template="boxed"), tokenizer) == "<|im_start|>user\nx<think>\n"
-
-
-def test_few_shot_examples_stand_before_the_question() -> None:
-    text = prompt_text(CHAIN, Prompt(), few_shot=[CHAIN.with_(question="1+1=", answers=("2",), solution="1+1=2")])
-    assert text == "1+1=<think>1+1=2</think><answer>2</answer>\n\n7+5-3="
 
 
 def test_a_start_token_that_the_tokenizer_writes_is_kept() -> None:

@@ -40,11 +40,12 @@ def inspection(folder: Path, **options: Any) -> Inspection:
     file = folder / "own set.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + "not json\n")
     (folder / "gsm8k_test.jsonl").write_text(json.dumps({"question": BENCHMARK, "answer": "#### 1"}) + "\n")
-    return inspect_rows(file, {}, Prompting(lambda problem: f"Q: {problem.question}"), **options)
+    prompting = Prompting(lambda problem: f"Q: {problem.question}")
+    return inspect_rows(file, {}, prompting, data_folder=str(folder), **options)
 
 
 def test_planted_faults_are_counted(tmp_path: Path) -> None:
-    found = inspection(tmp_path, data_folder=str(tmp_path))
+    found = inspection(tmp_path)
     assert (found.rows, found.looked_at, len(found.problems)) == (39, 39, 36)
     assert found.bad == {"field 'problem': expected text": 1, "field 'answer': no answer": 1,
                          "not JSON (Expecting value at column 1)": 1}  # fmt: skip
@@ -74,7 +75,7 @@ def test_what_the_quality_gate_would_drop_is_counted_with_an_example(
     rows = [*GOOD, *({"problem": q, "answer": a} for q, a in (*flawed, (described, "2")))]
     file = tmp_path / "flawed.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = inspect_rows(file, {}, Prompting(lambda problem: problem.question))
+    found = inspect_rows(file, {}, Prompting(lambda problem: problem.question), data_folder=str(tmp_path))
     counts = {flaw.rule: (flaw.rows, flaw.example.answers[0]) for flaw in found.flaws}
     assert counts == {
         "proof": (1, "proof"),
@@ -105,7 +106,7 @@ def test_a_rule_that_most_rows_break_is_left_out_of_the_section(tmp_path: Path) 
     rows.append({"problem": "How many are left?", "answer": "7"})
     file = tmp_path / "choice.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = inspect_rows(file, {}, Prompting(lambda problem: problem.question))
+    found = inspect_rows(file, {}, Prompting(lambda problem: problem.question), data_folder=str(tmp_path))
     assert [(flaw.rule, flaw.rows, flaw.drops) for flaw in found.flaws] == [("choice", 29, False), ("context", 1, True)]
     quality = Curate.model_validate(parse_yaml(found.section, "section")["curate"]).quality
     assert found.flawed == 1 and quality is not None and "choice" not in quality.drop and "context" in quality.drop
@@ -121,23 +122,20 @@ def test_rows_of_one_template_are_told_from_rows_that_share_some_words(tmp_path:
         assert found.one_template is alike is source.model_dump().get("one_template")
 
 
-def test_the_section_to_paste_gives_the_same_problems(tmp_path: Path) -> None:
+def test_the_section_to_paste_gives_the_same_problems_and_a_part_is_said_to_be_one(tmp_path: Path) -> None:
     found = inspection(tmp_path)
     section = parse_yaml(found.section, "section")["curate"]
     curate = Curate.model_validate(section)
+    part = inspection(tmp_path, limit=10)
+    assert part.rows == 39 and len(part.problems) == 10
     assert curate.on_bad_row == "reject" and curate.sources[0].type == "file"
     resolved = ResolvedSource("own_set", "rl", "", found.files, shapes=(RowShape(prompt_key="problem"),))
     again = [item for item in read_source(resolved, 0) if item in found.problems]
     assert curate.sources[0].prompt_key == "problem" and len(again) == len(found.problems)
 
 
-def test_a_part_of_a_large_file_is_said_to_be_a_part(tmp_path: Path) -> None:
-    found = inspection(tmp_path, limit=10)
-    assert found.rows == 39 and len(found.problems) == 10
-
-
 def test_the_page_has_every_part_and_escapes_what_the_rows_say(tmp_path: Path) -> None:
-    page = inspection_page(inspection(tmp_path, data_folder=str(tmp_path)), "own set.jsonl")
+    page = inspection_page(inspection(tmp_path), "own set.jsonl")
     for text in ("it ends left of the upper corner", "prompt_key", "gsm8k", "on_bad_row: reject", "99"):
         assert text in page
     assert "<b>well</b>" not in page and "script" not in page and "http" not in page.replace("http-equiv", "")

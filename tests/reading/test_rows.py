@@ -58,20 +58,6 @@ def test_named_fields_and_what_is_left_over() -> None:
     )
 
 
-def test_openais_gsm8k_rows() -> None:
-    row = {"question": "Q?", "answer": "48/2 = <<48/2=24>>24\n#### 72"}
-    problem = read(row, answer_key="answer", solution_key="answer", answer_rule="hash")
-    assert problem.answers == ("72",) and problem.solution == row["answer"] and problem.id == "s/f:1"
-
-
-def test_joined_and_nested_fields() -> None:
-    svamp = {"Body": "There are 3 apples", "Question": "How many?", "Answer": 3.0}
-    assert read(svamp, prompt_key="Body+Question", answer_key="Answer").question == "There are 3 apples. How many?"
-    zero = {"0": {"from": "human", "value": "Q"}, "1": {"ground_truth": {"value": "7"}}}
-    problem = read(zero, prompt_key="0.value", answer_key="1.ground_truth.value")
-    assert (problem.question, problem.answers) == ("Q", ("7",))
-
-
 @pytest.mark.parametrize("empty", ["", " \n", "\u200b", None, float("nan")])
 def test_joined_fields_leave_out_what_is_empty_in_a_row(empty: Any) -> None:
     def question(**row: Any) -> str:
