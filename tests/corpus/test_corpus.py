@@ -76,7 +76,7 @@ def test_recall_rises_because_the_domain_is_promoted(outcome: CollectedPages) ->
     assert first.recall is not None and second.recall is not None
     assert first.recall < 0.9 and second.recall == 1.0
     assert list(first.promoted) == ["algebra.example"]
-    without = collect(corpus(), POSITIVES, NEGATIVES, HOW.model_copy(update={"domain_share": 0.9}), seed=0)
+    without = collect(corpus(), POSITIVES, NEGATIVES, HOW.model_copy(update={"domain_share": 0.9, "rounds": 2}), seed=0)
     assert not any(r.promoted for r in without.rounds)
     assert all(r.recall is not None and r.recall < 0.9 for r in without.rounds)
 
@@ -103,8 +103,8 @@ def test_more_than_ten_per_cent_promotes_and_ten_per_cent_does_not(pages: int, c
 
 def test_pages_of_promoted_domains_become_positives_unless_held_out_or_like_the_negatives() -> None:
     pages = corpus() + [page(PROSE, 400 + i, "algebra.example", False) for i in range(40)]
-    out = collect(pages, POSITIVES, NEGATIVES, HOW, seed=0)
-    first, second = out.rounds[:2]
+    out = collect(pages, POSITIVES, NEGATIVES, HOW.model_copy(update={"rounds": 2}), seed=0)
+    first, second = out.rounds
     mathematics = sum(bool(p.label) and i not in out.held_out for i, p in enumerate(pages))
     assert first.promoted == {"algebra.example": mathematics}  # and none of the 40 pages of prose
     assert second.positives == len(POSITIVES) + mathematics
@@ -168,9 +168,9 @@ def test_too_few_seeds_are_an_error() -> None:
 def test_only_pages_under_the_prefixes_become_positives() -> None:
     pages = corpus()
     pages = [Page(p.where, p.row, p.text, p.host, f"/{'maths' if p.label else 'all'}/", p.label) for p in pages]
-    none = HOW.model_copy(update={"path_prefixes": {"algebra.example": ("/all",)}})
+    none = HOW.model_copy(update={"path_prefixes": {"algebra.example": ("/all",)}, "rounds": 1})
     assert collect(pages, POSITIVES, NEGATIVES, none, 0).rounds[0].promoted["algebra.example"] == 0
-    some = HOW.model_copy(update={"path_prefixes": {"algebra.example": ("/none", "/maths")}})
+    some = HOW.model_copy(update={"path_prefixes": {"algebra.example": ("/none", "/maths")}, "rounds": 1})
     assert collect(pages, POSITIVES, NEGATIVES, some, 0).rounds[0].promoted["algebra.example"] > 0
 
 
@@ -187,7 +187,7 @@ def test_the_rounds_stop_when_little_is_new() -> None:
 def test_held_out_pages_are_neither_seeds_nor_random_negatives() -> None:
     pages = corpus()
     seeds = [p.text.upper() for p in pages[:40]]  # the same texts after normalisation
-    how = HOW.model_copy(update={"random_negatives": 1000})
+    how = HOW.model_copy(update={"random_negatives": 1000, "rounds": 1})
     out = collect(pages, seeds, [], how, seed=0)
     assert out.held_out and not out.held_out & set(range(40))
     assert out.rounds[0].negatives == 400 - len(out.held_out)
@@ -222,7 +222,7 @@ def test_a_kept_page_with_ten_grams_of_an_evaluation_text_goes(tmp_path: Path) -
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path) -> None:
-    how = HOW.model_copy(update={"random_negatives": 50})
+    how = HOW.model_copy(update={"random_negatives": 50, "rounds": 2})
     pages = stored(tmp_path, corpus(), how)
 
     def written(seed: int, name: str) -> list[bytes]:
