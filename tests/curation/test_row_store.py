@@ -14,7 +14,7 @@ from mathrl.core.errors import UserError
 from mathrl.core.types import Problem
 from mathrl.curation import curation, processes, row_store
 from mathrl.curation.curated import Curated, Spill
-from mathrl.curation.deduplicate import Clusters, Dropped, deduplicate
+from mathrl.curation.deduplicate import Dropped, deduplicate
 from mathrl.curation.processes import in_order
 from mathrl.curation.row_shards import SPLITS, Digesting, encode
 from mathrl.curation.row_store import RowStore
@@ -192,13 +192,6 @@ def test_rows_are_found_by_what_they_share() -> None:
     assert store.alike("high", "low")[0].tolist() == [1, 6, 2, 7] and store.in_earlier(6).tolist() == [6, 7]
     store.rename(np.array([6]), "made")
     assert store.alike("id")[0].tolist() == [2, 7] and store.problem(6).id == "made/rl/1"
-
-
-def test_clusters_are_lists_of_numbers() -> None:
-    clusters = Clusters.of(np.array([3, 17, 5, 6, 9, 1, 2]), np.array([0, 0, 4, 4, 4, 7, 7]))
-    assert list(clusters) == [[3, 17], [5, 6, 9], [1, 2]] and len(clusters) == 3
-    assert list(clusters.where(np.array([False, True, True]))) == [[5, 6, 9], [1, 2]]
-    assert not clusters.where(np.zeros(3, bool))
 
 
 def test_the_winner_of_equal_answers_is_named_without_reading_it(expected: dict[str, Any]) -> None:

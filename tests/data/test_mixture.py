@@ -27,13 +27,10 @@ def counts(mixture: list[Problem]) -> dict[str, int]:
     return {source: sum(p.source == source for p in mixture) for source in ("a", "b")}
 
 
-def test_weights_are_exact_proportions_as_large_as_the_scarcest_allows() -> None:
+def test_weights_are_exact_proportions_as_large_as_the_scarcest_or_the_size_allows() -> None:
     mixture, manifest = mix(POOL, {}, how({"source": "a", "weight": 1}, {"source": "b", "weight": 2}), seed=0)
     assert counts(mixture) == {"a": 10, "b": 20}
     assert [part["taken"] for part in manifest["components"]] == [10, 20] and manifest["left_out"] == 30
-
-
-def test_a_size_is_kept_to_the_row() -> None:
     mixture, _ = mix(POOL, {}, how({"source": "a", "weight": 1}, {"source": "b", "weight": 2}, size=20), seed=0)
     assert counts(mixture) == {"a": 7, "b": 13}
 

@@ -80,14 +80,6 @@ def test_where_problems_do_not_matter_runs_decide() -> None:
     assert alone < found.p_value < alone + 0.01
 
 
-def test_one_model_against_runs_that_agree_is_the_paired_test() -> None:
-    before = {"x": 0.25, "y": 0.5, "z": 0.75, "w": 0.0}
-    after = {"x": 0.5, "y": 0.75, "z": 0.75, "w": 0.25}
-    found, one = compare_runs("a", "b", [before], [after, after]), compare("a", "b", before, after, responses=4 / 3)
-    assert (found.low, found.high, found.p_value) == pytest.approx((one.low, one.high, one.p_value))
-    assert (found.before_runs, found.after_runs) == (1, 2)
-
-
 def test_false_alarms_are_as_rare_as_said_and_power_is_as_high() -> None:
     rng = np.random.default_rng(9)
     alarms, detectable, errors = 0, [], []

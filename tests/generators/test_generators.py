@@ -90,10 +90,6 @@ def test_chains_worked_by_what_is_left_to_do() -> None:
         assert [left_to_right(line + "=")[0] for line in lines] == left_to_right(problem.question)[1:]
 
 
-def test_left_to_right_is_not_the_usual_precedence() -> None:
-    assert left_to_right("7+5-3*4=") == [7, 12, 9, 36]
-
-
 def test_every_countdown_expression_passes_the_reward() -> None:
     for problem in generate("countdown", {"rl": 200}, {}, seed=1):
         truth = read_truth(problem.answers[0])

@@ -277,15 +277,7 @@ def test_conversations_of_trl_and_rewards_that_are_no_verdict(tmp_path: Path) ->
     assert opinion.cases[0].theirs.question == "2+2?" and opinion.cases[0].theirs.step == 3
 
 
-def test_a_reward_function_of_trl_that_gave_none_has_no_part_in_the_sum(tmp_path: Path) -> None:
-    row = {"step": 1, "prompt": "2+2?", "completion": "4", "advantage": 0.1}
-    rows = [row | {"math": 1.0, "code": math.nan}, row | {"math": math.nan, "code": 0.5}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "completions_00001.parquet")
-    (figures,) = gather(read_run(tmp_path)).rows
-    assert (figures["reward/overall"], figures["reward/math"], figures["reward/code"]) == (0.75, 1.0, 0.5)
-
-
-def test_reward_functions_of_trl_count_by_their_weights(tmp_path: Path) -> None:
+def test_reward_functions_of_trl_count_by_their_weights_where_they_gave_a_reward(tmp_path: Path) -> None:
     """Its completions have them unweighted, before the columns that they log."""
     row = {"step": 1, "prompt": "2+2?", "completion": "4", "math": 1.0, "code": 0.5, "seen": 7, "advantage": 0.1}
     rows = [row, row | {"math": math.nan}]
@@ -293,6 +285,12 @@ def test_reward_functions_of_trl_count_by_their_weights(tmp_path: Path) -> None:
     (tmp_path / "args.json").write_text(json.dumps({"reward_weights": [2.0, -1.0]}))
     (figures,) = gather(read_run(tmp_path, "trl")).rows
     assert (figures["reward/overall"], figures["reward/math"], figures["reward/code"]) == (0.5, 1.0, 0.5)
+    # Without weights, what its log names are the rewards: the number that a function logs is none.
+    (tmp_path / "args.json").unlink()
+    log = [{"step": 1, "rewards/math/mean": 1.0, "rewards/code/mean": 0.5, "rewards/math/std": 0.0, "loss": 0.1}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    (figures,) = gather(read_run(tmp_path, "trl")).rows
+    assert figures["reward/overall"] == (1.5 + 0.5) / 2
 
 
 def test_a_configuration_that_holds_itself_is_named(tmp_path: Path) -> None:
@@ -300,15 +298,6 @@ def test_a_configuration_that_holds_itself_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     with pytest.raises(UserError, match=r"config\.yaml: cannot be read as a configuration"):
         read_run(tmp_path)
-
-
-def test_a_number_that_a_reward_function_of_trl_logs_is_no_reward(tmp_path: Path) -> None:
-    row = {"step": 1, "prompt": "2+2?", "completion": "4", "math": 1.0, "seen": 7, "advantage": 0.1}
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "completions_00001.parquet")
-    log = [{"step": 1, "rewards/math/mean": 1.0, "rewards/math/std": 0.0, "loss": 0.1}]
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
-    (figures,) = gather(read_run(tmp_path, "trl")).rows
-    assert figures["reward/overall"] == 1.0
 
 
 def test_arguments_are_read_without_running_what_a_pickle_names(tmp_path: Path) -> None:

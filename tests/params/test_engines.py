@@ -76,44 +76,6 @@ def test_what_it_says_to_write_is_taken() -> None:
     assert engine_problem(load_params(PARAMS), "rl") == ""
 
 
-@pytest.mark.parametrize(
-    ("override", "others", "instead"),
-    [
-        ("rl.advantage=rloo", [], "rl.advantage.type=grpo"),
-        ("rl.advantage=process", [], "rl.advantage.type=grpo"),
-        ("rl.advantage=gae", [], "rl.advantage.type=grpo"),
-        ("rl.loss=reinforce", [], "rl.loss.type=clip"),
-        ("rl.loss=cispo", [], "rl.loss.low=1"),
-        ("rl.loss=gspo", [], "rl.loss.aggregation=sequence_mean"),
-        ("rl.loss=gmpo", [], "rl.loss.type=clip"),
-        ("rl.loss=sapo", [], "rl.loss.aggregation=sequence_mean"),
-        ("rl.advantage=pass_at_k", [], "rl.advantage.type=grpo"),
-        ("rl.loss.log_ratio_penalty=0.001", [], "rl.loss.log_ratio_penalty=0"),
-        ("rl.advantage.whiten=true", [], "rl.advantage.whiten=false"),
-        ("rl.advantage.ddof=0", [], "rl.advantage.ddof=1"),
-        ("rl.kl=probe", [], "rl.kl.type=loss"),
-        ("rl.kl.estimator=k2", ["rl.kl.coef=0.1"], "rl.kl.estimator=k3"),
-        ("rl.kl.controller={}", ["rl.kl.coef=0.1"], "rl.kl.controller=null"),
-        ("rl.importance={}", [], "rl.importance=null"),
-        ("rl.loss.drop_ratio=5", [], "rl.loss.drop_ratio=null"),
-        ("rl.asynchronous={}", [], "rl.asynchronous=null"),
-        ("rl.curriculum=pass_rate", [], "rl.curriculum.type=shuffled"),
-        ("rl.ema=0.9", [], "rl.ema=null"),
-        ("rl.dev.export=best", [], "rl.dev.export=last"),
-        ("rl.optimizer.type=muon", [], "rl.optimizer.type=adamw"),
-        ("reward.judge.continuations=2", [], "reward.judge.continuations=0"),
-        ("rollout.engine=vllm", [], "rollout.engine=torch"),
-        ("rollout.tool.kind=bubblewrap", [], "rollout.tool.kind=none"),
-        ("training.on_out_of_memory=halve", [], "training.on_out_of_memory=stop"),
-    ],
-)
-def test_each_setting_beyond_trl_is_refused(override: str, others: list[str], instead: str) -> None:
-    with pytest.raises(UserError) as raised:
-        load_params(PARAMS, overrides=[*TRL, *others, override])
-    assert instead in str(raised.value)
-    load_params(PARAMS, overrides=[*others, override])  # mathrl's own loop can do it
-
-
 def test_what_verl_cannot_do_is_named_all_at_once_with_what_to_write_instead() -> None:
     with pytest.raises(UserError) as raised:
         load_params(PARAMS, overrides=["rl.engine=verl", "run.device=cpu", "rollout.engine=torch"])
@@ -124,29 +86,47 @@ def test_what_verl_cannot_do_is_named_all_at_once_with_what_to_write_instead() -
     assert engine_problem(load_params(PARAMS, overrides=VERL), "rl") == ""
 
 
+BEYOND_TRL: list[tuple[str, list[str], str]] = [
+    ("rl.advantage=rloo", [], "rl.advantage.type=grpo"),
+    ("rl.loss=cispo", [], "rl.loss.low=1"),
+    ("rl.loss=sapo", [], "rl.loss.aggregation=sequence_mean"),
+    ("rl.loss.log_ratio_penalty=0.001", [], "rl.loss.log_ratio_penalty=0"),
+    ("rl.advantage.whiten=true", [], "rl.advantage.whiten=false"),
+    ("rl.kl=probe", [], "rl.kl.type=loss"),
+    ("rl.kl.estimator=k2", ["rl.kl.coef=0.1"], "rl.kl.estimator=k3"),
+    ("rl.kl.controller={}", ["rl.kl.coef=0.1"], "rl.kl.controller=null"),
+    ("rl.asynchronous={}", [], "rl.asynchronous=null"),
+    ("rl.ema=0.9", [], "rl.ema=null"),
+    ("rl.dev.export=best", [], "rl.dev.export=last"),
+    ("reward.judge.continuations=2", [], "reward.judge.continuations=0"),
+    ("rollout.engine=vllm", [], "rollout.engine=torch"),
+    ("rollout.tool.kind=bubblewrap", [], "rollout.tool.kind=none"),
+    ("training.on_out_of_memory=halve", [], "training.on_out_of_memory=stop"),
+]
+BEYOND_VERL: list[tuple[str, list[str], str]] = [
+    ("rl.advantage=max_rl", [], "rl.advantage.type=grpo"),
+    ("rl.advantage.eps=1e-4", [], "rl.advantage.eps=1e-06"),
+    ("rl.lora={}", [], "rl.lora=null"),
+    ("rl.loss=sapo", [], "rl.loss.aggregation=sequence_mean"),
+    ("rl.loss={type: gspo, dual: 3}", [], "rl.loss.dual=null"),
+    ("rl.loss=dppo_tv", [], "rl.loss.cap=20"),
+    ("rl.truncated=mask", [], "rl.truncated=keep"),
+    ("rl.dynamic_sampling={rounds: 4}", [], "rl.dynamic_sampling=null"),
+    ("rl.keep_rollouts.which=all", [], "rl.keep_rollouts.which=none"),
+    ("reward.parts=[{type: majority}]", [], "reward.parts without type majority"),
+    ("training.backend=deepspeed", [], "training.backend=torch"),
+]
+
+
 @pytest.mark.parametrize(
-    ("override", "others", "instead"),
-    [
-        ("rl.advantage=max_rl", [], "rl.advantage.type=grpo"),
-        ("rl.advantage.eps=1e-4", [], "rl.advantage.eps=1e-06"),
-        ("rl.lora={}", [], "rl.lora=null"),
-        ("rl.advantage=gae", [], "rl.advantage.type=grpo"),
-        ("rl.loss=sapo", [], "rl.loss.aggregation=sequence_mean"),
-        ("rl.loss={type: gspo, dual: 3}", [], "rl.loss.dual=null"),
-        ("rl.loss=dppo_tv", [], "rl.loss.cap=20"),
-        ("rl.truncated=mask", [], "rl.truncated=keep"),
-        ("rl.dynamic_sampling={rounds: 4}", [], "rl.dynamic_sampling=null"),
-        ("rl.kl.controller={}", ["rl.kl.coef=0.1"], "rl.kl.controller=null"),
-        ("rl.optimizer.schedule=linear", [], "rl.optimizer.schedule=constant"),
-        ("rl.keep_rollouts.which=all", [], "rl.keep_rollouts.which=none"),
-        ("reward.parts=[{type: majority}]", [], "reward.parts without type majority"),
-        ("training.backend=deepspeed", [], "training.backend=torch"),
-        ("rollout.tool.kind=bubblewrap", [], "rollout.tool.kind=none"),
-    ],
+    ("engine", "override", "others", "instead"),
+    [*((TRL, *row) for row in BEYOND_TRL), *((VERL, *row) for row in BEYOND_VERL)],
 )
-def test_each_setting_beyond_verl_is_refused(override: str, others: list[str], instead: str) -> None:
+def test_each_setting_beyond_an_engine_is_refused(
+    engine: list[str], override: str, others: list[str], instead: str
+) -> None:
     with pytest.raises(UserError) as raised:
-        load_params(PARAMS, overrides=[*VERL, *others, override])
+        load_params(PARAMS, overrides=[*engine, *others, override])
     assert instead in str(raised.value)
     load_params(PARAMS, overrides=[*others, override])  # mathrl's own loop can do it
 

@@ -7,7 +7,7 @@ from mathrl.core.errors import UserError
 from mathrl.params.load import stage_params
 from mathrl.params.optimizer import MUON_TIMES
 from mathrl.params.schema import READS
-from mathrl.planning.final_values import JUDGED, RATES, TIMES, check_final_values, judge
+from mathrl.planning.final_values import RATES, TIMES, check_final_values, judge
 
 PRETRAINED = "model.base={type: pretrained, path: Qwen/Qwen2.5-%s}"
 LENGTHS = ("prompt.max_tokens=512", "rl.max_tokens=512", "sample.max_tokens=512", "difficulty.max_tokens=512")
@@ -40,9 +40,7 @@ def refusal(stage: str, *overrides: str, size: str = "1.5B", typed: tuple[str, .
     ("stage", "overrides", "size", "advice"),
     [
         ("rl", [], "1.5B", "rl.optimizer.type=adamw and rl.optimizer.lr=1e-6"),
-        ("rl", [], "32B", "rl.optimizer.type=adamw and rl.optimizer.lr=1e-6"),
         ("rl", ["rl.lora={}"], "1.5B", "rl.optimizer.type=adamw and rl.optimizer.lr=1e-5"),
-        ("sft", [], "7B", "sft.optimizer.type=adamw and sft.optimizer.lr=1e-5"),
         ("sft", [], "72B", "sft.optimizer.type=adamw and sft.optimizer.lr=2e-6"),
         ("sft", ["sft.lora={}"], "7B", "sft.optimizer.type=adamw and sft.optimizer.lr=1e-4"),
         ("dpo", [], "7B", "dpo.optimizer.lr=5e-7"),
@@ -128,15 +126,6 @@ def test_sft_of_a_pipeline_that_has_nothing_to_learn_from_is_refused_before_it_s
     for taught in ("curate.sft_share=0.25", "sft.steps=0"):
         assert check_final_values(load_params(overrides=[alone, "sft.steps=5", taught]), stages) == []
     assert check_final_values(load_params(overrides=[alone, "sft.steps=5"]), ["sft"]) == []  # a step with other data
-
-
-def test_every_judged_parameter_exists() -> None:
-    params = load_params(overrides=PPO)
-    for key in JUDGED:
-        value: object = params
-        for name in key.split("."):
-            value = getattr(value, name)
-        assert isinstance(value, float | int)
 
 
 @pytest.mark.parametrize("preset", ["gsm8k", "math", "math-mixture", "dapo", "gsm8k+dapo"])
