@@ -13,7 +13,6 @@ from mathrl.curation.question_digests import digest
 from mathrl.curation.row_shards import Digesting
 from mathrl.curation.row_store import RowStore
 from mathrl.curation.similar_pairs import similar_pairs
-from mathrl.generators import generate
 from mathrl.params.data import Deduplicate, NearDuplicates
 
 
@@ -172,15 +171,3 @@ def test_operators_numbers_and_answers_tell_variants_from_duplicates() -> None:
     assert groups == {"answers": {"0", "other"}, "numbers or operators": {"0", "1", "2", "other"}}
     conflict = deduplicated([*rows[:1], rows[3].with_(answers=("8",))], Deduplicate(near=NearDuplicates()))
     assert conflict[0] == [] and {d.reason for d in conflict[1]} == {"conflicting answers"}
-
-
-def test_near_deduplication_keeps_the_problems_of_a_generator() -> None:
-    rows = list(generate("chain", {"rl": 600, "test": 200}, {}, seed=0))
-    kept, dropped, _ = deduplicated(rows, Deduplicate(near=NearDuplicates()))
-    assert kept == rows and dropped == []
-
-
-def test_lone_surrogates_survive_near_deduplication_and_decontamination() -> None:
-    rows = [row("a", f"{LONG} \ud83d"), row("b", f"{LONG}  \ud83d ?"), row("t", "else \ud83d", split="test")]
-    kept, dropped, _ = deduplicated(rows, Deduplicate(near=NearDuplicates()))
-    assert [p.id for p in kept] == ["a", "t"] and len(dropped) == 1

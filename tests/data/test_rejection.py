@@ -44,10 +44,6 @@ def test_every_sample_is_kept_or_counted_with_its_reason() -> None:
     assert demonstration(kept[0], Prompt(), terse=False) == kept[0].control.response
 
 
-def test_no_correct_sample_gives_no_demonstration() -> None:
-    assert rejection_sample([(PROBLEM, [sample("x", correct=False)])], Filters(), 0) == ([], {"wrong": 1})
-
-
 def test_a_pair_is_a_correct_and_a_wrong_response_of_one_problem() -> None:
     samples = [sample("r1"), sample("r1"), sample("r2"), sample("w1", False), sample("w2", False), sample("w3", False)]
     pairs = preference_pairs([(PROBLEM, samples)], per_problem=8, seed=0)

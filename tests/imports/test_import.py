@@ -323,12 +323,6 @@ def test_a_truncated_parquet_file_is_named(trl_run: Path, home: Path, tmp_path: 
     assert not records_folder().exists() or not list(records_folder().iterdir())
 
 
-def test_a_folder_without_a_run_is_refused(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(UserError, match="no run of another trainer"):
-        command("import", tmp_path)
-
-
 def test_the_name_of_another_run_is_not_taken(verl_run: Path, home: Path, tmp_path: Path) -> None:
     import_folder(read_run(verl_run))
     other = Path(shutil.copytree(verl_run, tmp_path / "elsewhere" / "verl"))

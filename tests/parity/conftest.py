@@ -91,7 +91,7 @@ class Ragged:
         return out_SL
 
 
-@pytest.fixture(params=range(5))
+@pytest.fixture(params=range(3))
 def ragged(request: pytest.FixtureRequest) -> Iterator[Ragged]:
     import numpy as np
 
