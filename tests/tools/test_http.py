@@ -97,7 +97,7 @@ def test_nothing_escapes_through_a_server(tool: HttpTool, target: Machine, pool:
 
     with ThreadPoolExecutor(LIMITS.calls) as threads:
         wrong = [fault for faults in threads.map(run, QUICK) for fault in faults]
-    assert not wrong, "\n\n".join(wrong)
+    assert not wrong and len(QUICK) > 30, "\n\n".join(wrong)
     target.assert_unharmed()
     assert tool.session().run("1 + 1").text == "2"
     assert wait_for_processes(pool, 0) == 0
