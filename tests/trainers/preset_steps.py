@@ -51,7 +51,8 @@ def smaller(name: str) -> Params:
     full = load_params(ROOT / "params", preset=name).rl
     sizes = {
         "steps": 2,
-        "prompts_per_step": max(4, full.minibatches),
+        "prompts_per_step": 4,
+        "minibatches": min(2, full.minibatches),
         "group_size": min(4, full.group_size),
         "max_tokens": 12,
         "dev.every": 0,

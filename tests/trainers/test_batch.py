@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mathrl.algorithms.own_functions import AdvantageInput
-from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.scores import make_scorer, token_scores
@@ -170,17 +169,6 @@ def test_a_critic_of_lambda_1_has_targets_without_rounding() -> None:
     assert torch.allclose(near.returns_N, exact.returns_N, atol=1e-5)
 
 
-def test_distillation_is_teacher_minus_policy(small: Any) -> None:
-    teacher = small.policy(seed=8)[0]
-    with torch.no_grad():
-        told, _ = response_logprobs(teacher, [group.group for group in GROUPS])
-    params = Rl(advantage="distillation", group_size=2)
-    batch, figures = scored_batch(GROUPS, params, CPU, None, teacher=teacher)
-    expected = told + torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
-    assert torch.allclose(batch.advantages_N, expected, atol=1e-5)
-    assert figures["distillation/reverse_kl"] == pytest.approx(-float(expected.mean()), abs=1e-5)
-
-
 def test_distillation_is_of_the_updated_policy_where_another_sampled(small: Any) -> None:
     policy, teacher = small.policy()[0], small.policy(seed=8)[0]
     with torch.no_grad():
@@ -223,12 +211,6 @@ def test_gdpo_takes_the_deviation_of_the_parameters() -> None:
         assert found == pytest.approx([one, one, -one, one, -one, -one, -one])
 
 
-def test_process_without_rewards_of_steps_is_refused() -> None:
-    bare = [replace(group, step_ends=(), step_rewards=()) for group in GROUPS]
-    with pytest.raises(UserError, match="process reward model"):
-        advantages(bare, advantage="process")
-
-
 def test_a_part_holds_the_tokens_of_its_groups() -> None:
     batch, _ = scored_batch(GROUPS, Rl(group_size=2, truncated="mask", advantage="reinforce"), CPU, None)
     part = batch.part([1, 0])
@@ -239,18 +221,6 @@ def test_a_part_holds_the_tokens_of_its_groups() -> None:
     assert part.kept_N.tolist() == [True] * 6 + [False]
     assert isinstance(part, Batch) and part.values_N is None
     assert batch.part([1]).old_N.tolist() == pytest.approx([-0.4, -0.5, -0.6, -0.7])
-
-
-def test_scores_for_all_do_not_depend_on_micro_batches(small: Any) -> None:
-    model, sampler = small.policy()
-    groups, reference = small.rollouts(model, sampler), small.policy(seed=9)[0]
-    whole, _ = scored_batch(groups, Rl(kl={"coef": 0.1}), CPU, model, reference=reference, kl_coef=0.1)
-    cut, _ = scored_batch(
-        groups, Rl(kl={"coef": 0.1}, tokens_per_microbatch=16), CPU, model, reference=reference, kl_coef=0.1
-    )
-    assert whole.reference_N is not None and cut.reference_N is not None
-    assert torch.allclose(whole.reference_N, cut.reference_N, atol=1e-5)
-    assert whole.reference_N.std() > 0.1
 
 
 def test_groups_are_cut_between_responses_to_fit_the_budget() -> None:

@@ -242,15 +242,6 @@ def test_random_numbers_are_of_the_run_the_group_and_the_version_at_which_it_beg
     assert torch.equal(made_pool()._random(PooledGroup(5, 0, 4), 2), torch.rand(4, 9, generator=random))
 
 
-def test_uniform_groups_are_replaced_at_pace_free_too(small: Any, tmp_path: Path) -> None:
-    free = PARAMS.model_copy(update={"steps": 2, "asynchronous": Asynchronous(staleness=2, pace="free")})
-    rows, _, _ = run(small, free, tmp_path, kind=CopyEngine, reward=CountsOnes(right_above=2.0))  # nothing is right
-    log = events(tmp_path)
-    assert log[0]["settings"]["rl.dynamic_sampling"] == 4 and "rl.asynchronous.pace" not in log[0]["settings"]
-    replaced = [len(row["ranks"][0]["replaced"]) for row in log[1:]]
-    assert [row["rollout/replaced_groups"] for row in rows] == replaced and sum(replaced) > 0
-
-
 def test_uniform_groups_are_replaced_as_long_as_there_are_spare_problems() -> None:
     pool = made_pool(spare=2, reward=CountsOnes(right_above=2.0))  # no response is right
     assert (len(pool.pending), pool.startable, pool.used) == (6, 4, 0)
@@ -315,8 +306,7 @@ def test_sequences_that_join_cost_their_own_prompt_alone() -> None:
     assert tokens == [8, 1, 8], "prompts are padded to eight; the first goes on by a token from what is kept of it"
 
 
-@pytest.mark.parametrize("joins", [True, False], ids=["", "run again"])
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize(("temperature", "joins"), [(0.5, True), (1.0, False)], ids=["", "run again"])
 def test_a_batch_gives_each_sequence_its_own_tokens_whatever_joins_and_leaves(
     temperature: float, joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

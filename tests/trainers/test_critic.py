@@ -10,7 +10,6 @@ import torch
 from mathrl.algorithms.returns import clipped_value_loss
 from mathrl.compose import load_params
 from mathrl.core.errors import UserError
-from mathrl.grading import Verdict
 from mathrl.learners.distributed import Ranks
 from mathrl.models.export import export_model
 from mathrl.models.prepared import compute_as
@@ -18,7 +17,6 @@ from mathrl.models.scores import make_scorer, prepare_scorer, token_scores
 from mathrl.params.advantage import Critic, Gae
 from mathrl.params.optimizer import Lora
 from mathrl.params.train import Rl
-from mathrl.rewards.compose import RewardResult
 from mathrl.trainers.critic import CriticFigures, critic_gradient, make_critic
 from tests.trainers.small import fast, scored_batch
 
@@ -98,8 +96,6 @@ def test_a_given_scorer_is_the_critic(small: Any) -> None:
     params = ppo(Critic(), steps=1)
     _, (row,), _ = small.run(params, critic=scorer)
     assert row["critic/value_mean"] != 0 and not torch.equal(scorer.score.weight, start)
-    _, (fresh,), _ = small.run(params)
-    assert fresh["critic/value_mean"] == 0
 
 
 def test_figures_of_a_step_are_means_over_its_updates(small: Any) -> None:
@@ -109,12 +105,20 @@ def test_figures_of_a_step_are_means_over_its_updates(small: Any) -> None:
     step.add(CriticFigures(loss=2.0, clipped=0.25), norm=4.0)
     params = ppo(Critic(), group_size=4, truncated="mask")
     cut = [replace(group, truncated=(True, False, False, False)) for group in groups]
-    batch, _ = scored_batch(cut, params, CPU, model, critic=make_scorer(model))
+    scorer = make_scorer(model)
+    with torch.no_grad():
+        scorer.score.weight.fill_(0.2)
+    batch, _ = scored_batch(cut, params, CPU, model, critic=scorer)
     told = step.metrics(batch)
     assert (told["critic_loss"], told["critic/clip_fraction"], told["critic/grad_norm"]) == (1.5, 0.375, 3.0)
     assert batch.returns_N is not None
     assert told["critic/return_mean"] == pytest.approx(batch.returns_N[batch.kept_N].mean().item())
     assert told["critic/return_mean"] != pytest.approx(batch.returns_N.mean().item())
+    assert batch.values_N is not None
+    values_N, returns_N = batch.values_N[batch.kept_N], batch.returns_N[batch.kept_N]
+    unexplained = ((returns_N - values_N).var() / returns_N.var()).item()
+    assert told["critic/explained_variance"] == pytest.approx(1 - unexplained, abs=1e-5)
+    assert told["critic/value_mean"] == pytest.approx(values_N.mean().item())
     plain, _ = scored_batch(groups, Rl(), CPU, model)
     assert step.metrics(plain) == {}
 
@@ -129,40 +133,12 @@ def test_responses_that_are_masked_do_not_teach_the_critic(small: Any) -> None:
     assert critic.flat.gradients.norm() == 0
 
 
-def test_it_comes_to_explain_the_returns(small: Any) -> None:
-    # After the first token the return is known; before it nothing is.
-    class FirstIsADigit(small.CountsOnes):  # type: ignore[name-defined, misc]
-        def score(self, items: Any) -> list[RewardResult]:
-            verdict = Verdict(False, None, "none", "", 0.0)
-            return [RewardResult(float(item.response[:1].isdigit()), False, {}, verdict) for item in items]
-
-    params = ppo(Critic(optimizer={"lr": 5e-3}), steps=26, lr=0.0, prompts_per_step=64, epochs=6)
-    _, rows, _ = small.run(params, reward=FirstIsADigit())
-    explained = [row["critic/explained_variance"] for row in rows]
-    assert explained[0] == pytest.approx(0.0, abs=1e-6), "a head of zeros explains nothing"
-    assert sum(explained[-5:]) / 5 > 0.6
-    assert rows[-1]["critic_loss"] < rows[0]["critic_loss"] / 4
-    assert {"critic/grad_norm", "critic/value_mean", "critic/return_mean", "critic/clip_fraction"} <= set(rows[0])
-
-
-def test_while_it_warms_up_the_policy_stays(small: Any) -> None:
-    start = [weight.clone() for weight in small.policy()[0].parameters()]
-    _, rows, model = small.run(ppo(Critic(warmup_steps=3)))
-    assert ["actor_loss" in row for row in rows] == [False] * 3 + [True] * 3
-    assert all("critic_loss" in row for row in rows)
-    assert any(not torch.equal(a, b) for a, b in zip(start, model.parameters(), strict=True))
-    _, _, same = small.run(ppo(Critic(warmup_steps=5), lr=0.0))
-    assert all(torch.equal(a, b) for a, b in zip(start, same.parameters(), strict=True))
-    # Its learning rate is its own: with none the value stays 0.
-    _, rows, _ = small.run(ppo(Critic(optimizer={"lr": 0.0})))
-    assert all(row["critic/value_mean"] == 0 for row in rows)
-
-
 def test_while_it_warms_up_the_policys_schedule_waits(small: Any) -> None:
     """The policy's updates have the rates of a run without the steps in which the critic learns alone."""
     linear = fast(2e-3).model_copy(update={"schedule": "linear"})
     _, rows, _ = small.run(ppo(Critic(warmup_steps=2), steps=5, minibatches=2, optimizer=linear))
     _, plain, _ = small.run(ppo(Critic(), steps=3, minibatches=2, optimizer=linear))
+    assert ["actor_loss" in row for row in rows] == [False] * 2 + [True] * 3 and all("critic_loss" in r for r in rows)
     factors = [row["lr_factor"] for row in rows]
     assert factors == [0, 0, *(row["lr_factor"] for row in plain)] and factors[-1] == pytest.approx(1 / 6)
 
@@ -198,7 +174,7 @@ def test_it_starts_from_the_policy_a_scorers_folder_or_a_causal_lms(small: Any, 
     export_model(small.fresh_network(wide, tokenizer, seed=0), tokenizer, tmp_path / "wide", "# Other tokens")
     with pytest.raises(UserError, match=r"rl.advantage.critic.path: .*/wide reads \d+ tokens, the policy \d+"):
         critic(tmp_path / "wide")
-    small.run(ppo(Critic(path=str(tmp_path / "scorer")), steps=2))
+    small.run(ppo(Critic(path=str(tmp_path / "scorer")), steps=1))
 
 
 def test_naming_one_setting_keeps_its_other_defaults() -> None:
@@ -213,10 +189,8 @@ def test_it_can_be_trained_by_adapters(small: Any) -> None:
     critic = make_critic(Critic(lora=Lora(r=2)), model, None, 10, 0, CPU)
     names = set(critic.flat.named)
     assert {name for name in names if ".lora_" not in name} == {"score.weight", "score.bias"}
-    _, rows, _ = small.run(ppo(Critic(lora=Lora(r=2), optimizer={"lr": 2e-3}), steps=8, lr=0.0, prompts_per_step=64))
-    assert rows[-1]["critic_loss"] < 0.8 * rows[0]["critic_loss"]
     # A policy with adapters gives it its trunk, and the KL its reference without a copy.
-    both = ppo(Critic(lora=Lora(r=2)), lora=Lora(r=2), kl={"type": "reward", "coef": 0.1})
+    both = ppo(Critic(lora=Lora(r=2)), lora=Lora(r=2), kl={"type": "reward", "coef": 0.1}, steps=2)
     _, rows, _ = small.run(both)
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) != rows[-1]["kl"]
 

@@ -189,15 +189,6 @@ def test_those_that_were_away_come_first_and_else_as_shuffled() -> None:
     assert order.metrics()["curriculum/brought_back"] == 30
 
 
-def test_an_order_of_pools_is_resumed_with_all_that_it_knows() -> None:
-    order, again = pools(30, predict=True), pools(30, predict=True)
-    for place in order.take(8)[:4]:
-        order.observe(place, correct=place % 3, samples=4)
-    assert order.state()["first"]
-    again.load(order.state())
-    assert again.state() == order.state()
-
-
 def test_features_say_more_of_harder_and_of_unmeasured_problems() -> None:
     matrix_NF = features([problem(0, 0.5), problem(1, 0.98), problem(2, 1.0), problem(3)])
     rates_N, unmeasured_N = matrix_NF.T
@@ -277,9 +268,6 @@ class Recording:
         self.told = state
 
 
-RECORDING = Recording([], 0)
-
-
 def user(path: str) -> Any:
     params = UserCurriculum(sampler=DottedOptions(path=path))  # type: ignore[call-arg]
     return make_order(params, PROBLEMS, [1, 3, 4], 0, seed=0)
@@ -290,16 +278,3 @@ def test_a_users_class_is_told_of_each_group_by_the_number_that_it_knows() -> No
     assert order.take(2) == [1, 3]
     order.observe(3, correct=2, samples=8)
     assert order.sampler.told == [(1, 2, 8)] and order.metrics() == {}
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no.such.Sampler", "rl.curriculum.sampler: "),
-        (f"{__name__}.RECORDING", r"RECORDING is no class"),
-        ("mathrl.trainers.supervised.Stream", "Stream lacks observe"),
-    ],
-)
-def test_what_is_no_class_of_an_order_is_refused(path: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        user(path)

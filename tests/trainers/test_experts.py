@@ -77,15 +77,12 @@ def test_an_expert_is_compared_within_its_group() -> None:
     assert found.tolist() == pytest.approx(thirds, abs=1e-6)
 
 
-@pytest.mark.parametrize("budget", [8192, 16])
-def test_luffys_expert_has_a_shaped_gradient_and_no_clip(budget: int) -> None:
+def test_luffys_expert_has_a_shaped_gradient_and_no_clip() -> None:
     """Against a loss written out: -A on-policy, -A p / (p + 0.1) for experts, over the tokens of both."""
     model, sampler = policy()
     sampled = rollouts(model, sampler)
     groups = [*sampled, *experts_of(model, sampled)]
-    params = Rl(
-        imitation="luffy", advantage="dr_grpo", tokens_per_microbatch=budget, loss={"skip_zero_variance": False}
-    )  # type: ignore[arg-type]
+    params = Rl(imitation="luffy", advantage="dr_grpo", tokens_per_microbatch=16, loss={"skip_zero_variance": False})  # type: ignore[arg-type]
     found, figures = gradient(model, groups, params)
     advantages_N = advantages_with_experts(groups, params.advantage).repeat_interleave(
         torch.tensor([length for group in groups for length in group.lengths])
@@ -107,15 +104,14 @@ def test_luffys_expert_has_a_shaped_gradient_and_no_clip(budget: int) -> None:
     assert gradient(model, [*sampled, *unlikely], params)[1].clipped == 0, "what has no clip is not counted"
 
 
-@pytest.mark.parametrize("budget", [8192, 16])
 @pytest.mark.parametrize("weigh", ["alike", "phi"])
-def test_chords_sft_loss_takes_its_share_of_the_policys(weigh: str, budget: int) -> None:
+def test_chords_sft_loss_takes_its_share_of_the_policys(weigh: str) -> None:
     """0.7 x the policy loss without experts and 0.3 x the mean -log p, or -p (1 - p) log p, of the experts' tokens."""
     model, sampler = policy()
     sampled = rollouts(model, sampler)
     groups, own = [*sampled, *experts_of(model, sampled)], sum(sum(group.lengths) for group in sampled)
     imitation = {"type": "sft", "coef": 0.3, "weigh": weigh}
-    params = Rl(advantage="dr_grpo", imitation=imitation, tokens_per_microbatch=budget)  # type: ignore[arg-type]
+    params = Rl(advantage="dr_grpo", imitation=imitation, tokens_per_microbatch=16)  # type: ignore[arg-type]
     found, figures = gradient(model, groups, params)
     plain, _ = gradient(model, sampled, Rl(advantage="dr_grpo"))  # type: ignore[arg-type]
 
@@ -151,22 +147,11 @@ def test_vapos_right_samples_have_a_likelihood_too() -> None:
     assert figures.imitated == right_N.sum() and 0 < right_N.sum() < len(right_N)
 
 
-def test_a_policy_comes_to_imitate_solutions_that_its_reward_never_shows() -> None:
-    """The likelihood of the solutions rises; a problem without one, or with one that is too long, has no expert."""
-    few = changed(short_rl(steps=6), prompts_per_step=8, group_size=2, max_tokens=24, loss={"skip_zero_variance": True})
-    _, rows, _ = run(changed(few, imitation={"type": "sft", "coef": 0.5}), problems=SOLVED)
-    assert rows[-1]["imitation/nll"] < 0.9 * rows[0]["imitation/nll"]
-    ramp = {"type": "sft", "coef": {"start": 0.5, "end": 0.0, "steps": 2}}
-    _, ramped, _ = run(changed(few, imitation=ramp), problems=SOLVED)
-    assert ramped[0] == rows[0] and "imitation/nll" in ramped[1] and "imitation/nll" not in ramped[2]
-    _, plain, _ = run(few)
-    _, unsolved, _ = run(changed(few, imitation="luffy"))
-    assert unsolved == plain, "no solution, no expert"
-    _, shown, _ = run(changed(few, imitation="luffy"), problems=SOLVED)
-    assert shown[0]["reward/overall"] == plain[0]["reward/overall"] and shown[0]["grad_norm"] != plain[0]["grad_norm"]
-    _, short, _ = run(changed(few, imitation="luffy", max_tokens=8), problems=SOLVED)
-    _, same, _ = run(changed(few, max_tokens=8))
-    assert short == same, "solutions that are longer than a response may be"
+def test_a_coefficient_that_falls_to_zero_ends_the_imitation() -> None:
+    ramp = {"type": "sft", "coef": {"start": 0.5, "end": 0.0, "steps": 1}}
+    few = changed(short_rl(steps=2), prompts_per_step=2, group_size=2, max_tokens=24, imitation=ramp)
+    _, rows, _ = run(few, problems=SOLVED)
+    assert ["imitation/nll" in row for row in rows] == [True, False]
 
 
 def test_the_teacher_of_self_distillation_is_the_policy_that_reads_the_solution() -> None:

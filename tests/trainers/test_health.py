@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,10 @@ from mathrl.core.files import read_jsonl
 from mathrl.health.watch import HealthMonitor, examine
 from mathrl.models.logprobs import response_logprobs
 from mathrl.models.packing import Group
-from mathrl.params.advantage import Critic
-from mathrl.params.run import Prompt, Reward
+from mathrl.params.run import Reward
 from mathrl.params.train import Rl, Sft
 from mathrl.params.training import Health
 from mathrl.rewards import compose
-from mathrl.rewards.compose import build_reward
-from mathrl.rollout.sampler import Sampler
 from mathrl.trainers import batch
 from mathrl.trainers.rl import train_rl
 from mathrl.trainers.sft import train_sft
@@ -75,41 +71,21 @@ def train(small: Any, taught: dict[str, Any]) -> Callable[..., Any]:
     class Ones(small.CountsOnes):  # type: ignore[name-defined, misc]
         """Right: the response is 1."""
 
-        def pay(self, item: Any, right: bool) -> tuple[float, dict[str, float]]:
-            return float(right), {"accuracy": float(right)}
-
         def score(self, items: Any) -> list[Any]:
             verdict = super().score(items)[0].verdict
-            found = []
-            for item in items:
-                right = item.response == "1"
-                overall, parts = self.pay(item, right)
-                found.append(small.RewardResult(overall, right, parts, verdict))
-            return found
+            right = [item.response == "1" for item in items]
+            return [small.RewardResult(float(each), each, {"accuracy": float(each)}, verdict) for each in right]
 
-    def run(
-        pay: Any = None,
-        frozen: bool = False,
-        reward: Any = None,
-        health: Health = HEALTH,
-        prompt: Prompt | None = None,
-        weights: Any = None,
-        **more: Any,
-    ) -> Any:
+    def run(frozen: bool = False, reward: Any = None, health: Health = HEALTH, **more: Any) -> Any:
         model, sampler = small.policy()
-        model.load_state_dict(weights or taught)
-        if prompt is not None:
-            sampler = Sampler(sampler.engine, sampler.tokenizer, prompt)
+        model.load_state_dict(taught)
         if frozen:
             sampler.engine.model = copy.deepcopy(model)
-        rewarding = reward or Ones()
-        if pay:
-            rewarding.pay = pay
         rl, state = Rl(**{**SETTINGS, **more}), scratch()
         told: list[Any] = []
 
         run = small.training_run(state, health=HealthMonitor(health, rl, told.append))
-        train_rl(model, sampler, small.PROBLEMS, (), rewarding, rl, run)
+        train_rl(model, sampler, small.PROBLEMS, (), reward or Ones(), rl, run)
         rows = [json.loads(line) for line in (state / "metrics.jsonl").read_text().splitlines()]
         watch = examine(rows, health, rl)
         # What was told while it ran is what the file says afterwards (json: an NaN equals none else).
@@ -140,14 +116,6 @@ def test_a_healthy_run_raises_nothing(train: Callable[..., Any]) -> None:
     assert all(abs(row["advantage/mean"]) < 1e-5 for row in watch.rows)
 
 
-def long(item: Any, right: bool) -> tuple[float, dict[str, float]]:
-    return item.length / 24, {"accuracy": float(right), "length": item.length / 24}
-
-
-def twice(item: Any, right: bool) -> tuple[float, dict[str, float]]:
-    return sum(first == second for first, second in pairwise(item.response)) / 32, {}
-
-
 def test_the_demo_is_healthy() -> None:
     """reports/rl/metrics.jsonl of `make demo` as it was when the rules were written (commit 227e3ed)."""
     rows = list(read_jsonl(Path(__file__).with_name("demo_rl_metrics.jsonl.gz")))
@@ -160,29 +128,9 @@ def test_the_demo_is_healthy() -> None:
 
 # What is done, the rules that must find it, what the run's colour is.
 ILL: dict[str, tuple[dict[str, Any], set[str], str]] = {
-    "a hundred times the learning rate": ({"optimizer": fast(0.2)}, {"kl", "zero_variance", "flat"}, "red"),
-    "a reward that pays length": (
-        {"pay": long, "max_tokens": 24, "optimizer": fast(4e-3), "steps": 20},
-        {"length", "truncated", "reward_parts", "reward_alone"},
-        "yellow",
-    ),
-    "a reward that pays repetition": (
-        {"pay": twice, "max_tokens": 32, "optimizer": fast(4e-3), "steps": 40},
-        {"repetition", "kl"},
-        "red",
-    ),
+    "a hundred times the learning rate": ({"optimizer": fast(0.2), "steps": 10}, {"kl", "zero_variance"}, "red"),
     "a sampler with the first weights": ({"frozen": True, "steps": 8}, {"stale_sampler"}, "red"),
     "no room to answer": ({"max_tokens": 1, "steps": 6}, {"truncated"}, "yellow"),
-    "a critic that does not learn": (
-        {
-            "advantage": {"type": "gae", "critic": Critic(optimizer={"lr": 0.0})},
-            "group_size": 2,
-            "prompts_per_step": 32,
-            "steps": 20,
-        },
-        {"critic"},
-        "yellow",
-    ),
     "far too much of one batch": ({"epochs": 6, "optimizer": fast(2e-2), "steps": 3}, {"importance"}, "red"),
 }
 
@@ -193,56 +141,6 @@ def test_the_illness_is_found(train: Callable[..., Any], illness: str) -> None:
     watch = train(**settings)
     assert rules <= set(watch.findings), watch.report()
     assert watch.colour == colour, watch.report()
-
-
-def test_a_template_that_the_model_was_not_trained_on(small: Any, train: Callable[..., Any]) -> None:
-    """A policy that was taught sums as bare questions; asked in another form it is never right, without end.
-
-    Two findings name the template; asked as it was taught, there is none.
-    """
-
-    class Answers(small.CountsOnes):  # type: ignore[name-defined, misc]
-        def score(self, items: Any) -> list[Any]:
-            verdict = super().score(items)[0].verdict
-            right = [item.response == item.ground_truth[0] for item in items]
-            return [small.RewardResult(float(each), each, {"accuracy": float(each)}, verdict) for each in right]
-
-    model, sampler = small.policy()
-    optimizer = torch.optim.AdamW(model.parameters(), 8e-3)
-    ids = [small.TOKENIZER.encode(problem.answers[0]) for problem in small.PROBLEMS]
-    groups = [
-        Group(tuple(sampler.prompt_tokens(problem)), ((*answer, small.TOKENIZER.eos_token_id),))
-        for problem, answer in zip(small.PROBLEMS, ids, strict=True)
-    ]
-    for _ in range(60):
-        optimizer.zero_grad()
-        (-response_logprobs(model, groups, 1.0)[0].mean()).backward()
-        optimizer.step()
-    weights = model.state_dict()
-
-    def run(template: Any) -> Any:
-        prompt = Prompt(template=template, max_tokens=300)
-        return train(prompt=prompt, weights=weights, reward=Answers(), steps=12, optimizer=fast(1e-3))
-
-    assert run("plain").findings == {}
-    watch = run("boxed")
-    assert set(watch.findings) == {"no_success", "truncated", "zero_variance"}, watch.report()
-    for rule in ("no_success", "zero_variance"):
-        assert "the prompt is not what the model was trained on" in watch.findings[rule].cause
-        assert "prompt.template" in watch.findings[rule].remedy
-
-
-def test_the_right_extraction_answers_where_the_wrong_one_finds_nothing(train: Callable[..., Any]) -> None:
-    class Ones(type(build_reward(Reward()))):  # type: ignore[misc]
-        """The real reward, to which every problem's answer is 1."""
-
-        def score(self, items: Any) -> Any:
-            return super().score([dataclasses.replace(item, ground_truth=("1",)) for item in items])
-
-    for extraction, ill in (("lenient", False), ("strict", True)):
-        watch = train(reward=Ones(Reward(extraction=extraction)), steps=12, optimizer=fast(1e-3))
-        assert ("no_success" in watch.findings) == ill
-    assert "reward.extraction" in watch.findings["no_success"].remedy
 
 
 def test_a_verifier_with_a_hole_is_found_by_the_exact_grader(
@@ -278,11 +176,6 @@ def test_an_advantage_that_is_not_centred_is_found_at_once(
     monkeypatch.setattr(batch, "group_advantages", lambda rewards_PG, kind, **more: rewards_PG.clone())
     watch = train(steps=1)
     assert set(watch.findings) == {"centring"} and watch.findings["centring"].first == 1
-
-
-def test_the_dev_accuracy_comes_with_its_number_of_problems(small: Any, tmp_path: Path) -> None:
-    _, rows, _ = small.run(Rl(**{**SETTINGS, "steps": 1}), tmp_path, dev=small.PROBLEMS[:5])
-    assert rows[0]["dev/problems"] == 5
 
 
 def test_stop_ends_the_run_at_the_first_red_finding_with_its_remedy(train: Callable[..., Any]) -> None:
@@ -326,11 +219,11 @@ def test_other_ranks_than_the_first_log_and_judge_nothing(small: Any, tmp_path: 
 
 
 def test_the_probe_measures_the_kl_without_changing_the_run(train: Callable[..., Any]) -> None:
-    with_probe, without = train(steps=3), train(steps=3, kl=None)
+    with_probe, without = train(steps=2), train(steps=2, kl=None)
     times = ("time/", "throughput/", "at")
     for one, other in zip(with_probe.rows, without.rows, strict=True):
         assert {k: v for k, v in one.items() if not k.startswith(times) and k != "kl"} == {
             k: v for k, v in other.items() if not k.startswith(times)
         }
-    assert with_probe.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and with_probe.rows[2]["kl"] > 1e-3
+    assert with_probe.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and with_probe.rows[1]["kl"] > 1e-4
     assert "kl" not in without.rows[0]

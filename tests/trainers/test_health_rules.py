@@ -114,6 +114,30 @@ def test_agreement_of_sampler_and_trainer() -> None:
     assert colours([{"importance/mean": 0.95, "ratio/mean": 1.0}] * 5) == {}
 
 
+def test_responses_that_go_in_circles_are_cut_off_or_never_right() -> None:
+    circles = rising("rollout/repetition", 0.0, 0.9)
+    assert colours(circles)["repetition"] == "yellow" and "repetition" not in colours(with_accuracy(circles, 0.2, 0.8))
+    assert "repetition" not in colours([{"rollout/repetition": 0.9}] * 40), "from the first step on"
+    assert colours([{"rollout/truncated_share": 1.0}] * 6) == {"truncated": "yellow"}
+    answers = (
+        ({"rollout/truncated_share": 1.0}, "the prompt is not what the model was trained on, so it finds no end"),
+        ({"entropy": 2.0}, "the prompt is not what the model was trained on"),
+        ({}, "the answer is not found in the responses"),
+    )
+    for row, cause in answers:
+        wrong = [{"step": n, "reward/accuracy": 0.0, **row} for n in range(1, 41)]
+        found = examine(wrong, Health(), RL).findings["no_success"]
+        assert found.cause.startswith(cause) and "prompt.template" in found.remedy
+        assert ("reward.extraction" in found.remedy) == (not row)
+
+
+def test_a_critic_that_explains_nothing_once_it_had_time_to_learn() -> None:
+    rl = Rl(advantage={"type": "gae", "critic": {"warmup_steps": 2}})  # type: ignore[arg-type]
+    rows = rising("reward/accuracy", 0.2, 0.8, 42, **{"critic/explained_variance": 0.0})
+    assert colours(rows, rl) == {"critic": "yellow"} and colours(rows[:41], rl) == {}
+    assert colours([{**row, "critic/explained_variance": 0.1} for row in rows], rl) == {}
+
+
 def test_timeouts_parts_and_rules_left_out() -> None:
     late = [{"verifier/graded": 100.0, "verifier/timeouts": 2.0}]
     assert colours(late) == {"timeouts": "yellow"} and colours(late, without=("timeouts",)) == {}

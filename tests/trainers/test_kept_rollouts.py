@@ -81,8 +81,8 @@ def test_rank_0_alone_writes(rank: int, small: Any, tmp_path: Path) -> None:
     assert (tmp_path / "rollouts").exists() == (rank == 0)
 
 
-@pytest.mark.parametrize("cut", [1, 2])
-def test_a_killed_run_keeps_every_rollout_once_with_the_same_bytes(small: Any, tmp_path: Path, cut: int) -> None:
+def test_a_killed_run_keeps_every_rollout_once_with_the_same_bytes(small: Any, tmp_path: Path) -> None:
+    cut = 2
     train(small, PARAMS, tmp_path / "whole")
     with pytest.raises(small.Killed):  # between keeping the rollouts of the next step and logging it
         train(small, PARAMS, tmp_path / "cut", last=cut)
@@ -243,12 +243,12 @@ def test_a_share_is_of_the_problems_and_the_same_at_every_step(small: Any, tmp_p
     assert sorted(chosen(0, 0.02))[:3] == [69, 94, 95], "the same with every version"
     half = {"keep_rollouts": KeepRollouts(which="share", share=0.5), "prompts_per_step": 8, "steps": 1}
     kept: list[set[str]] = []
-    for seed in (0, 1, 2):
+    for seed in (0, 1):
         train(small, PARAMS.model_copy(update={**half, "dynamic_sampling": None}), tmp_path / str(seed), seed=seed)
         rows = read_responses(rollout_files(tmp_path / str(seed) / "rollouts")).to_pylist()
         kept.append({row["problem"] for row in rows})
-    assert len({frozenset(each) for each in kept}) == 3 and all(each < {p.id for p in small.PROBLEMS} for each in kept)
-    params = PARAMS.model_copy(update={"keep_rollouts": KeepRollouts(which="odd")})
+    assert kept[0] != kept[1] and all(each < {p.id for p in small.PROBLEMS} for each in kept)
+    params = PARAMS.model_copy(update={"keep_rollouts": KeepRollouts(which="odd"), "steps": 1})
     train(small, params, tmp_path)
     rows = read_responses(rollout_files(tmp_path / "rollouts")).to_pylist()
     assert rows and all(row["odd"] for row in rows)

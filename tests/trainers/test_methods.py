@@ -1,10 +1,8 @@
 """The algorithms are settings of one loop: what each does beside its traces (test_golden_traces.py)."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,31 +10,20 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from mathrl.algorithms.policy_loss import Clip
 from mathrl.core.errors import OutOfMemory, UserError
 from mathrl.learners.sharding import FrozenModel
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.params.advantage import Critic, Gae, MaxRl
-from mathrl.params.curriculum import PassRate
-from mathrl.params.loss import KlController, Masked, PpoClip, Sapo
+from mathrl.params.loss import KlController, Masked
 from mathrl.params.run import Prompt
 from mathrl.params.train import Rl
 from mathrl.rollout.sampler import Sampler
 from mathrl.trainers import rl, supervised
 from mathrl.trainers.batch import response_advantages
-from mathrl.trainers.curriculum import ProblemOrder
-from mathrl.trainers.policy_update import ratio_bounds
 from mathrl.trainers.preference import tokenize_pairs
 from mathrl.trainers.rollouts import RolloutGroup
-from tests.trainers.golden_traces import HELPERS, method
-from tests.trainers.small import changed
+from tests.trainers.golden_traces import method
 from tests.trainers.supervised_traces import dpo, pairs, reward_model, sft
-
-
-def train(small: Any, name: str, **more: Any) -> tuple[list[dict[str, float]], Any]:
-    helpers = {helper: make() for helper, make in HELPERS.get(name, {}).items()}
-    _, rows, model = small.run(method(name, **more), **helpers)
-    return rows, model
 
 
 def test_reward_parts_are_weighed_apart_and_over_time() -> None:
@@ -60,82 +47,10 @@ def test_reward_parts_are_weighed_apart_and_over_time() -> None:
         response_advantages([group], torch.ones(4, dtype=torch.long), None, wrong.advantage)
 
 
-def test_the_bounds_of_a_ratio_are_the_losss_own() -> None:
-    assert ratio_bounds(Sapo(temperatures=(0.5, 2.0))).temperatures == (0.5, 2.0)
-    assert ratio_bounds(PpoClip(low=0.1, high=0.3, dual=4.0)) == Clip(0.1, 0.3, 4.0)
-
-
 def test_max_rl_refuses_negative_rewards_by_name(small: Any) -> None:
     group = RolloutGroup(0, (7,), ((5,), (3,)), ((-0.1,),) * 2, (1.0, -1.0), (True, False), (False,) * 2, ({}, {}))
     with pytest.raises(UserError, match=r"rl\.advantage max_rl needs rewards of at least 0: set reward\.incorrect"):
         response_advantages([group], torch.ones(2, dtype=torch.long), None, MaxRl())
-
-
-CLIMBS = ["RLOO", "REINFORCE++", "ReMax", "online RFT", "PPO", "GRPO, process supervision", "MaxRL", "GMPO"]
-
-
-@pytest.mark.parametrize("name", CLIMBS)
-def test_it_climbs_its_reward(small: Any, name: str) -> None:
-    more: dict[str, Any] = {"steps": 16, "lr": 8e-3, "kl": None}
-    if name not in ("PPO", "ReMax"):
-        more |= {"group_size": 8, "prompts_per_step": 8}
-    else:
-        more |= {"prompts_per_step": 64}
-    if name == "PPO":
-        more |= {"advantage": {"critic": {"optimizer": {"lr": 5e-3}, "warmup_steps": 2}}}
-    rows, _ = train(small, name, **more)
-    first, last = (sum(row["reward/overall"] for row in part) / 3 for part in (rows[:3], rows[-3:]))
-    assert last > first + 0.1
-
-
-def test_a_student_comes_closer_to_its_teacher(small: Any) -> None:
-    rows, _ = train(small, "on-policy distillation", steps=15, lr=5e-3, prompts_per_step=8, group_size=8)
-    gaps = [row["distillation/reverse_kl"] for row in rows]
-    assert gaps[0] > 0 and sum(gaps[-3:]) < 0.7 * sum(gaps[:3])
-
-
-def test_a_round_may_sample_more_prompts_than_a_step_trains_on(small: Any) -> None:
-    few = method("DAPO", steps=2, dynamic_sampling={"rounds": 20})
-    _, rows, _ = small.run(changed(few, dynamic_sampling={"prompts_per_round": 3 * few.prompts_per_step}))
-    _, expected, _ = small.run(few)
-    assert all(row["rollout/zero_variance_share"] == 0 for row in rows)
-    # The first round has them all, where single rounds came one after the other.
-    assert [row["rollout/sampling_rounds"] for row in rows] == [1, 1]
-    assert max(row["rollout/sampling_rounds"] for row in expected) > 1
-
-
-def test_dynamic_sampling_goes_on_until_all_groups_differ(small: Any) -> None:
-    _, rows, _ = small.run(method("DAPO", steps=3, dynamic_sampling={"rounds": 20}))
-    for row in rows:
-        assert row["rollout/sampling_rounds"] > 1 and row["rollout/zero_variance_share"] == 0
-    # The bound is kept, and the batch filled with groups that do not differ.
-    never = small.CountsOnes(right_above=2.0)
-    result, rows, _ = small.run(method("DAPO", steps=1, dynamic_sampling={"rounds": 3}), reward=never)
-    assert rows[0]["rollout/sampling_rounds"] == 3 and result.sampled_tokens == pytest.approx(3 * 16 * 8, rel=0.3)
-    _, rows, _ = small.run(method("GRPO", steps=1))
-    assert "rollout/sampling_rounds" not in rows[0]
-
-
-def test_the_curriculum_learns_from_every_round_of_dynamic_sampling(
-    small: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[int] = []
-    observed: list[int] = []
-    take, observe = ProblemOrder.take, ProblemOrder.observe
-
-    def taking(self: ProblemOrder, count: int) -> list[int]:
-        taken.extend(found := take(self, count))
-        return found
-
-    def observing(self: ProblemOrder, problem: int, correct: int, samples: int) -> None:
-        observed.append(problem)
-        observe(self, problem, correct, samples)
-
-    monkeypatch.setattr(ProblemOrder, "take", taking)
-    monkeypatch.setattr(ProblemOrder, "observe", observing)
-    _, rows, _ = small.run(method("DAPO", dynamic_sampling={"rounds": 20}, curriculum=PassRate()))
-    assert max(row["rollout/sampling_rounds"] for row in rows) > 1
-    assert observed == taken and len(taken) == 4 * sum(row["rollout/sampling_rounds"] for row in rows)
 
 
 def test_the_greedy_baseline_is_the_reward_without_chance_and_its_tokens_are_counted(small: Any) -> None:
@@ -156,65 +71,6 @@ def test_the_greedy_baseline_is_the_reward_without_chance_and_its_tokens_are_cou
     chosen = [by_prompt[item.prompt] for item in greedy]
     again = sampler.sample(chosen, small.Sampling(1, 0.0, 8), small.CountsOnes(), 5)
     assert [item.response for item in greedy] == [group[0].completion.text for group in again]
-
-
-def test_the_best_weights_of_dev_are_exported_by_choice(small: Any) -> None:
-    # Trained towards fewer ones, so that the first evaluation is the best.
-    class Fewer(small.CountsOnes):  # type: ignore[name-defined, misc]
-        def score(self, items: Any) -> Any:
-            return [type(r)(-r.overall, r.correct, r.parts, r.verdict) for r in super().score(items)]
-
-    kinds: dict[str, Any] = {"steps": 12, "lr": 0.02, "dev": {"every": 3, "samples": 16}, "kl": None}
-    dev = small.PROBLEMS[:4]
-    last, rows, model = small.run(method("GRPO", **kinds), reward=Fewer(), dev=dev)
-    best, again, kept = small.run(changed(method("GRPO", **kinds), dev={"export": "best"}), reward=Fewer(), dev=dev)
-    assert rows == again
-    measured = {number: row["dev/accuracy"] for number, row in enumerate(rows, start=1) if "dev/accuracy" in row}
-    top = max(measured.values())
-    assert best.dev_accuracy == top > measured[12] == last.dev_accuracy
-    assert last.exported_step == 12 and best.exported_step == min(n for n, a in measured.items() if a == top)
-    early, _, stopped = small.run(
-        changed(method("GRPO", **kinds), steps=best.exported_step, dev={"every": 0}), reward=Fewer(), dev=dev
-    )
-    assert early.dev_accuracy == top
-    for ours, same, other in zip(kept.parameters(), stopped.parameters(), model.parameters(), strict=True):
-        assert torch.equal(ours, same) and (ours.dim() == 1 or not torch.equal(ours, other))
-
-
-def test_of_equal_accuracies_the_first_is_the_best(small: Any) -> None:
-    constant: dict[str, Any] = {"steps": 4, "lr": 0.0, "dev": {"every": 1, "export": "best"}}
-    result, rows, _ = small.run(method("GRPO", **constant), dev=small.PROBLEMS[:4])
-    assert len({row["dev/accuracy"] for row in rows}) == 1 and result.exported_step == 1
-    unmeasured, _, _ = small.run(method("GRPO", **{**constant, "steps": 2}))
-    assert unmeasured.dev_accuracy is None and unmeasured.exported_step == 2
-
-
-def test_figures_are_logged_by_source_where_there_are_several(small: Any, tmp_path: Path) -> None:
-    mixed = [problem.with_(source=("even", "odd")[n % 2]) for n, problem in enumerate(small.PROBLEMS)]
-    params = method("GRPO", steps=2, prompts_per_step=8)
-    _, rows, _ = small.run(params, tmp_path, problems=mixed)
-    for row in rows:
-        names = {"accuracy": "reward/accuracy", "reward": "reward/overall"}
-        for name, whole in {**names, "response_length": "response_length"}.items():
-            parts = [row[f"source/{source}/{name}"] for source in ("even", "odd")]
-            # Each source has half of the problems of a step of all eight.
-            assert sum(parts) / 2 == pytest.approx(row[whole]) and parts[0] != parts[1]
-    timed = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(row["time/rollout"] > 0 and row["time/reward"] > 0 for row in timed)
-    _, rows, _ = small.run(params)
-    assert not any(name.startswith("source/") for name in rows[0])
-
-
-def test_a_judge_replaces_the_rewards_of_each_process(small: Any) -> None:
-    def judge(groups: list[Any]) -> list[Any]:
-        return [replace(g, rewards=tuple(float(len(r)) for r in g.responses)) for g in groups]
-
-    _, rows, _ = small.run(method("Dr.GRPO", steps=1), judge=judge)
-    assert rows[0]["reward/overall"] == pytest.approx(rows[0]["response_length"])
-    assert rows[0]["reward/overall"] > 1 and rows[0]["grad_norm"] > 0
-    # The greedy baseline is judged too: all are 5, so nothing is left.
-    _, rows, _ = small.run(method("ReMax", steps=1), judge=lambda groups: [replace(g, rewards=(5.0,)) for g in groups])
-    assert rows[0]["reward/overall"] == 5 and rows[0]["grad_norm"] == 0
 
 
 def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:

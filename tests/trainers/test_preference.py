@@ -117,31 +117,20 @@ def test_it_starts_at_no_margin_where_the_model_has_dropout(small: Any, tmp_path
     assert row["margin"] == pytest.approx(0, abs=1e-5)
 
 
-def test_the_gradient_is_that_of_the_global_batch_however_it_is_cut(small: Any, tmp_path: Path) -> None:
-    norms = []
-    for budget in (16, 4096):
-        state = tmp_path / str(budget)
-        train(small, state, PARAMS.model_copy(update={"tokens_per_microbatch": budget, "steps": 2}))
-        norms.append([row["grad_norm"] for row in without_timings(state / "metrics.jsonl")])
-    assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0][0] > 0.01
-
-
 def test_a_killed_run_resumes_to_the_same_bits(small: Any, tmp_path: Path) -> None:
-    whole, _ = train(small, tmp_path / "whole")
+    few = PARAMS.model_copy(update={"steps": 4})
+    whole, _ = train(small, tmp_path / "whole", few)
     with pytest.raises(small.Killed):
-        train(small, tmp_path / "cut", last=7)
-    resumed, _ = train(small, tmp_path / "cut")
+        train(small, tmp_path / "cut", few, last=2)
+    resumed, _ = train(small, tmp_path / "cut", few)
     rows = [without_timings(tmp_path / name / "metrics.jsonl") for name in ("whole", "cut")]
-    assert rows[0] == rows[1] and len(rows[0]) == PARAMS.steps
+    assert rows[0] == rows[1] and len(rows[0]) == 4
     for weight, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(weight, other)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_adapters_alone_are_trained_and_switched_off_they_are_the_reference(
-    small: Any, tmp_path: Path, dropout: float
-) -> None:
-    params = PARAMS.model_copy(update={"lora": Lora(r=4, alpha=16, dropout=dropout), "optimizer": fast(3e-2)})
+def test_adapters_alone_are_trained_and_switched_off_they_are_the_reference(small: Any, tmp_path: Path) -> None:
+    params = PARAMS.model_copy(update={"lora": Lora(r=4, alpha=16, dropout=0.2), "optimizer": fast(3e-2)})
     model, start = (small.policy()[0] for _ in range(2))
     for each in (model, start):  # large enough that its frozen copy in the head can tell tokens apart
         each.get_input_embeddings().weight.data.mul_(10)

@@ -23,7 +23,7 @@ from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl
 
 COMMON: dict[str, Any] = {
-    "steps": 7,
+    "steps": 5,
     "prompts_per_step": 4,
     "group_size": 4,
     "max_tokens": 8,
@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
         "dynamic_sampling": {"rounds": 3},
         "curriculum": PassRate(),
         "dev": {"export": "best"},
+        "loss": {"entropy_coef": 0.01, "entropy_controller": {"target": 4.0}},
     },
 }
 
@@ -53,8 +54,8 @@ def whole_run(request: Any, small: Any) -> Any:
     return request.param, params, small.run(params, dev=small.PROBLEMS[:3])
 
 
-@pytest.mark.parametrize("cut", [1, 4, 6])
-def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, whole_run: Any, cut: int) -> None:
+def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, whole_run: Any) -> None:
+    cut = 3
     name, params, (whole_result, whole, model) = whole_run
     dev = small.PROBLEMS[:3]
     with pytest.raises(small.Killed):
@@ -70,10 +71,11 @@ def test_cut_and_resumed_equals_uninterrupted(small: Any, tmp_path: Path, whole_
     }  # fmt: skip
     # There is something to differ in.
     if "ppo" in name:
-        assert len({row["kl_coef"] for row in whole}) == 7 and whole[-1]["kl"] != 0
+        assert len({row["kl_coef"] for row in whole}) == 5 and whole[-1]["kl"] != 0
         assert whole[-1]["critic/value_mean"] != 0
     else:
         assert max(row["rollout/sampling_rounds"] for row in whole) > 1
+        assert len({row["entropy_coef"] for row in whole}) > 2
 
 
 def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
@@ -88,12 +90,12 @@ def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
         def release(self) -> None:
             Held.save = None
 
-    class SavesAtTheFifth(small.CountsOnes):  # type: ignore[name-defined, misc]
+    class SavesAtTheFourth(small.CountsOnes):  # type: ignore[name-defined, misc]
         calls = 0
 
         def score(self, items: Any) -> Any:
             self.calls += 1
-            if self.calls >= 5 and Held.save is not None:
+            if self.calls >= 4 and Held.save is not None:
                 Held.save()
                 raise small.Killed
             return super().score(items)
@@ -102,9 +104,9 @@ def test_what_is_saved_in_the_middle_of_sampling_is_the_step_before(
     params, dev = small.changed(every_step, checkpoint_every=100), small.PROBLEMS[:3]
     monkeypatch.setattr("mathrl.trainers.rl.StopRequest", Held)
     with pytest.raises(small.Killed):
-        small.run(params, tmp_path / "cut", reward=SavesAtTheFifth(), dev=dev)
+        small.run(params, tmp_path / "cut", reward=SavesAtTheFourth(), dev=dev)
     (file,) = (tmp_path / "cut" / "checkpoints").glob("*.json")
-    assert 1 <= int(file.stem.partition("-")[2]) < 7
+    assert 1 <= int(file.stem.partition("-")[2]) < 5
     monkeypatch.setattr("mathrl.trainers.rl.StopRequest", StopRequest)
     result, rows, resumed = small.run(params, tmp_path / "cut", dev=dev)
     assert rows == whole and result == whole_result
@@ -164,9 +166,10 @@ def test_a_step_is_held_while_it_samples_and_its_seconds_and_tokens_are_told(
 
 def test_checkpoints_are_of_every_so_many_steps_and_of_the_last(small: Any, tmp_path: Path) -> None:
     kept = []
+    few = {"prompts_per_step": 1, "group_size": 2, "checkpoint_every": 2, "dev": {"every": 0}}
     for steps in (4, 5):
         state = tmp_path / str(steps)
-        small.run(Rl(**{**COMMON, "steps": steps, "checkpoint_every": 2, "dev": {"every": 0}}), state)
+        small.run(Rl(**{**COMMON, **few, "steps": steps}), state)
         kept.append(sorted(file.stem for file in (state / "checkpoints").glob("*.json")))
     assert kept == [["step-00000002", "step-00000004"], ["step-00000004", "step-00000005"]]
 

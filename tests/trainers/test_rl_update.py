@@ -29,7 +29,6 @@ from mathrl.stages.rl import summary_of
 from mathrl.trainers.policy_update import StepFigures, UpdateFigures, partition, update_gradient
 from mathrl.trainers.rl import train_rl
 from tests.trainers.small import changed, policy, scored_batch, short_rl
-from tests.trainers.supervised_traces import sft
 
 CPU = Ranks(torch.device("cpu"))
 
@@ -44,8 +43,10 @@ def gradient(policy: TorchLearner, groups: Any, params: Rl, **models: Any) -> tu
     return policy.flat.gradients.clone(), figures
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
-@pytest.mark.parametrize("policy_loss", ["clip", "gspo", "cispo", "reinforce"])
+@pytest.mark.parametrize(
+    ("aggregation", "policy_loss"),
+    [("token_mean", "clip"), ("sequence_mean", "gspo"), ("sequence_sum", "cispo"), ("token_mean", "reinforce")],
+)
 def test_gradient_does_not_depend_on_micro_batches_or_skipping(small: Any, aggregation: str, policy_loss: str) -> None:
     model, sampler = small.policy()
     groups, policy = small.rollouts(model, sampler), learner(model)
@@ -95,63 +96,6 @@ def test_a_single_token_with_an_advantage_is_not_skipped(small: Any) -> None:
     assert found[0].norm() > 1e-4 and torch.allclose(found[0], found[1], atol=1e-7)
 
 
-def test_masked_truncated_responses_have_no_gradient_and_count_nowhere(small: Any) -> None:
-    model, sampler = small.policy()
-    groups, policy = small.rollouts(model, sampler), learner(model)
-    cut = [replace(group, truncated=(True,) * 4) for group in groups]
-    none, _ = gradient(policy, cut, Rl(truncated="mask"))
-    assert none.norm() == 0
-    # One of four is cut: the mean is over the tokens of the other three.
-    some = [replace(group, truncated=(False, True, False, False)) for group in groups]
-    batch, _ = scored_batch(some, Rl(truncated="mask"), CPU, model)
-    lengths = batch.lengths_S.view(4, 4)
-    assert batch.counted_S.view(4, 4)[:, 1].sum() == 0 and batch.counted_S.sum() < lengths.sum()
-    masked, figures = gradient(policy, some, Rl(truncated="mask", loss={"skip_zero_variance": False}))
-    kept, _ = gradient(policy, some, Rl(truncated="keep"))
-    assert figures.tokens == int(batch.counted_S.sum())
-    assert not torch.allclose(masked, kept, atol=1e-6)
-
-
-@pytest.mark.parametrize("estimator", ["k2", "k3", "k3+"])
-def test_kl_is_zero_at_the_reference_and_pulls_back_from_afar(small: Any, estimator: Any) -> None:
-    model, sampler = small.policy()
-    reference = small.policy()[0].requires_grad_(False)
-    groups, policy = small.rollouts(model, sampler), learner(model)
-    still = [replace(group, rewards=(1.0,) * 4) for group in groups]
-    params = Rl(kl={"coef": 0.5, "estimator": estimator})
-    found, figures = gradient(policy, still, params, reference=reference)
-    assert figures.kl == pytest.approx(0.0, abs=1e-6) and found.norm() < 1e-4
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.02)
-    found, figures = gradient(policy, still, params, reference=reference)
-    before = figures.kl
-    assert before > 0 and found.norm() > 1e-4
-    with torch.no_grad():
-        policy.flat.weights.sub_(found * 0.05 / found.norm())
-    _, figures = gradient(policy, still, params, reference=reference)
-    assert figures.kl < before
-    half, _ = gradient(policy, still, Rl(kl={"coef": 0.25, "estimator": estimator}), reference=reference)
-    whole, _ = gradient(policy, still, params, reference=reference)
-    assert torch.allclose(whole, 2 * half, atol=1e-7)
-
-
-def test_the_entropy_bonus_raises_the_mean_entropy(small: Any) -> None:
-    model, sampler = small.policy()
-    groups, policy = small.rollouts(model, sampler), learner(model)
-    with torch.no_grad():  # further from uniform, where the entropy has a slope
-        for weight in model.parameters():
-            weight.mul_(3)
-    still = [replace(group, rewards=(1.0,) * 4) for group in groups]
-    found, figures = gradient(policy, still, Rl(loss={"entropy_coef": 0.5}))
-    policy.flat.gradients.zero_()
-    _, entropies_N = response_logprobs(model, [group.group for group in still])
-    (-0.5 * entropies_N.mean()).backward()
-    assert found.norm() > 1e-4 and torch.allclose(found, policy.flat.gradients, atol=1e-6)
-    assert figures.entropy / figures.tokens == pytest.approx(entropies_N.mean().item(), rel=1e-5)
-    assert figures.loss == pytest.approx(-0.5 * entropies_N.mean().item(), rel=1e-4)
-
-
 def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small: Any) -> None:
     model, sampler = small.policy()
     groups, policy = small.rollouts(model, sampler), learner(model)
@@ -179,41 +123,27 @@ def test_importance_weights_scale_the_surrogate_and_leave_the_denominator(small:
 
 
 def test_an_update_past_the_ratio_bound_is_dropped(small: Any) -> None:
-    params: dict[str, Any] = {
-        "steps": 2,
-        "prompts_per_step": 4,
-        "group_size": 4,
-        "max_tokens": 8,
-        "optimizer": small.fast(0.05),
-        "dev": {"every": 0},
-        "epochs": 4,
-    }
-    _, free, _ = small.run(Rl(**params))
-    assert "dropped_minibatches" not in free[0] and free[0]["ratio/max"] > 1.2
-    bound = 1.0001
-    _, rows, _ = small.run(Rl(**params, loss={"drop_ratio": bound}))
-    assert sum(row["dropped_minibatches"] for row in rows) >= 1
-    assert rows[0]["rollout/staleness"] == 1.5
-    _, rows, _ = small.run(Rl(**params, loss={"drop_ratio": 1e6}))
-    assert [row["dropped_minibatches"] for row in rows] == [0, 0]
+    """One at the bound is made: of a step of two updates, the first is on the sampler's policy."""
+    params = short_rl(steps=1, epochs=2, lr=0.05, dev={"every": 0})
+    _, (free,), _ = small.run(params)
+    second = 2 * free["ratio/mean"] - 1
+    assert "dropped_minibatches" not in free and abs(second - 1) > 1e-3
+    for bound, dropped in ((second - 1e-5, 1), (second + 1e-5, 0)):
+        _, (row,), _ = small.run(changed(params, loss={"drop_ratio": bound}))
+        assert (row["dropped_minibatches"], row["rollout/staleness"]) == (dropped, 0.5)
 
 
-@pytest.mark.parametrize("advantage,parts", [("grpo", 1), ("rloo", 2)])
-def test_a_tiny_model_learns(small: Any, advantage: str, parts: int) -> None:
-    settings = {"steps": 20, "optimizer": small.fast(5e-3), "ema": None}
-    params = Rl(**small.SIZES, **settings, advantage=advantage, minibatches=parts)
+def test_a_tiny_model_learns(small: Any) -> None:
+    params = Rl(**small.SIZES, steps=16, optimizer=small.fast(5e-3), ema=None)
     result, rows, _ = small.run(params, dev=small.PROBLEMS[:2])
-    assert result.steps == len(rows) == result.exported_step == 20
-    assert rows[-1]["reward/overall"] > rows[0]["reward/overall"] + 0.2
+    assert result.steps == len(rows) == result.exported_step == 16
+    assert rows[-1]["reward/overall"] > rows[0]["reward/overall"] + 0.15
     assert "dev/accuracy" in rows[-1] and "dev/accuracy" not in rows[0]
     for row in rows:
         # Measured at the first update of a step, where sampler and trainer have the same weights.
         # There is none where its groups are all uniform.
         assert 1 <= row.get("rollout/logprob_alignment", 1) < 1.001
-        if parts == 1:
-            uniform = row["rollout/zero_variance_share"] == 1
-            assert ("rollout/logprob_alignment" in row) != uniform
-        assert ("rollout/staleness" in row) == (parts > 1)
+        assert ("rollout/logprob_alignment" in row) == (row["rollout/zero_variance_share"] < 1)
 
 
 def test_where_no_dev_prompt_fits_no_dev_accuracy_is_logged_or_recorded(small: Any) -> None:
@@ -236,12 +166,6 @@ def test_dev_prompts_that_are_too_long_are_not_among_the_dropped_ones(small: Any
     assert sampler.dropped == 3 and small.without_timings(tmp_path / "metrics.jsonl")[0]["dev/problems"] == 1
 
 
-def test_activations_are_recomputed_where_it_is_asked_for(small: Any, tmp_path: Path) -> None:
-    models = [sft(tmp_path / str(asked), gradient_checkpointing=asked)[0] for asked in (False, True)]
-    models += [small.run(small.short_rl(steps=1, gradient_checkpointing=asked))[2] for asked in (False, True)]
-    assert [model.is_gradient_checkpointing for model in models] == [False, True, False, True]
-
-
 def test_the_disagreement_over_ranks_is_of_what_was_judged() -> None:
     """One of one judged differs at rank 0; rank 1 graded as much and judged nothing."""
     counters = {"verifier/graded": 4.0, "verifier/second_graded": 1.0, "verifier/disagreement": 1.0}
@@ -253,15 +177,11 @@ def test_the_disagreement_over_ranks_is_of_what_was_judged() -> None:
 
 
 def test_updates_that_are_not_numbers_are_skipped_counted_and_end_the_run(small: Any, tmp_path: Any) -> None:
-    before = [weight.clone() for weight in small.policy()[0].parameters()]
     params = Rl(steps=30, prompts_per_step=2, group_size=2, max_tokens=4, dev={"every": 0}, ema=None)
     with pytest.raises(UserError, match="non-finite"):
         small.run(params, tmp_path, reward=small.CountsOnes(broken=True))
     rows = small.without_timings(tmp_path / "metrics.jsonl")
     assert rows[-1]["skipped_updates"] == 10
-    _, _, model = small.run(params.model_copy(update={"steps": 10}), reward=small.CountsOnes(broken=True))
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert not model.training
 
 
 def test_a_sampler_whose_log_probs_are_off_is_warned_of_once(
@@ -277,8 +197,8 @@ def test_a_sampler_whose_log_probs_are_off_is_warned_of_once(
         return model, Sampler(Off(model, small.TOKENIZER, Rollout()), small.TOKENIZER, Prompt())
 
     monkeypatch.setattr("tests.trainers.small.policy", off)
-    _, rows, _ = small.run(short_rl(steps=3, max_tokens=6))
-    assert [row["rollout/logprob_alignment"] for row in rows] == pytest.approx([math.exp(0.2)] * 3, abs=0.05)
+    _, rows, _ = small.run(short_rl(steps=2, max_tokens=6))
+    assert [row["rollout/logprob_alignment"] for row in rows] == pytest.approx([math.exp(0.2)] * 2, abs=0.05)
     said = [line for line in capsys.readouterr().err.splitlines() if "warning: step" in line]
     assert len(said) == 1 and "warning: step 1: rollout/logprob_alignment is 1.2" in said[0]
 
@@ -322,22 +242,19 @@ def test_figures_of_a_step_are_means_over_tokens_and_alignment_is_the_first_upda
     assert one.dropped == 0 and set(one.mismatch().values()) == {1.0} and "rollout/staleness" not in one.metrics(Rl())
 
 
-@pytest.mark.parametrize("skip", [True, False])
-def test_a_step_that_trains_no_group_logs_no_figure_of_a_forward_pass(small: Any, skip: bool) -> None:
+def test_a_step_that_trains_no_group_logs_no_figure_of_a_forward_pass(small: Any) -> None:
     class SparseAtFirst(small.CountsOnes):  # type: ignore[misc]
         steps = 0
 
         def score(self, items: Sequence[RewardInput]) -> list[RewardResult]:
             self.steps += 1
-            return [replace(result, overall=0.0) if self.steps <= 2 else result for result in super().score(items)]
+            return [replace(result, overall=0.0) if self.steps <= 1 else result for result in super().score(items)]
 
-    params = small.short_rl(**small.SIZES, steps=4, loss={"skip_zero_variance": skip}, lr=1e-6)
+    params = small.short_rl(dev={"every": 0}, steps=2, loss={"skip_zero_variance": True}, lr=1e-6)
     _, rows, _ = small.run(params, reward=SparseAtFirst())
     figures = {"entropy", "clip_fraction", "ratio/mean", "ratio/max", "rollout/logprob_alignment"}
-    assert [figures & set(row) for row in rows] == [set() if skip else figures] * 2 + [figures] * 2
-    assert [row["trained_tokens"] > 0 for row in rows] == [not skip] * 2 + [True] * 2
-    entropies = [row["entropy"] for row in rows if "entropy" in row]
-    assert max(entropies) - min(entropies) < 0.05 < min(entropies), "the rate is 1e-6: the policy hardly moves"
+    assert [figures & set(row) for row in rows] == [set(), figures]
+    assert [row["trained_tokens"] > 0 for row in rows] == [False, True]
 
 
 def test_muon_takes_the_hidden_matrices_only(small: Any) -> None:

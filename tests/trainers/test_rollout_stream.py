@@ -84,5 +84,8 @@ def test_as_many_spare_problems_are_taken_as_were_used(
     rows, _, _ = run(small, free, tmp_path, kind=CopyEngine, reward=reward)
     saved = CheckpointFolder(tmp_path / "checkpoints").latest()
     counts = [row["rollout/replaced_groups"] for row in rows]
+    log = events(tmp_path)
+    assert log[0]["settings"]["rl.dynamic_sampling"] == 4 and "rl.asynchronous.pace" not in log[0]["settings"]
+    assert counts == [len(row["ranks"][0]["replaced"]) for row in log[1:]]
     assert saved is not None and saved.values["stream"][0]["numbered"] == 2 * 4 + 4 + sum(counts)
     assert counts[0] == replaced

@@ -82,8 +82,9 @@ def first_step(groups: list[Group], folder: Path, tokens_per_microbatch: int) ->
     return row
 
 
-@pytest.mark.parametrize("tokens_per_microbatch", [64, 10_000], ids=["many rows", "one row"])
-@pytest.mark.parametrize("long", [1024, 12], ids=["shared blocks", "causal pieces"])
+@pytest.mark.parametrize(
+    ("long", "tokens_per_microbatch"), [(1024, 64), (12, 10_000)], ids=["blocks in many rows", "pieces in one row"]
+)
 def test_loss_and_gradient_of_packed_demonstrations_are_those_of_each_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: int, tokens_per_microbatch: int
 ) -> None:

@@ -28,21 +28,16 @@ def test_no_two_cases_train_alike() -> None:
             assert name == other or differences(ours, theirs) or "evaluated" in name + other, (name, other)
 
 
-@pytest.mark.parametrize("name", ["rl", "sft", "dpo", "reward_model"])
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward_model"])
 def test_progress_is_told_by_steps_under_the_sections_name(
     name: str, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(Variable.PROGRESS, str(tmp_path / "progress"))
-    if name == "rl":
-        small.run(small.short_rl(steps=2), tmp_path, last=2)
-        small.run(small.short_rl(steps=3), tmp_path)
-    else:
-        case = CASES[{"sft": "SFT", "dpo": "DPO"}.get(name, "a reward model")]
-        case(tmp_path)
-        (tmp_path / "checkpoints" / "step-00000004.json").unlink()  # and on after the third
-        case(tmp_path)
+    case = CASES[{"sft": "SFT", "dpo": "DPO"}.get(name, "a reward model")]
+    case(tmp_path)
+    (tmp_path / "checkpoints" / "step-00000004.json").unlink()  # and on after the third
+    case(tmp_path)
     (*_, row) = small.without_timings(tmp_path / "metrics.jsonl")
-    figures = {"loss": "loss"} if name != "rl" else {"accuracy": "reward/accuracy", "length": "response_length"}
     told = json.loads((tmp_path / "progress").read_text())
     assert (told["title"], told["done"], told["total"]) == (name, *(2 * [row["step"]]))
-    assert told["figures"] == pytest.approx({shown: row[figure] for shown, figure in figures.items()})
+    assert told["figures"] == pytest.approx({"loss": row["loss"]})

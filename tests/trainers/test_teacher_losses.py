@@ -20,7 +20,7 @@ from mathrl.trainers.open_rl import check_teacher
 from mathrl.trainers.policy_update import UpdateFigures, trained_groups, update_gradient
 from tests.models.test_top_tokens import plain_logprobs
 from tests.trainers.golden_traces import SHOWN
-from tests.trainers.small import BASE, PROBLEMS, TOKENIZER, changed, policy, rollouts, run, scored_batch, short_rl
+from tests.trainers.small import BASE, TOKENIZER, changed, policy, rollouts, run, scored_batch, short_rl
 
 CPU = Ranks(torch.device("cpu"))
 MODEL, SAMPLER = policy()
@@ -42,9 +42,10 @@ def gradient(
     return learner.flat.gradients.clone(), sums, figures
 
 
-@pytest.mark.parametrize("rest", ["bin", "renormalise"])
-@pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])
-@pytest.mark.parametrize("most", [4, 1000])
+@pytest.mark.parametrize(
+    ("kind", "rest", "most"),
+    [("forward_kl", "bin", 4), ("reverse_kl", "renormalise", 4), ("jsd", "bin", 4), ("jsd", "renormalise", 1000)],
+)
 def test_the_gradient_is_that_of_plain_forward_passes(kind: str, rest: str, most: int) -> None:
     """Of more tokens than the vocabulary has, all count: the divergence is the whole one."""
     found, figures, batch = gradient(teacher_rl(kind, rest=rest, top_k=most))
@@ -63,20 +64,18 @@ def test_the_gradient_is_that_of_plain_forward_passes(kind: str, rest: str, most
     assert (mass < 0.9) == (most == 4)
 
 
-@pytest.mark.parametrize("changes", [{}, {"truncated": "mask"}, {"loss": {"aggregation": "sequence_mean"}}])
-def test_no_split_into_micro_batches_changes_it(changes: dict[str, Any]) -> None:
-    params = changed(teacher_rl(), **changes)
+def test_no_split_into_micro_batches_changes_it() -> None:
+    params = changed(teacher_rl(), truncated="mask", loss={"aggregation": "sequence_mean"})
     whole, sums, figures = gradient(params)
     parts, of_parts, same = gradient(changed(params, tokens_per_microbatch=16))
     assert torch.allclose(parts, whole, atol=1e-6) and same == pytest.approx(figures, abs=1e-5)
     assert of_parts.loss == pytest.approx(sums.loss, abs=1e-5) and of_parts.tokens == sums.tokens
     plain = gradient(teacher_rl())[0]
-    assert torch.allclose(plain, whole, atol=1e-5) != bool(changes)
+    assert not torch.allclose(plain, whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])
-def test_a_policy_that_is_its_teacher_has_no_gradient(kind: str) -> None:
-    moved, figures, batch = gradient(teacher_rl(kind), teacher=MODEL)
+def test_a_policy_that_is_its_teacher_has_no_gradient() -> None:
+    moved, figures, batch = gradient(teacher_rl("jsd"), teacher=MODEL)
     assert moved.abs().max() < 1e-7 and abs(figures.loss) < 1e-6
     assert figures.student_mass / figures.tokens == pytest.approx(batch["distillation/teacher_mass"], abs=1e-6)
 
@@ -92,28 +91,6 @@ def test_it_reads_neither_rewards_nor_ratios() -> None:
     batch, _ = scored_batch(other, teacher_rl(), CPU, MODEL, teacher=TEACHER)
     batch = replace(batch, advantages_N=torch.zeros_like(batch.advantages_N))
     assert trained_groups(batch, teacher_rl()) == list(range(len(GROUPS)))
-
-
-def test_a_student_comes_closer_to_its_teacher() -> None:
-    changes = {
-        "advantage": "distillation",
-        "loss": {"type": "forward_kl", "top_k": 8},
-        "steps": 12,
-        "dev": {"every": 0},
-    }
-    rows = run(short_rl(**changes), teacher=TEACHER)[1]
-    gaps = [row["actor_loss"] for row in rows]
-    assert gaps[0] > 0 and sum(gaps[-3:]) < 0.6 * sum(gaps[:3])
-    assert rows[-1]["distillation/reverse_kl"] < rows[0]["distillation/reverse_kl"]
-    assert rows[-1]["distillation/student_mass"] > rows[0]["distillation/student_mass"]
-
-
-def test_the_policy_that_saw_the_solution_may_be_the_teacher() -> None:
-    hint = "{question}{solution};{question}"
-    advantage = {"type": "self_distillation", "hint": hint}
-    params = short_rl(advantage=advantage, loss={"type": "jsd", "top_k": 8}, steps=2, dev={"every": 0})
-    rows = run(params, problems=SHOWN)[1]
-    assert all(row["grad_norm"] > 0 and 0 < row["actor_loss"] < 0.7 for row in rows)
 
 
 def test_a_teacher_with_a_larger_vocabulary_names_tokens_of_the_student() -> None:
@@ -181,8 +158,3 @@ def test_worked_solutions_may_be_further_responses(tmp_path: Path) -> None:
 def test_what_has_no_effect_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         changed(teacher_rl(), **settings)
-
-
-def test_the_teacher_is_missing() -> None:
-    with pytest.raises(UserError, match="there is no teacher"):
-        run(short_rl(advantage="distillation", loss="forward_kl"), problems=PROBLEMS)

@@ -41,7 +41,7 @@ def train(small: Any, params: Rl, state: Path, last: int = 10**9, *, tools: bool
 
 def short(small: Any, **changes: Any) -> Rl:
     keep = KeepRollouts(which="all")
-    sizes = {"steps": 4, "max_tokens": 30, "checkpoint_every": 1, "dev": {"every": 2}, "keep_rollouts": keep}
+    sizes = {"steps": 3, "max_tokens": 30, "checkpoint_every": 1, "dev": {"every": 2}, "keep_rollouts": keep}
     return small.short_rl(**(sizes | changes))  # type: ignore[no-any-return]
 
 
@@ -50,7 +50,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(small: Any, tmp_path: Path, asy
     params = short(small, asynchronous=asynchronous)
     whole, model = train(small, params, tmp_path / "whole")
     with pytest.raises(small.Killed):
-        train(small, params, tmp_path / "cut", last=2)
+        train(small, params, tmp_path / "cut", last=1)
     resumed, again = train(small, params, tmp_path / "cut")
     assert resumed == whole and any(row["tool/calls"] > 0.3 for row in whole)
     for ours, other in zip(model.parameters(), again.parameters(), strict=True):
@@ -88,7 +88,7 @@ def test_no_response_goes_on_that_an_engine_cut_where_a_segment_is_a_response(sm
 
 
 def test_figures_and_kept_rollouts_have_the_calls(small: Any, tmp_path: Path) -> None:
-    rows, _ = train(small, short(small), tmp_path)
+    rows, _ = train(small, short(small, steps=1), tmp_path)
     plain, _ = train(small, short(small, steps=1), tmp_path / "plain", tools=False)
     assert not any(name.startswith("tool/") for name in plain[0])
     timed = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

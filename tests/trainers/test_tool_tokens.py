@@ -20,7 +20,7 @@ from mathrl.params.optimizer import Muon
 from mathrl.params.train import Rl
 from mathrl.trainers.policy_update import update_gradient
 from mathrl.trainers.pooled_group import PooledGroup
-from mathrl.trainers.rollouts import RolloutGroup, rollout_groups, rollout_metrics, tool_metrics
+from mathrl.trainers.rollouts import RolloutGroup, rollout_groups
 from tests.trainers.small import scored_batch
 
 CPU = Ranks(torch.device("cpu"))
@@ -70,10 +70,8 @@ def gradient(model: Any, groups: Any, params: Rl, **models: Any) -> tuple[torch.
 
 
 KINDS = [
-    {"loss": {"type": "clip", "aggregation": "token_mean"}},
     {"loss": {"type": "gspo", "aggregation": "sequence_mean"}},
     {"loss": {"type": "gmpo", "aggregation": "sequence_mean"}},
-    {"loss": {"type": "cispo", "aggregation": "sequence_sum"}},
     {"loss": {"type": "clip", "entropy_coef": 0.1, "log_ratio_penalty": 0.1}, "kl": {"coef": 0.1}},
     {"loss": "clip", "kl": {"type": "reward", "coef": 0.1}, "advantage": "reinforce"},
 ]
@@ -154,28 +152,6 @@ def test_a_critics_advantages_pass_over_the_tool(small: Any) -> None:
             advantage = earned + 0.9 * values[place + 1] - values[place] + 0.81 * advantage
             assert batch.advantages_N[start + place] == pytest.approx(advantage, abs=1e-4)
         start += length
-
-
-def test_lengths_and_repetition_are_of_sampled_tokens_and_calls_have_figures(small: Any) -> None:
-    _, groups = tool_groups(small)
-    figures = rollout_metrics(groups, groups)
-    masks = [mask for group in groups for mask in group.sampled]
-    assert figures["response_length"] == sum(int(mask.sum()) for mask in masks) / 16
-    assert figures["response_length_max"] == max(int(mask.sum()) for mask in masks)
-    assert sum(group.sampled_tokens for group in groups) == sum(int(mask.sum()) for mask in masks)
-    calls = [len(row) for group in groups for row in group.calls]
-    right = [bool(row) for group in groups for row, good in zip(group.calls, group.correct, strict=True) if good]
-    assert 0 < sum(calls) < len(calls) == 16
-    assert tool_metrics(groups) == {
-        "tool/calls": sum(calls) / 16,
-        "tool/call_share": sum(calls) / 16,
-        "tool/seconds": sum(calls) * 0.5 / 16,
-        "tool/tokens": sum(calls) * 3 / 16,
-        "tool/right_with_call": sum(right) / len(right),
-        "tool/error_rate": 0.0,
-        "tool/unavailable_rate": 0.0,
-        "tool/echo_rate": 0.0,
-    }
 
 
 def test_rollouts_with_calls_survive_a_checkpoint(small: Any) -> None:

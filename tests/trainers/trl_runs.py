@@ -1,15 +1,16 @@
 """Stages trained by TRL, one after the other in one process, since TRL's imports take seconds.
 
-`python trl_runs.py WHOLE KILLED STOPPED OWN` runs the stage sft in the workspaces WHOLE, STOPPED and OWN without an
-interruption, and in KILLED three times, cut off after the metrics of step 7 and of the last step. It runs the stage rl
-in WHOLE without an interruption, and in KILLED three times, cut off after the metrics of step 4 and of 7. For the
-overrides on stdin it has TRL's GRPOConfig take the arguments. It prints all of that as JSON. At last it runs rl in
-STOPPED, where a SIGTERM at step 4 ends the program.
+`python trl_runs.py WHOLE KILLED STOPPED OWN` runs the stage sft in the workspaces WHOLE and OWN without interruption,
+and in KILLED twice, cut off after the metrics of step 7; STOPPED has the model of WHOLE. It runs the stage rl in WHOLE
+without an interruption, and in KILLED twice, cut off after the metrics of step 4. For the overrides on stdin it has
+TRL's GRPOConfig take the arguments. It prints all of that as JSON. At last it runs rl in STOPPED, where a SIGTERM at
+step 4 ends the program.
 """
 
 import json
 import os
 import runpy
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -69,10 +70,10 @@ def shapes(overrides: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     whole, killed, stopped, own = (Path(word) for word in sys.argv[1:])
-    sft = [run("sft", whole), run("sft", killed, 7), run("sft", killed, 12), run("sft", killed)]
-    sft += [run("sft", folder) for folder in (stopped, own)]
+    sft = [run("sft", whole), run("sft", killed, 7), run("sft", killed), run("sft", own)]
+    shutil.copytree(whole / "models", stopped / "models")
     configured = [shapes(overrides) for overrides in json.load(sys.stdin)]
-    rl = [run("rl", whole), run("rl", killed, 4), run("rl", killed, 7), run("rl", killed)]
+    rl = [run("rl", whole), run("rl", killed, 4), run("rl", killed)]
     print(json.dumps({"sft": sft, "rl": rl, "configured": configured}), flush=True)
     preemption.SAVE_SECONDS, preemption.GRACE_SECONDS = 600.0, 600.0  # until the step ends, however slow the machine
     run("rl", stopped, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
