@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mathrl.algorithms.aggregation import spread, token_weights
 from mathrl.algorithms.alignment import logprob_alignment
@@ -43,24 +41,6 @@ def test_weights_against_loops(kind: str) -> None:
     weights = spread(token_weights(sizes, kind, longest), sizes)  # type: ignore[arg-type]
     total = (weights * torch.tensor([loss for row in losses for loss in row])).sum()
     assert total.item() == pytest.approx(expected)
-
-
-@given(lengths=st.lists(st.integers(1, 9), min_size=2, max_size=8), data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_the_loss_does_not_depend_on_the_split(lengths: list[int], data: st.DataObject) -> None:
-    cut = data.draw(st.integers(1, len(lengths) - 1))
-    sizes = torch.tensor(lengths)
-    losses = torch.arange(int(sizes.sum()), dtype=torch.float64) - 3
-    first = int(sizes[:cut].sum())
-    for kind in KINDS:
-        weights = spread(token_weights(sizes, kind, 9), sizes).double()  # type: ignore[arg-type]
-        whole = (weights * losses).sum()
-        parts = (weights[:first] * losses[:first]).sum() + (weights[first:] * losses[first:]).sum()
-        assert parts.item() == pytest.approx(whole.item(), rel=1e-9, abs=1e-12)
-    # Weighting each part by its own tokens, the well-known mistake, is caught.
-    uneven = sum(losses[a:b].mean() for a, b in ((0, first), (first, len(losses)))) / 2
-    if first * 2 != len(losses):
-        assert uneven.item() != pytest.approx(losses.mean().item(), rel=1e-9)
 
 
 def test_alignment_is_a_mean_over_the_tokens_of_each_response() -> None:

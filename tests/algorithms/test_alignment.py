@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares, logprob_alignment
+from mathrl.algorithms.alignment import GAPS, gap_counts, gap_shares
 
 
 def test_gaps_are_counted_above_each_bound_whichever_side_they_lie_on() -> None:
@@ -26,11 +26,6 @@ def test_counts_are_shares_of_all_tokens_under_the_bounds_names() -> None:
     }
     assert set(gap_shares([0.0] * 5, 0.0).values()) == {0.0}
     assert gap_shares([1, 0, 0, 0, 0], 0.5)["rollout/gap_above/0.0001"] == 1.0  # of one token at least
-
-
-def test_alignment_is_a_mean_over_each_response() -> None:
-    found = logprob_alignment(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.1, -0.1, 1.0]), torch.tensor([2, 1]))
-    assert torch.allclose(found, torch.tensor([0.1, 0.0]).exp())
 
 
 def test_every_bound_has_a_count_where_the_log_probs_are() -> None:

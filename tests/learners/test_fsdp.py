@@ -51,7 +51,7 @@ def assert_equal_runs(run: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "name"), [(2, "sft"), (2, "ppo"), (2, "groups"), (2, "kept"), (2, "bad"), (4, "sft"), (4, "ppo")]
+    ("ranks", "name"), [(2, "sft"), (2, "ppo"), (2, "groups"), (2, "kept"), (2, "bad"), (4, "sft")]
 )
 def test_every_metric_of_every_step_equals_plain_torchs(worlds: dict[int, Any], ranks: int, name: str) -> None:
     """Muon's (kept) too: its bfloat16 products would make more of a larger difference between gradients."""
@@ -64,7 +64,7 @@ def test_every_metric_of_every_step_equals_plain_torchs(worlds: dict[int, Any], 
     if name == "bad":
         assert [row["skipped_updates"] for row in rows] == [0.0] * 3 + [1.0] * 2
     if name == "groups":
-        assert 0 < sum(row["dropped_minibatches"] for row in rows) < 12, "of twelve"
+        assert 0 < sum(row["dropped_minibatches"] for row in rows) < 8, "of eight"
     if name == "ppo":
         assert all(row["kl"] > 0 and row["critic/grad_norm"] > 1e-3 for row in rows[1:])
     if name == "sft":
@@ -174,7 +174,7 @@ def test_the_checkpoint_has_a_digest_of_every_shard_and_no_pickle(out: Path) -> 
     folder = out / "sft fsdp" / "checkpoints"
     assert {file.suffix for file in folder.rglob("*") if file.is_file()} == {".json", ".safetensors"}
     saved = CheckpointFolder(folder).latest()
-    assert saved is not None and saved.step == 8 and saved.parts is not None
+    assert saved is not None and saved.step == 6 and saved.parts is not None
     assert len(list(saved.parts.rglob("rank-*.safetensors"))) == 2
     other = CheckpointFolder(out / "sft torch" / "checkpoints").latest()
     assert other is not None

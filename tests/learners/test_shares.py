@@ -270,16 +270,3 @@ def test_entropies_are_computed_where_somebody_reads_them_alone(small: Any, monk
     batch, _ = scored_batch(groups, params, ranks, model)
     update_gradient(TorchLearner(model, AdamW(lr=1e-3), 4), params, batch, 0.0)
     assert wanted == [False, False, False, True]
-
-
-def test_figures_are_added_over_micro_batches_and_ranks_and_of_max_the_largest_is_taken() -> None:
-    def work(ranks: Ranks) -> Any:
-        rows = [{"loss": torch.tensor(2.0**n), "ratio_max": torch.tensor(float(n))} for n in range(3 * ranks.rank, 3)]
-        return reduce_figures(rows, ranks)
-
-    for figures in together(2, work):  # the second has no micro-batch
-        assert {name: float(value) for name, value in figures.items()} == {"loss": 7.0, "ratio_max": 2.0}
-    rows = {0: [{"n": torch.tensor([1, 2])}], 1: [{"n": torch.tensor([5, 7])}, {"n": torch.tensor([1, 1])}]}
-    for figures in together(2, lambda ranks: reduce_figures(rows[ranks.rank], ranks)):
-        assert figures["n"].tolist() == [7, 10]
-    assert together(2, lambda ranks: reduce_figures([], ranks)) == [{}, {}]

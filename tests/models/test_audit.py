@@ -17,7 +17,6 @@ from mathrl.models.attention import DecodeCache
 from mathrl.models.logprobs import make_decoder, prepare_language_model
 from mathrl.models.packing import Group
 from mathrl.models.prepared import compute_as
-from mathrl.models.shapes import KNOWN
 from mathrl.params.loss import LossKl
 from mathrl.params.train import Rl
 from mathrl.trainers.batch import Batch
@@ -30,14 +29,7 @@ SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
 CASES: dict[str, tuple[list[Group], bool]] = {
     "gsm8k, 15k tokens": ([Group([1] * 100, [[2] * 181] * 8)] * 10, False),
     "gsm8k, 15k tokens, checkpointing": ([Group([1] * 100, [[2] * 181] * 8)] * 10, True),
-    **{
-        f"a row of {length // 1024}k{', checkpointing' if recomputed else ''}": (
-            [Group([1] * 64, [[2] * (length - 63)])],
-            recomputed,
-        )
-        for length in (2048, 8192, 32768)
-        for recomputed in (False, True)
-    },
+    "a row of 32k, checkpointing": ([Group([1] * 64, [[2] * (32768 - 63)])], True),
 }
 
 
@@ -131,17 +123,6 @@ def test_a_value_on_the_host_ends_an_audit() -> None:
 
     with pytest.raises(RuntimeError):
         audited(meta_model(SMALL), [], sync)
-
-
-def test_larger_models_are_audited_alike() -> None:
-    assert set(KNOWN) >= {"Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2-7B-Instruct"}
-    model = meta_model("Qwen/Qwen2.5-1.5B-Instruct", checkpointing=True)
-    groups = [Group([1] * 64, [[2] * (32768 - 63)])]
-    part = policy_batch(groups, Rl())
-    audit = audited(model, groups, lambda: micro_batch_loss(model, part, Rl(), 0.0)[0].backward())
-    weights = sum(weight.numel() for weight in model.parameters())
-    # Beside 18 bytes per weight (2 + 4 + 4 + 8) a row of 32k tokens fits 80 GB.
-    assert audit.peak + 16 * weights < 75e9
 
 
 if __name__ == "__main__":

@@ -128,13 +128,6 @@ def test_a_long_group_leaves_the_others_their_shared_prompts(
     check_equals_reference(model, [Group(group.prompt, group.responses) for group in groups], 0)
 
 
-def test_a_wrong_prefix_would_be_seen(network: Callable[..., Any]) -> None:
-    model = network()
-    groups = random_groups(0)
-    broken = [Group([*group.prompt[:-1], 4], group.responses) for group in groups]
-    assert not torch.allclose(response_logprobs(model, broken)[0], reference(model, groups), atol=0.05)
-
-
 def test_packed_and_padded_agree_on_entropy_too(network: Callable[..., Any]) -> None:
     model, groups = network(), random_groups(5)
     packed, padded = response_logprobs(model, groups, 1.3), _padded_logprobs(model, groups, 1.3)
@@ -150,44 +143,6 @@ def test_entropy_by_hand() -> None:
     three = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     entropies = token_logprobs(logits, torch.arange(4), torch.zeros(4, dtype=torch.long), 1.0)[1]
     assert entropies.tolist() == pytest.approx([math.log(2), 0.0, three, math.log(2)])
-
-
-def test_gradients_of_logprobs_and_entropies(network: Callable[..., Any]) -> None:
-    """The written-out backward of the log-prob function against autograd's, both outputs used."""
-    model, groups = network(), random_groups(7)
-    gradients = []
-    for function in (response_logprobs, _padded_logprobs):
-        model.zero_grad()
-        logprobs, entropies = function(model, groups, 0.9)
-        (logprobs.sum() * 0.3 + (entropies * torch.linspace(-1, 1, len(entropies))).sum()).backward()
-        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
-    assert gradients[0].abs().max() > 1
-    assert torch.allclose(*gradients, atol=2e-3, rtol=2e-3)
-
-
-def test_micro_batches_add_up(network: Callable[..., Any]) -> None:
-    model, groups = network(), random_groups(3)
-    sums = []
-    for parts in ([groups], [groups[:2], groups[2:]], [[group] for group in groups]):
-        model.zero_grad()
-        for part in parts:
-            response_logprobs(model, part)[0].sum().backward()
-        sums.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
-    assert torch.allclose(sums[0], sums[1], atol=1e-3, rtol=1e-3)
-    assert torch.allclose(sums[0], sums[2], atol=1e-3, rtol=1e-3)
-
-
-def test_gradient_checkpointing_changes_nothing(network: Callable[..., Any]) -> None:
-    model, groups = network(), random_groups(2)
-    gradients = []
-    for on in (False, True):
-        if on:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
-        model.zero_grad()
-        response_logprobs(model, groups)[0].sum().backward()
-        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
-    assert torch.equal(*gradients)
 
 
 def test_bfloat16_products_are_near_and_notice_new_weights(network: Callable[..., Any]) -> None:

@@ -92,8 +92,7 @@ def test_values_and_gradients_are_those_of_all_logits(
         assert torch.allclose(value, expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("used", ["all", "candidates", "entropies"])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("used", "bias"), [("all", True), ("candidates", False), ("entropies", False)])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_heads_gradients_in_float64(bias: bool, used: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate may be the sampled token: both gradients count. `compiled` is what a GPU takes, but for its code."""

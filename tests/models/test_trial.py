@@ -33,12 +33,9 @@ PROMPTS = [[4, 5, 6], [7], [8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
 FAMILIES = {
     "llama": ("packed", "packed"),
     "gpt2": ("packed", "packed"),  # a dropout of 0.1
-    "mistral": ("padded", "cached"),  # windows
     "qwen3_5_text": ("padded", "cached"),  # linear beside full attention
     "minimax": ("padded", "cached"),  # a cache class of its own
-    "mamba": ("padded", "cached"),  # no attention
     "diffllama": ("packed", "cached"),
-    "moshi": ("padded", "recomputed"),
     "rwkv": ("padded", "recomputed"),  # states that padding on the left would change
 }
 

@@ -171,8 +171,9 @@ GULLIBLE = {
 }
 
 
-@pytest.mark.parametrize("asked", ["refused", "all"])
-@pytest.mark.parametrize("gullible", GULLIBLE)
+@pytest.mark.parametrize(
+    ("gullible", "asked"), [*((gullible, "all") for gullible in GULLIBLE), ("by every pair", "refused")]
+)
 def test_no_attack_that_fools_the_judge_passes(serve: Any, gullible: str, asked: str) -> None:
     reward = reward_of(serve(GULLIBLE[gullible]), asked=asked)
     forms = ("\\boxed{{{}}}", "{}")
@@ -188,22 +189,14 @@ def test_no_attack_that_fools_the_judge_passes(serve: Any, gullible: str, asked:
         assert counters["verifier/model_unreadable"] > 0
 
 
-@pytest.mark.parametrize(
-    ("reply", "judgement"),
-    [
-        ("EQUAL", "fooled"),
-        ("<think>A is B, so EQUAL</think>\n EQUAL\n", "fooled"),
-        ("DIFFERENT", "different"),
-        ("EQUAL.", "unreadable"),
-        ("equal", "unreadable"),
-        ("EQUAL DIFFERENT", "unreadable"),
-        ("<think>EQUAL", "unreadable"),
-        ("", "unreadable"),
-    ],
-)
-def test_a_reply_is_one_word(serve: Any, reply: str, judgement: str) -> None:
-    judge = serve(lambda first, second: reply)
-    assert ModelJudge(judge.url, "m").compare([("x y", "y x")]) == [judgement]
+def test_a_reply_is_one_word(serve: Any) -> None:
+    replies = {"EQUAL": "fooled", "<think>A is B, so EQUAL</think>\n EQUAL\n": "fooled", "DIFFERENT": "different"}
+    replies |= dict.fromkeys(("EQUAL.", "equal", "EQUAL DIFFERENT", "<think>EQUAL", ""), "unreadable")
+    said = [""]
+    judge = serve(lambda first, second: said[0])
+    for reply, judgement in replies.items():
+        said[0] = reply
+        assert ModelJudge(judge.url, "m").compare([("x y", "y x")]) == [judgement], reply
 
 
 def test_a_model_alone_verifies(serve: Any) -> None:

@@ -249,12 +249,12 @@ def test_disagreement_counts_on_a_sample() -> None:
 def test_a_noisy_verifier_is_wrong_at_its_rates_and_tells_the_truth_beside() -> None:
     options = {"false_positives": 0.1, "false_negatives": 0.3, "seed": 5}
     reward = build_reward({"correct": 5, "parts": [{"type": "noisy_accuracy", "options": options}]})
-    right = [RewardInput(f"{n} <answer>4</answer>", ("4",), prompt="2+2=") for n in range(4000)]
-    wrong = [RewardInput(f"{n} <answer>7</answer>", ("4",), prompt="2+2=") for n in range(4000)]
+    right = [RewardInput(f"{n} <answer>4</answer>", ("4",), prompt="2+2=") for n in range(1000)]
+    wrong = [RewardInput(f"{n} <answer>7</answer>", ("4",), prompt="2+2=") for n in range(1000)]
     for items, share in ((right, 0.7), (wrong, 0.1)):
         results = reward.score(items)
         rewarded = [result.overall == 5 for result in results]
-        assert abs(sum(rewarded) / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5  # 4 standard errors
+        assert abs(sum(rewarded) / 1000 - share) < 4 * (share * (1 - share) / 1000) ** 0.5  # 4 standard errors
         assert {result.correct for result in results} == {items is right}, "accuracy on dev stays that of the rules"
         assert all(
             (result.parts["noisy_accuracy/wrong"] == 1.0) == (result.correct != given)

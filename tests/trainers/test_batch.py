@@ -65,22 +65,6 @@ def test_whitening_is_over_the_tokens_of_the_batch_that_count() -> None:
     assert found == pytest.approx([*white[:2], 0.0, *white[2:]], abs=1e-6)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("kind", ["truncated", "masked"])
-def test_truncated_responses_stay_masked_with_importance_weights(small: Any, kind: str, level: str) -> None:
-    model, sampler = small.policy()
-    groups = [replace(group, truncated=(True, False, False, False)) for group in small.rollouts(model, sampler)]
-    # An engine that finds the last response of each group far less probable than the trainer does.
-    groups = [replace(g, logprobs=(*g.logprobs[:3], g.logprobs[3] - 2)) for g in groups]
-    importance = {"type": kind, "level": level}
-    batch, _ = scored_batch(groups, Rl(group_size=4, truncated="mask", importance=importance), CPU, model)
-    kept = [part.tolist() for part in batch.kept_N.split(batch.lengths_S.tolist())]
-    for number, row in enumerate(kept):
-        assert row == [number % 4 != 0 and (kind == "truncated" or number % 4 != 3)] * len(row)
-    everything, _ = scored_batch(groups, Rl(group_size=4, importance=importance), CPU, model)
-    assert everything.kept_N.sum() > batch.kept_N.sum()
-
-
 def test_kl_in_the_reward_reaches_every_outcome_advantage(small: Any) -> None:
     reference = small.policy()[0]
     packed = [group.group for group in GROUPS]

@@ -24,7 +24,6 @@ from mathrl.params.curriculum import (
 from mathrl.params.train import Rl
 from mathrl.trainers.curriculum import ProblemOrder, make_order
 from mathrl.trainers.pools import PoolOrder, features, predict, sample_counts
-from mathrl.trainers.supervised import Stream
 from tests.trainers.test_pools import mixture, pools
 
 
@@ -42,26 +41,6 @@ ALL = range(len(PROBLEMS))
 def order(kind: str, planned: int = 12, seed: int = 1, usable: range | list[int] = ALL, **more: float) -> ProblemOrder:
     params: Any = Rl(curriculum={"type": kind, **more}).curriculum  # type: ignore[arg-type]
     return ProblemOrder(params, PROBLEMS, usable, planned, seed)
-
-
-def test_shuffled_takes_all_of_a_pass_and_shuffles_anew() -> None:
-    taken = order("shuffled").take(18)
-    passes = [taken[:6], taken[6:12], taken[12:]]
-    assert all(sorted(each) == list(ALL) for each in passes) and passes[0] != passes[1]
-    assert order("shuffled").take(18) == taken != order("shuffled", seed=2).take(18)
-
-
-def test_as_given_is_the_mixtures_order_over_what_is_usable() -> None:
-    assert order("as_given", usable=[4, 1, 3]).take(5) == [4, 1, 3, 4, 1]
-
-
-def test_easy_to_hard_sorts_what_shuffled_would_take() -> None:
-    found = order("easy_to_hard", planned=9)
-    taken = [*found.take(4), *found.take(5)]
-    assert [RATES[index] for index in taken] == sorted((RATES[index] for index in taken), reverse=True)
-    assert Counter(taken) == Counter(order("shuffled").take(9))
-    # What comes after the plan is as shuffled.
-    assert found.take(3) == order("shuffled").take(12)[9:]
 
 
 def test_without_measured_rates_the_level_decides() -> None:
@@ -119,19 +98,6 @@ def test_weights_are_told_apart_that_are_alike_in_float32() -> None:
     found = order("pass_rate", floor=0.0)
     found.pass_rates = [1.0] * 5 + [1 - 1e-9]
     assert [found.take(1) for _ in range(5)] == [[5]] * 5
-
-
-def test_a_pass_is_shuffled_once() -> None:
-    stream = Stream(4, seed=1)
-    passes = []
-    for _ in range(2):
-        taken, orders = [], set()
-        for _ in range(4):
-            taken.append(stream.take())
-            orders.add(id(stream._order))
-        assert sorted(taken) == [0, 1, 2, 3] and len(orders) == 1
-        passes.append(stream._order)
-    assert passes[0] is not passes[1]
 
 
 def test_estimates_follow_the_rollouts_and_are_resumed() -> None:

@@ -3,11 +3,9 @@
 import copy
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,7 +27,7 @@ from mathrl.params.train import Asynchronous, Rl
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.batch import response_advantages
 from mathrl.trainers.curriculum import make_order
-from mathrl.trainers.pools import Calibration, PoolOrder, features, measured_rates, mixed_chance, predict, sample_counts
+from mathrl.trainers.pools import Calibration, PoolOrder, mixed_chance, sample_counts
 from mathrl.trainers.rollouts import RolloutGroup
 
 
@@ -47,25 +45,6 @@ def pools(count: int = 40, adaptive: AdaptiveSamples | None = None, **settings: 
     return order
 
 
-def test_pools_are_drawn_by_weight_and_by_the_running_pass_rate() -> None:
-    order = pools(300, weights=PoolWeights(hard=2, medium=5, easy=3), retire=None)
-    for number in range(300):  # 0 to 99 hard, 100 to 199 medium, 200 to 299 easy, by many responses
-        order.observe(number, correct=[0, 50, 100][number // 100], samples=100)
-    taken = Counter(number // 100 for _ in range(300) for number in order.take(10))
-    for pool, share in enumerate((0.2, 0.5, 0.3)):
-        assert taken[pool] / 3000 == pytest.approx(share, abs=5 * (share * (1 - share) / 3000) ** 0.5)
-    assert order.metrics() == {
-        "curriculum/hard": 100, "curriculum/medium": 100, "curriculum/easy": 100, "curriculum/retired": 0,
-        "curriculum/unseen": 0, "curriculum/brought_back": 0,
-    }  # fmt: skip
-
-
-def test_none_twice_in_a_round_while_there_are_others_and_an_empty_pool_lends_its_share() -> None:
-    order = pools(6, weights=PoolWeights(hard=1, medium=0, easy=0))
-    assert sorted(order.take(6)) == list(range(6)), "all are medium, of weight 0, and there is nothing else"
-    assert Counter(order.take(14)).most_common()[0][1] == 3
-
-
 def test_the_running_pass_rate_by_hand() -> None:
     """(prior x 1/2 + correct) / (prior + samples), the older group counting half."""
     order = pools(2, prior=4.0)
@@ -73,21 +52,6 @@ def test_the_running_pass_rate_by_hand() -> None:
     order.observe(0, correct=6, samples=8)
     order.observe(0, correct=1, samples=8)
     assert order.rates().tolist() == pytest.approx([(2 + 0.5 * 6 + 1) / (4 + 0.5 * 8 + 8), 0.5])
-
-
-def test_solved_problems_are_retired_and_brought_back_later_each_time() -> None:
-    """Retired after two solved groups: for 3 rounds, and for 6 when it is solved again."""
-    order = pools(2, retire=Retire(solved_after=2, failed_after=None, steps=3, growth=2), weights=PoolWeights(medium=1))
-    away = []
-    for _ in range(14):
-        (taken,) = order.take(1)
-        retired = order.metrics()["curriculum/retired"]
-        away.append(retired)
-        order.observe(taken, correct=4 if taken == 0 else 2, samples=4)
-    # Problem 1 is never solved completely, problem 0 always: it is away, back, and away for twice as long.
-    gaps = "".join(str(int(value)) for value in away).strip("0").split("0")
-    lengths = [len(gap) for gap in gaps if gap]
-    assert lengths[0] == 2 and lengths[1] == 5 and order.metrics()["curriculum/hard"] == 0
 
 
 def test_a_round_that_needs_more_takes_the_retired_by_their_return_and_then_all_again() -> None:
@@ -130,63 +94,6 @@ def mixture(count: int) -> list[Problem]:
         )
         for n in range(count)
     ]  # fmt: skip
-
-
-def true_rate(problem: Problem) -> float:
-    return (0.95 if problem.source == "a" else 0.6) - 0.11 * (problem.level or 0)
-
-
-def test_unseen_problems_are_predicted_from_source_and_level() -> None:
-    chosen, rng = mixture(400), random.Random(0)
-    correct_N, samples_N = np.zeros(400), np.zeros(400)
-    for number in range(150):
-        samples_N[number] = 8
-        correct_N[number] = sum(rng.random() < true_rate(chosen[number]) for _ in range(8))
-    matrix_NF = features(chosen)
-    assert np.allclose(matrix_NF.mean(axis=0), 0) and np.allclose(matrix_NF.std(axis=0), 1)
-    found_N = predict(matrix_NF, measured_rates(chosen), correct_N, samples_N, np.ones(400))
-    errors = [abs(found_N[n] - true_rate(chosen[n])) for n in range(150, 400)]
-    assert sum(errors) / len(errors) < 0.05 < sum(abs(0.5 - true_rate(p)) for p in chosen) / 400
-    assert (found_N == np.round(found_N, 3)).all()
-    few_N = predict(matrix_NF, measured_rates(chosen), correct_N, samples_N * (np.arange(400) < 7), np.ones(400))
-    assert (few_N == 0.5).all(), "too few problems to learn from"
-
-
-def test_what_is_older_counts_half_and_the_latest_are_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, rng = mixture(60), random.Random(1)
-    matrix_NF, start_N, samples_N = features(chosen), measured_rates(chosen), np.full(60, 8.0)
-    correct_N = np.array([sum(rng.random() < true_rate(problem) for _ in range(8)) for problem in chosen], dtype=float)
-    old_N = np.arange(60) % 2 == 1  # all of source b
-
-    def found(correct_N: Any, samples_N: Any, age_N: Any) -> list[float]:
-        rates: list[float] = predict(matrix_NF, start_N, correct_N, samples_N, age_N).tolist()
-        return rates
-
-    halves_N = np.where(old_N, 0.5, 1.0)
-    now = found(correct_N, samples_N, np.zeros(60))
-    aged = found(correct_N, samples_N, np.where(old_N, 10.0, 0.0))
-    assert aged == found(correct_N * halves_N, samples_N * halves_N, np.zeros(60)) != now
-    monkeypatch.setattr("mathrl.trainers.pools.MOST_ROWS", 40)
-    first_N = np.arange(60) < 40
-    equally_old = found(correct_N, samples_N, np.ones(60))
-    assert equally_old == found(correct_N * first_N, samples_N * first_N, np.ones(60)) != now
-    falling_N = 60.0 - np.arange(60)
-    last_N = np.arange(60) >= 20
-    assert found(correct_N, samples_N, falling_N) == found(correct_N * last_N, samples_N * last_N, falling_N)
-    assert found(correct_N, samples_N, falling_N) != found(correct_N * first_N, samples_N * first_N, falling_N)
-
-
-def test_pools_are_of_what_is_predicted_from_the_problems_that_were_sampled() -> None:
-    chosen = [problem.with_(source="ab"[n // 20]) for n, problem in enumerate(problems(40))]
-    order = make_order(PoolCurriculum(pools=Pools(predict=True, retire=None)), chosen, range(40), 0, seed=1)
-    assert isinstance(order, PoolOrder)
-    for number in range(10):
-        order.observe(number, 4, 4)
-        order.observe(20 + number, 1, 8)
-    order.take(1)
-    rates_N = order.rates()
-    assert min(rates_N[10:20]) > 0.8 and max(rates_N[30:]) < 0.3
-    assert order.metrics()["curriculum/easy"] == 20
 
 
 def played(order: Any, rounds: int, count: int, group_size: int = 8) -> str:
