@@ -2,9 +2,9 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from mathrl.compose import load_params
 from mathrl.params.load import stage_params
 from mathrl.rollout.launch import loopback_variables
+from mathrl.stages.stage_run import run_stage
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
@@ -20,19 +21,6 @@ GLOO = {"GLOO_SOCKET_IFNAME": LOOPBACK}
 VERL = ("rl.engine=verl", "rl.ema=null", "rl.optimizer.type=adamw", "rl.optimizer.schedule=constant",
         "rl.optimizer.lr=0.02", "rl.optimizer.warmup_steps=0")  # fmt: skip
 SERVERS = ("rollout.engine=vllm_server", "rollout.servers.folder=/shared")
-# Rank 1 too: rank 0 shows what both have.
-STAGE = """
-import os
-from mathrl.rollout.ranks import gather
-from mathrl.stages.stage_run import run_stage
-
-def work(run):
-    values = gather([[os.environ.get(f"{name}_SOCKET_IFNAME") for name in ("GLOO", "NCCL")]])
-    print(values, flush=True) if values else None
-
-if __name__ == "__main__":
-    run_stage("sft", work, inputs=[], outputs=[], overrides=["run.processes=2", "run.device=cpu"])
-"""
 
 
 @pytest.mark.parametrize(
@@ -65,19 +53,27 @@ def test_what_is_all_on_this_machine_stays_on_loopback(
     assert loopback_variables(stage, params, environment) == expected
 
 
-def test_the_ranks_of_a_stage_have_the_variables(tmp_path: Path) -> None:
-    chosen = {"NCCL_SOCKET_IFNAME": "eth1"}
+def test_a_stage_sets_the_variables_that_its_ranks_inherit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set already stays. That ranks listen there alone: test_launch.py."""
     shutil.copytree(ROOT / "params", tmp_path / "params")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    (tmp_path / "program.py").write_text(STAGE)
-    unset = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=unset | chosen | {"PYTHONPATH": str(ROOT), "MATHRL_MIRROR": "none", "MATHRL_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    expected = [LOOPBACK, "eth1"]
-    assert (done.returncode, done.stdout) == (0, f"{[[expected], [expected]]}\n"), done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name, value in (
+        ("NCCL_SOCKET_IFNAME", "eth1"),
+        ("MATHRL_MIRROR", "none"),
+        ("MATHRL_HOME", str(tmp_path / "home")),
+    ):
+        monkeypatch.setenv(name, value)
+    found: list[dict[str, str | None]] = []
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        run_stage(
+            "sft", lambda run: found.append({name: os.environ.get(name) for name in BOTH}), inputs=[], outputs=[],
+            overrides=["run.processes=1", "run.device=cpu"],
+        )  # fmt: skip
+    except SystemExit as end:
+        assert not end.code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found == [BOTH | {"NCCL_SOCKET_IFNAME": "eth1"}]

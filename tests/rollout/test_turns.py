@@ -25,7 +25,8 @@ from tests.rollout.calculator import Calculator, CalculatorSession, Equations
 
 TOKENIZER = character_tokenizer(FreshModel(alphabet="arithmetic", marks=()))
 PROMPTS = [TOKENIZER.encode(text) for text in ("7+5", "1", "12*(3+4)", "9-8")]
-SAMPLING = Sampling(12, 1.0, 80)
+MOST = 48
+SAMPLING = Sampling(12, 1.0, MOST)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_sequence_stops_at_a_string_and_is_else_as_without(engine: TorchEngine
 
 def test_limits_of_prompts_cut_their_responses_alone(engine: TorchEngine) -> None:
     free = engine.generate(PROMPTS, SAMPLING, 3)
-    limits = (80, 5, 1, 17)
+    limits = (MOST, 5, 1, 17)
     cut = engine.generate(PROMPTS, replace(SAMPLING, limits=limits), 3)
     for limit, before, after in zip(limits, free, cut, strict=True):
         for whole, part in zip(before, after, strict=True):
@@ -85,7 +86,7 @@ def test_limits_of_prompts_cut_their_responses_alone(engine: TorchEngine) -> Non
 
 def test_every_turn_is_a_plain_call_of_the_engine(engine: TorchEngine) -> None:
     tool = Calculator()
-    groups = turn_sampler(engine, tool, max_calls=2).generate(PROMPTS, SAMPLING, 3)
+    groups = turn_sampler(engine, tool, max_calls=1).generate(PROMPTS, SAMPLING, 3)
     assert tool.runs > 10 and not tool.open
     flat = [(prompt, completion) for prompt, group in zip(PROMPTS, groups, strict=True) for completion in group]
 
@@ -99,13 +100,13 @@ def test_every_turn_is_a_plain_call_of_the_engine(engine: TorchEngine) -> None:
 
     stops = replace(SAMPLING, stop=("=",))
     check(flat, 0, [c for group in engine.generate(PROMPTS, stops, 3) for c in group])
-    for turn in (1, 2, 3):  # the third call is refused, and what follows it stops no more
-        pairs = [pair for pair in flat if len(pair[1].calls) >= turn and pair[1].calls[turn - 1].end < 80]
+    for turn in (1, 2):  # the second call is refused, and what follows it stops no more
+        pairs = [pair for pair in flat if len(pair[1].calls) >= turn and pair[1].calls[turn - 1].end < MOST]
         prefixes = [[*prompt, *completion.tokens[: completion.calls[turn - 1].end]] for prompt, completion in pairs]
-        limits = tuple(80 - completion.calls[turn - 1].end for _, completion in pairs)
-        stop = ("=",) if turn < 3 else ()
+        limits = tuple(MOST - completion.calls[turn - 1].end for _, completion in pairs)
+        stop = ("=",) if turn < 2 else ()
         sampling = Sampling(1, 1.0, max(limits), stop=stop, limits=limits)
-        plain = engine.generate(prefixes, sampling, wave_seed(3, 0, turn, turn == 3))
+        plain = engine.generate(prefixes, sampling, wave_seed(3, 0, turn, turn == 2))
         check(pairs, turn, [group[0] for group in plain])
     assert {call.status for _, completion in flat for call in completion.calls} == {"ok", "error", "limit"}
 
@@ -121,7 +122,7 @@ def test_log_probs_of_the_sampled_tokens_are_the_models(engine: TorchEngine) -> 
     assert torch.allclose(sampled, expected, atol=2e-4)
     for completion in (c for group in groups for c in group):
         assert not completion.logprobs[~completion.sampled_mask].any()
-        assert len(completion.tokens) <= 80
+        assert len(completion.tokens) <= MOST
         assert completion.text == TOKENIZER.decode(completion.tokens.tolist(), skip_special_tokens=True)
         for call in completion.calls:
             written = TOKENIZER.decode(completion.tokens[call.start : call.end].tolist())
@@ -379,7 +380,7 @@ def test_a_session_that_is_open_only_when_its_response_has_ended_is_closed(engin
     assert sampler._call(response) == [] and (tool.open, tool.most_open) == (0, 1)
 
 
-@pytest.mark.parametrize("room", [80, 12], ids=["", "which answers fill"])
+@pytest.mark.parametrize("room", [MOST, 12], ids=["", "which answers fill"])
 def test_no_more_sessions_than_the_tool_has(engine: TorchEngine, room: int) -> None:
     tool, sampling = Calculator(), replace(SAMPLING, max_tokens=room)
     counted: list[int] = []
