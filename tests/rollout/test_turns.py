@@ -85,8 +85,9 @@ def test_limits_of_prompts_cut_their_responses_alone(engine: TorchEngine) -> Non
 
 
 def test_every_turn_is_a_plain_call_of_the_engine(engine: TorchEngine) -> None:
-    tool = Calculator()
-    groups = turn_sampler(engine, tool, max_calls=1).generate(PROMPTS, SAMPLING, 3)
+    tool, most = Calculator(), 80  # room for the words that refuse a call
+    free = replace(SAMPLING, max_tokens=most)
+    groups = turn_sampler(engine, tool, max_calls=1).generate(PROMPTS, free, 3)
     assert tool.runs > 10 and not tool.open
     flat = [(prompt, completion) for prompt, group in zip(PROMPTS, groups, strict=True) for completion in group]
 
@@ -98,12 +99,12 @@ def test_every_turn_is_a_plain_call_of_the_engine(engine: TorchEngine) -> None:
             part = completion.logprobs[start : start + len(expected.tokens)]
             assert part.tolist() == pytest.approx(expected.logprobs.tolist(), rel=0, abs=2e-6 if turn else 0)
 
-    stops = replace(SAMPLING, stop=("=",))
+    stops = replace(free, stop=("=",))
     check(flat, 0, [c for group in engine.generate(PROMPTS, stops, 3) for c in group])
     for turn in (1, 2):  # the second call is refused, and what follows it stops no more
-        pairs = [pair for pair in flat if len(pair[1].calls) >= turn and pair[1].calls[turn - 1].end < MOST]
+        pairs = [pair for pair in flat if len(pair[1].calls) >= turn and pair[1].calls[turn - 1].end < most]
         prefixes = [[*prompt, *completion.tokens[: completion.calls[turn - 1].end]] for prompt, completion in pairs]
-        limits = tuple(MOST - completion.calls[turn - 1].end for _, completion in pairs)
+        limits = tuple(most - completion.calls[turn - 1].end for _, completion in pairs)
         stop = ("=",) if turn < 2 else ()
         sampling = Sampling(1, 1.0, max(limits), stop=stop, limits=limits)
         plain = engine.generate(prefixes, sampling, wave_seed(3, 0, turn, turn == 2))
