@@ -30,7 +30,10 @@ def test_a_batch_is_filled_with_uniform_groups_each_once_and_each_round_has_a_se
         return generate(prompts, sampling, seed, *more)
 
     collector.sampler.engine.generate = watched  # type: ignore[method-assign, assignment]
+    observed: list[tuple[int, int, int]] = []
+    collector.order.observe = lambda *told: observed.append(told)  # type: ignore[method-assign, arg-type]
     rollouts = collector.collect(3)
+    assert observed == [(group.problem, sum(group.correct), 4) for group in rollouts.sampled], "of every round"
     differ = [0 < sum(group.correct) < len(group.correct) for group in rollouts.groups]
     assert 0 < sum(differ) < 4 and differ == sorted(differ, reverse=True)
     assert len({group.problem for group in rollouts.groups}) == len(differ) == 4

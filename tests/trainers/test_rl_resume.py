@@ -11,8 +11,6 @@ import torch
 from mathrl.learners.checkpoint import CheckpointFolder
 from mathrl.learners.preemption import StopRequest
 from mathrl.learners.torch_learner import TorchLearner
-from mathrl.models.small_copy import small_config
-from mathrl.models.transformers_import import AutoConfig, AutoModelForCausalLM
 from mathrl.params.advantage import Critic
 from mathrl.params.curriculum import PassRate
 from mathrl.params.loss import KlController
@@ -172,30 +170,3 @@ def test_checkpoints_are_of_every_so_many_steps_and_of_the_last(small: Any, tmp_
         small.run(Rl(**{**COMMON, **few, "steps": steps}), state)
         kept.append(sorted(file.stem for file in (state / "checkpoints").glob("*.json")))
     assert kept == [["step-00000002", "step-00000004"], ["step-00000004", "step-00000005"]]
-
-
-@pytest.mark.filterwarnings("ignore:.*trains padded:UserWarning")
-def test_a_hybrid_model_trains_and_resumes_to_the_same_bits(
-    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Linear beside full attention (Qwen 3.5): sampled with its own cache, trained padded."""
-
-    def hybrid(seed: int = 3) -> tuple[Any, Any]:
-        torch.manual_seed(seed)
-        config = small_config(AutoConfig.for_model("qwen3_5_text"))
-        config.vocab_size, config.eos_token_id = len(small.TOKENIZER), small.TOKENIZER.eos_token_id
-        model = AutoModelForCausalLM.from_config(config).eval()
-        return model, small.Sampler(
-            small.TorchEngine(model, small.TOKENIZER, small.Rollout()), small.TOKENIZER, small.Prompt()
-        )
-
-    monkeypatch.setattr(small, "policy", hybrid)
-    params = Rl(**{**COMMON, "steps": 3, "dev": {"every": 0}})
-    _, whole, model = small.run(params, tmp_path / "whole")
-    with pytest.raises(small.Killed):
-        small.run(params, tmp_path / "cut", last=1)
-    _, rows, resumed = small.run(params, tmp_path / "cut")
-    assert rows == whole and any(row["grad_norm"] > 0 for row in whole)
-    assert all(abs(row["ratio/max"] - 1) < 1e-3 for row in whole), "sampler and trainer compute one model"
-    for ours, other in zip(model.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(ours, other)

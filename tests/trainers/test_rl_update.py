@@ -12,7 +12,6 @@ import torch
 from mathrl.algorithms.alignment import GAPS
 from mathrl.core.errors import UserError
 from mathrl.learners.distributed import Ranks
-from mathrl.learners.optimizer import FlatParameters, OptimizerSet
 from mathrl.learners.torch_learner import TorchLearner
 from mathrl.models.logprobs import prepare_language_model, response_logprobs
 from mathrl.models.prepared import compute_as
@@ -255,16 +254,6 @@ def test_a_step_that_trains_no_group_logs_no_figure_of_a_forward_pass(small: Any
     figures = {"entropy", "clip_fraction", "ratio/mean", "ratio/max", "rollout/logprob_alignment"}
     assert [figures & set(row) for row in rows] == [set(), figures]
     assert [row["trained_tokens"] > 0 for row in rows] == [False, True]
-
-
-def test_muon_takes_the_hidden_matrices_only(small: Any) -> None:
-    model, _ = small.policy()
-    flat = FlatParameters(model)
-    optimizer = OptimizerSet(model, flat, Muon(lr=1e-3), 10)
-    adamw, muon = (part.param_groups[0]["params"] for part, _ in optimizer.parts)
-    # 7 matrices in each of 2 layers; the embedding (tied to the head), norms and biases are AdamW's.
-    assert len(muon) == 14 and len(adamw) + len(muon) == len(flat.named)
-    assert any(weight is model.get_input_embeddings().weight for weight in adamw)
 
 
 def test_gspo_with_masked_tokens_is_over_the_kept_ones(small: Any) -> None:

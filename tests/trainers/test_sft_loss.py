@@ -127,13 +127,3 @@ def test_wrong_boundaries_change_the_loss(monkeypatch: pytest.MonkeyPatch, wrong
     monkeypatch.setattr(packing, "make_layout", lambda sequences, *rest: right(wrong(sequences), *rest))
     logprobs, _ = response_logprobs(model, groups)
     assert abs(-logprobs.sum().item() - expected) > 10 * TOLERANCE * len(logprobs)
-
-
-def test_prompt_tokens_have_no_loss_and_every_response_token_has_one() -> None:
-    groups = demonstrations()
-    model = network()
-    logprobs, _ = response_logprobs(model, groups)
-    assert len(logprobs) == sum(len(group.responses[0]) for group in groups)
-    with_prompts = [Group(group.prompt[:1], [[*group.prompt[1:], *group.responses[0]]]) for group in groups]
-    assert -logprobs.sum().item() == pytest.approx(alone(model, groups).item(), abs=1e-2)
-    assert abs(alone(model, with_prompts).item() - alone(model, groups).item()) > 10

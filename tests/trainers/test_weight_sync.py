@@ -26,7 +26,7 @@ from mathrl.rollout.engine import canary_tolerance
 from mathrl.rollout.sampler import Sampler
 from mathrl.rollout.torch_engine import CopyEngine
 from mathrl.trainers.rl import train_rl
-from mathrl.trainers.weight_sync import CERTAIN, PROMPTS, SEED, TOKENS, WeightSync, _with_checksums, is_sensitive
+from mathrl.trainers.weight_sync import CERTAIN, SEED, WeightSync, _with_checksums, is_sensitive
 from tests.learners.test_shares import together
 
 SMALL_STEPS = Rl(steps=3, prompts_per_step=4, group_size=4, max_tokens=10, ema=None, dev={"samples": 1},
@@ -204,14 +204,6 @@ def test_the_canary_is_of_a_runs_own_prompts_and_names_the_server_that_is_off(
     monkeypatch.setattr(TwoServers, "by", 9.0)
     with pytest.raises(UserError, match="the log-probs of server b differ from the trainer's by 9"):
         run(small, tmp_path / "off", TwoServers)
-
-
-def test_the_canary_has_the_longest_prompts(small: Any) -> None:
-    engine = small.policy()[1].engine
-    prompts = [(5,) * length for length in (3, 9, 1, *range(10, 10 + PROMPTS), 2)]
-    sync = WeightSync(engine, None, None, prompts, 0.5, TOKENS - 1)  # type: ignore[arg-type]
-    assert [len(prompt) for prompt in sync.prompts] == list(range(9 + PROMPTS, 9, -1))
-    assert (sync.sampling.temperature, sync.sampling.max_tokens) == (0.5, TOKENS - 1)
 
 
 def test_what_changed_is_told_by_the_bits_of_the_layers_matrices(small: Any) -> None:
