@@ -127,8 +127,9 @@ def test_ranks_share_the_chosen_items_and_no_other() -> None:
     assert shares == [[[0]], [[2, 3]]]
 
 
-@pytest.mark.parametrize(("kernel", "passes"), [("varlen", 1), ("cpu", 2)])
-@pytest.mark.parametrize(("count", "tokens"), [(1, 45), (2, 90)])
+@pytest.mark.parametrize(
+    ("kernel", "passes", "count", "tokens"), [("varlen", 1, 1, 45), ("cpu", 2, 1, 45), ("varlen", 1, 2, 90)]
+)
 def test_a_micro_batch_holds_as_many_tokens_as_the_kernel_computes(
     small: Any, kernel: str, passes: int, count: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,13 +54,12 @@ def test_varlen_rows_equal_plain_attention_with_gradients(
     network: Callable[..., Any], architecture: str, kv_heads: int, hidden: int
 ) -> None:
     model = network(architecture=architecture, kv_heads=kv_heads, hidden_size=hidden)  # heads of 8, and of 6: padded
-    for seed in range(2):
-        groups = random_groups(seed)
-        response_logprobs(model, groups[:1])
-        compute_as(model, replace(prepare_language_model(model), kernel="varlen"))
-        batch = pack(groups, kernel="varlen")
-        assert isinstance(batch.layout, VarlenLayout) and batch.layout.key_rows_U is not None, "a prompt is shared"
-        check_equals_reference(model, groups, seed)
+    groups = random_groups(1)
+    response_logprobs(model, groups[:1])
+    compute_as(model, replace(prepare_language_model(model), kernel="varlen"))
+    batch = pack(groups, kernel="varlen")
+    assert isinstance(batch.layout, VarlenLayout) and batch.layout.key_rows_U is not None, "a prompt is shared"
+    check_equals_reference(model, groups, 1)
 
 
 def test_varlen_shares_the_prompts_of_long_responses_too(

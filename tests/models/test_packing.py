@@ -58,13 +58,13 @@ def check_equals_reference(model: Any, groups: list[Group], seed: int) -> None:
         assert torch.allclose(packed_gradient, gradient, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("architecture,kv_heads", [("qwen2", 1), ("llama", 2), ("qwen2", 4)])
+@pytest.mark.parametrize("architecture,kv_heads", [("llama", 2), ("qwen2", 4)])
 def test_packed_logprobs_and_gradients_equal_the_plain_ones(
     network: Callable[..., Any], architecture: str, kv_heads: int
 ) -> None:
     model = network(architecture=architecture, kv_heads=kv_heads)
     assert prepare_language_model(model).packed
-    for seed in range(3):
+    for seed in range(2):
         groups = random_groups(seed)
         check_equals_reference(model, groups, seed)
         # The prompt is in the row once a group, and little else.
@@ -72,11 +72,10 @@ def test_packed_logprobs_and_gradients_equal_the_plain_ones(
         assert batch.input_ids_1T.shape[1] == rounded_up(sum(group.packed_tokens for group in groups))
 
 
-@pytest.mark.parametrize("architecture,kv_heads", [("qwen2", 1), ("llama", 2)])
 def test_long_sequences_do_not_share_their_prompt_and_agree(
-    network: Callable[..., Any], architecture: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+    network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = network(architecture=architecture, kv_heads=kv_heads)
+    model = network(architecture="qwen2", kv_heads=1)
     groups = random_groups(3)
     expected, entropies = response_logprobs(model, groups, 0.7)
     weights = torch.randn(len(expected), generator=torch.Generator().manual_seed(0))
@@ -203,13 +202,11 @@ def test_attention_with_more_than_softmax_falls_back() -> None:
         assert torch.allclose(found, reference(model, groups), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("packed", [True, False])
 def test_logits_in_parts_give_the_same_log_probs_and_gradients(
-    network: Callable[..., Any], packed: bool, monkeypatch: pytest.MonkeyPatch
+    network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network(architecture="qwen2", kv_heads=1)
-    if not packed:
-        compute_as(model, replace(prepare_language_model(model), packed=False))
+    compute_as(model, replace(prepare_language_model(model), packed=False))
     groups = random_groups(5)
 
     def both() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:

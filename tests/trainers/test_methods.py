@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -71,6 +72,18 @@ def test_the_greedy_baseline_is_the_reward_without_chance_and_its_tokens_are_cou
     chosen = [by_prompt[item.prompt] for item in greedy]
     again = sampler.sample(chosen, small.Sampling(1, 0.0, 8), small.CountsOnes(), 5)
     assert [item.response for item in greedy] == [group[0].completion.text for group in again]
+
+
+def test_a_judge_replaces_the_rewards_of_each_process(small: Any) -> None:
+    def judge(groups: list[Any]) -> list[Any]:
+        return [replace(g, rewards=tuple(float(len(r)) for r in g.responses)) for g in groups]
+
+    _, rows, _ = small.run(method("Dr.GRPO", steps=1), judge=judge)
+    assert rows[0]["reward/overall"] == pytest.approx(rows[0]["response_length"])
+    assert rows[0]["reward/overall"] > 1 and rows[0]["grad_norm"] > 0
+    # The greedy baseline is judged too: all are 5, so nothing is left.
+    _, rows, _ = small.run(method("ReMax", steps=1), judge=lambda groups: [replace(g, rewards=(5.0,)) for g in groups])
+    assert rows[0]["reward/overall"] == 5 and rows[0]["grad_norm"] == 0
 
 
 def test_a_model_that_is_missing_or_has_no_use_is_named(small: Any) -> None:

@@ -147,9 +147,13 @@ def test_a_tiny_model_learns(small: Any) -> None:
 
 def test_where_no_dev_prompt_fits_no_dev_accuracy_is_logged_or_recorded(small: Any) -> None:
     long = replace(small.PROBLEMS[0], question="1+" * 3000)
-    params = Rl(steps=1, prompts_per_step=2, group_size=2, max_tokens=4)
+    params = Rl(steps=1, prompts_per_step=2, group_size=2, max_tokens=4, dev={"export": "best"})
     result, (row,), _ = small.run(params, dev=[long])
-    assert result.dev_accuracy is None and not [name for name in row if name.startswith("dev/")]
+    assert (
+        result.dev_accuracy is None
+        and result.exported_step == 1
+        and not [name for name in row if name.startswith("dev/")]
+    )
     assert summary_of(result) == {"sampled_tokens": float(result.sampled_tokens)}
     result, (row,), _ = small.run(params, dev=[long, *small.PROBLEMS[:2]])
     assert summary_of(result)["dev/accuracy"] == row["dev/accuracy"]
