@@ -105,8 +105,7 @@ def test_every_turn_is_a_plain_call_of_the_engine(engine: TorchEngine) -> None:
         pairs = [pair for pair in flat if len(pair[1].calls) >= turn and pair[1].calls[turn - 1].end < most]
         prefixes = [[*prompt, *completion.tokens[: completion.calls[turn - 1].end]] for prompt, completion in pairs]
         limits = tuple(most - completion.calls[turn - 1].end for _, completion in pairs)
-        stop = ("=",) if turn < 2 else ()
-        sampling = Sampling(1, 1.0, max(limits), stop=stop, limits=limits)
+        sampling = Sampling(1, 1.0, max(limits), stop=("=",) if turn < 2 else (), limits=limits)
         plain = engine.generate(prefixes, sampling, wave_seed(3, 0, turn, turn == 2))
         check(pairs, turn, [group[0] for group in plain])
     assert {call.status for _, completion in flat for call in completion.calls} == {"ok", "error", "limit"}
