@@ -141,6 +141,7 @@ def test_the_curation_report(tmp_path: Path) -> None:
     rows += [{**row, "id": f"other answer {row['id']}", "answer": "7"} for row in rows[5:8]]
     rows += [{"id": "wrong |<img src=x>", "question": planted(3), "answer": None}, {"id": "none", "answer": planted(1)}]
     rows += [{"id": f"proof {n}", "question": f"Prove that {n} < {n + 1}. {planted(n)}", "answer": "1"} for n in (1, 2)]
+    rows += [{"id": "kept", "question": "How far is it?", "answer": "3"}]
     file = tmp_path / "a <img src=x onerror=alert(1)>|`.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     test = tmp_path / "test.jsonl"

@@ -82,7 +82,8 @@ def test_a_later_row_replaces_an_earlier_one_and_bad_rows_are_named(tmp_path: Pa
 
 
 def test_curation_obeys_and_accounts_for_decisions(folder: Path) -> None:
-    write_jsonl(folder / "train.jsonl", [{"id": "t", "question": HALF, "answer": "2"}])
+    other = {"id": "other", "question": "How far is it?", "answer": "3"}
+    write_jsonl(folder / "train.jsonl", [{"id": "t", "question": HALF, "answer": "2"}, other])
     write_jsonl(
         folder / "d.jsonl", [{"train_key": text_key(HALF), "eval_key": text_key(EVALUATION), "decision": "keep"}]
     )
@@ -95,4 +96,4 @@ def test_curation_obeys_and_accounts_for_decisions(folder: Path) -> None:
         params = Curate.model_validate({"sources": sources, "decontaminate": rule})
         return [problem.id for problem in curation.run(params, seed=0).splits["rl"]]
 
-    assert kept() == [] and kept(decisions=str(folder / "d.jsonl")) == ["t"]
+    assert kept() == ["other"] and kept(decisions=str(folder / "d.jsonl")) == ["t", "other"]
