@@ -29,7 +29,7 @@ from tests.trainers.small import fast
 from tests.trainers.supervised_traces import demonstrations
 
 # This policy of a few thousand weights learns at 2e-3; ten times that is its upper end.
-# Not the rules of the clock (tests/health/test_slow_rules.py): a machine that stands still has no illness.
+# Not the rules of the clock (tests/health/test_rules.py): a machine that stands still has no illness.
 CLOCK = ("sampling_share", "long_tail", "idle_trainer", "idle_sampler", "slow_rank")
 HEALTH = Health(lr=0.02, kl=1.0, patience=20, without=CLOCK)
 SETTINGS: dict[str, Any] = {
