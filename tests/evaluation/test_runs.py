@@ -6,7 +6,7 @@ from scipy import stats
 
 from mathrl.core.errors import UserError
 from mathrl.evaluation.paired import compare
-from mathrl.evaluation.runs import compare_runs, seeds_interval
+from mathrl.evaluation.runs import _paired_part, compare_runs, seeds_interval
 from mathrl.evaluation.spread import cluster_interval
 
 Run = dict[str, float]
@@ -195,6 +195,16 @@ def test_runs_paired_by_seed_by_hand() -> None:
     with pytest.raises(UserError, match=r"^a has 3 runs and b 2: to pair them by seed, give as many of both"):
         compare_runs("a", "b", sides[0], sides[1][:2], by_seed=True)
     assert not compare_runs("a", "b", sides[0][:1], sides[1][:1], by_seed=True).by_seed
+
+
+def test_half_of_the_rest_of_three_pairs_is_taken_off_by_hand() -> None:
+    """Run means 0.1, 0.3 and 0.8, of two problems each; the rest is +-0.02 in two runs."""
+    none, some = np.zeros((3, 2)), np.array([[0.12, 0.08], [0.28, 0.32], [0.8, 0.8]])
+    spread, rest = (0.3**2 + 0.1**2 + 0.4**2) / 2 / 3, 4 * 0.02**2 / 2 / 6  # (3-1)(2-1) degrees, six values
+    for tables in ((none, some), (some, none)):
+        assert _paired_part(*tables) == (pytest.approx(spread - rest / 2), 2)
+    five = np.array([[0.12, 0.08], [0.28, 0.32], [0.8, 0.8], [0.4, 0.4], [0.4, 0.4]])
+    assert _paired_part(none[[0] * 5], five).variance == pytest.approx(0.26 / 4 / 5 - 0.75 * 4 * 0.02**2 / 4 / 10)
 
 
 @pytest.mark.parametrize(("by_seed", "common", "ratio"), [(False, 0.0, 2.0), (True, 0.1, 1.0)])
