@@ -37,6 +37,11 @@ NAMES = {"zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ru": "Russian", "de
 CHINESE_INSTRUCTION = r"'请逐步推理，并将最终答案放在 \boxed{} 中。'"
 LINES = 12  # of a prompt on the screen
 
+ONE_TEMPLATE = (
+    "most rows share half of their words with others, 10 in a row; with one_template: true they are compared with the "
+    "test problems of other sources alone"
+)
+
 
 def inspect(
     file: Annotated[
@@ -80,17 +85,7 @@ def inspect(
 def _document(inspection: Inspection, page: Path | None) -> dict[str, Any]:
     sniffed = inspection.sniffed
     kept = ["rows", "looked_at", "usable", "bad", "duplicates", "conflicts", "readings", "unread", "languages"]
-    kept += [
-        "prompts",
-        "solutions",
-        "levels",
-        "subjects",
-        "overlaps",
-        "missing_benchmarks",
-        "flawed",
-        "one_template",
-        "section",
-    ]
+    kept += ["prompts", "solutions", "levels", "subjects", "overlaps", "one_template", "missing_benchmarks", "flawed"]
     return {
         "files": inspection.files,
         "fields": {key: getattr(sniffed.shape, key) for key in KEYS if key in sniffed.reasons},
@@ -98,6 +93,7 @@ def _document(inspection: Inspection, page: Path | None) -> dict[str, Any]:
         "doubts": sniffed.doubts,
         "flaws": {flaw.rule: flaw.rows for flaw in inspection.flaws},
         **{name: getattr(inspection, name) for name in kept},
+        "section": inspection.section,
         "page": page,
     }
 
@@ -267,10 +263,7 @@ def _texts(inspection: Inspection, model: str | None) -> None:
                 f"one, decontamination drops {overlap.near:,} more"
             )
     if inspection.one_template:
-        print(
-            "template: most rows share half of their words with others, 10 in a row; with one_template: true they are "
-            "compared with the test problems of other sources alone"
-        )
+        print(f"template: {ONE_TEMPLATE}")
     clean = [o.benchmark for o in inspection.overlaps if not (o.equal or o.near)]
     if clean:
         print(f"no overlap with: {', '.join(clean)}")
@@ -288,6 +281,7 @@ def inspection_page(inspection: Inspection, title: str) -> str:
             title=title,
             inspection=inspection,
             descriptions=DESCRIPTIONS,
+            one_template=ONE_TEMPLATE,
             keys=[(key, getattr(sniffed.shape, key), reason) for key, reason in sniffed.reasons.items()],
             readings=[(kind, n, n / inspection.readings.total()) for kind, n in inspection.readings.most_common()],
             languages=[(name, n, n / len(inspection.problems)) for name, n in inspection.languages.most_common(12)],

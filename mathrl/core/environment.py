@@ -134,7 +134,7 @@ MADE = {"platform": "make install", "vllm": "make engines", "deepspeed": "make e
 
 def ui_command() -> str:
     """The command that starts the servers: in the checkout of the library make's, which needs no environment."""
-    return "make ui" if IN_CHECKOUT and Path("Makefile").is_file() else "mathrl ui"
+    return "make ui" if IN_CHECKOUT and Path().resolve() == PACKAGE.parent else "mathrl ui"
 
 
 def install_command(extra: str = "platform", *, gpu: bool = False) -> str:

@@ -54,7 +54,7 @@ def test_the_flow_runs_every_stage_and_prints_the_results(checkout: Checkout) ->
         "rl is better than sft",
         "mathrl-chain version 1",
         "reports/rl/curve.png",
-        "mathrl ui",
+        "make ui",
     ):
         assert part in done.stdout
     with sqlite3.connect(checkout.home / "prefect" / "prefect.db", timeout=60) as database:
