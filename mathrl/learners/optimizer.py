@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.eight_bit import EightBitAdamW
+from mathrl.learners.micro_batches import balance
 from mathrl.models.linear import FastProducts
 from mathrl.params.optimizer import AdamW8Bit, Muon, Optimizer
 
@@ -73,12 +75,29 @@ class FlatParameters:
 class MatrixMuon(torch.optim.Muon):
     """torch's Muon, also on experts' weights of three dimensions, [experts, out, in]: each expert is a matrix.
 
-    The state stays one momentum per weight.
+    Each rank steps its share of the matrices, whose products take longer than sending the others their weights.
+    The state is one momentum per weight, the same at every rank.
     """
 
-    def __init__(self, weights: Sequence[nn.Parameter], **arguments: Any) -> None:
+    def __init__(self, weights: Sequence[nn.Parameter], ranks: Ranks | None = None, **arguments: Any) -> None:
         super().__init__([nn.Parameter(weight.new_empty(0, 0)) for weight in weights], **arguments)
         self.param_groups[0]["params"] = list(weights)  # torch's check refuses three dimensions
+        self.ranks, self.matrices = ranks, [matrix for weight in weights for matrix in _matrices(weight)]
+        costs = [matrix.numel() * min(matrix.shape) for matrix in self.matrices]
+        self.share = {*(balance(costs, ranks.world)[ranks.rank] if ranks else range(len(costs)))}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        super().step(closure)
+        if self.ranks and self.ranks.world > 1:
+            for number, matrix in enumerate(self.matrices):
+                if number not in self.share:
+                    matrix.zero_()
+            sent = torch.cat([matrix.flatten() for matrix in self.matrices])
+            self.ranks.sum_(sent)
+            parts = sent.split([matrix.numel() for matrix in self.matrices])
+            for matrix, part in zip(self.matrices, parts, strict=True):
+                matrix.copy_(part.view_as(matrix))
 
     def _init_group(
         self,
@@ -89,10 +108,19 @@ class MatrixMuon(torch.optim.Muon):
     ) -> bool:
         held: tuple[list[Tensor], ...] = ([], [], [])
         super()._init_group(group, *held)
-        for tensors, out in zip(held, (params_with_grad, grads, muon_momentum_bufs), strict=True):
-            for tensor in tensors:
-                out += tensor.detach().unbind() if tensor.dim() == 3 else [tensor]
+        columns = [[matrix for tensor in tensors for matrix in _matrices(tensor)] for tensors in held]
+        for number, (matrix, gradient, momentum) in enumerate(zip(*columns, strict=True)):
+            if number in self.share:
+                params_with_grad.append(matrix)
+                grads.append(gradient)
+                muon_momentum_bufs.append(momentum)
+            else:
+                momentum.lerp_(gradient, 1 - group["momentum"])
         return False
+
+
+def _matrices(weight: Tensor) -> Sequence[Tensor]:
+    return weight.detach().unbind() if weight.dim() == 3 else [weight]
 
 
 class OptimizerSet:
@@ -102,7 +130,9 @@ class OptimizerSet:
     Every rate follows one schedule.
     """
 
-    def __init__(self, model: nn.Module, flat: FlatParameters, params: Optimizer, steps: int) -> None:
+    def __init__(
+        self, model: nn.Module, flat: FlatParameters, params: Optimizer, steps: int, ranks: Ranks | None = None
+    ) -> None:
         self.params, self.steps, self.flat = params, steps, flat
         matrices, rest = (
             split_parameters(model, flat.named) if isinstance(params, Muon) else ([], [*flat.named.values()])
@@ -113,7 +143,7 @@ class OptimizerSet:
         adamw = make_adamw(params, adamws, arguments["AdamW"])
         self.parts: list[tuple[torch.optim.Optimizer | EightBitAdamW, float]] = [(adamw, params.adamw_lr)]
         if muons:
-            muon = MatrixMuon(muons, **arguments["Muon"])
+            muon = MatrixMuon(muons, ranks, **arguments["Muon"])
             self.parts.append((muon, params.lr))
 
     def step(self, step: int) -> float:

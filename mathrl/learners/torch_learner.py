@@ -45,7 +45,7 @@ class TorchLearner:
         with memory_part("gradients and averaged weights", self._advice()):
             self.flat = FlatParameters(model)
             self.averaged = self.flat.weights.clone() if ema else None
-        self.optimizer = OptimizerSet(model, self.flat, params, updates)
+        self.optimizer = OptimizerSet(model, self.flat, params, updates, self.ranks)
         self.loss_scale = LossScale() if precision_of(model) == "float16" else None
         self.best: Tensor | None = None
         self.updates, self.bad, self.norm, self.factor = 0, 0, 0.0, 0.0

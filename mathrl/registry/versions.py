@@ -78,7 +78,7 @@ def save_flavour(folder: Path, usage: Usage, target: Path, run_id: str, model_id
 
 def prompt_template(folder: Path, usage: Usage) -> str:
     """The prompt around a question as a format string; "{prompt}" where rows bring their own prompts."""
-    from transformers import AutoTokenizer
+    from mathrl.models.transformers_import import AutoTokenizer  # two seconds
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     problem = Problem(id="question", question=QUESTION, answers=("",), source="", split="test")

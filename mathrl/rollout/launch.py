@@ -1,8 +1,9 @@
 """The ranks of a stage or an evaluation on this machine: forks, started and watched by torch's elastic multiprocessing.
 
-The process that runs the stage imports torch once, for all ranks, and keeps the stage's lock, record and clean-up. It
-never asks CUDA for anything: a fork of a process that has done so cannot use CUDA. torchrun's agent does ask, and its
-store listens on every interface; therefore the ranks are started below the agent, and meet on loopback (below).
+The process that runs the stage imports torch once, for all ranks (without a GPU transformers too), and keeps the
+stage's lock, record and clean-up. It never asks CUDA for anything: a fork of a process that has done so cannot use
+CUDA. torchrun's agent does ask, and its store listens on every interface; therefore the ranks are started below the
+agent, and meet on loopback (below).
 On several machines the job file of `mathrl launch` starts torchrun, which sets WORLD_SIZE; nothing is started here.
 """
 
@@ -63,6 +64,9 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
     # torch: only here, so that stages without ranks start at once.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
+
+    if not gpu_count():  # then nothing that it imports can ask CUDA
+        import mathrl.models.transformers_import  # two seconds, once for all ranks
 
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):  # this file says what happened

@@ -1,11 +1,14 @@
 """Which weights Muon trains and which AdamW, in models of several families, and Muon on experts' weights."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import FlatParameters, MatrixMuon, OptimizerSet, split_parameters
 from mathrl.models.scores import make_scorer
 from mathrl.models.small_copy import small_config
@@ -70,6 +73,51 @@ def test_each_expert_is_stepped_as_a_matrix_alone() -> None:
         flattened.grad = gradient.flatten(0, 1).clone()
         wrong.step()
     assert not torch.allclose(flattened.view_as(whole), whole, atol=0.01), "one matrix of all experts is another step"
+
+
+class Threads(Ranks):
+    """Three ranks that are threads of this process."""
+
+    met, sent = Barrier(3), dict[int, torch.Tensor]()
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.rank, self.world = rank, 3
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        self.sent[self.rank] = tensor.clone()
+        self.met.wait()
+        tensor.copy_(sum(self.sent.values()))
+        self.met.wait()
+
+
+def test_ranks_share_the_matrices_and_end_as_one_alone() -> None:
+    """Weights and state are to the bit those of one rank; each matrix is stepped at one rank, and none has all."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = [(3, 6, 4), (5, 4), (2, 7), (6, 6)]
+    starts = [torch.randn(*shape, generator=generator) for shape in shapes]
+    gradients = [[torch.randn(*shape, generator=generator) for shape in shapes] for _ in range(3)]
+
+    def trained(ranks: Ranks | None) -> MatrixMuon:
+        weights = [nn.Parameter(start.clone()) for start in starts]
+        muon = MatrixMuon(weights, ranks, lr=0.1, weight_decay=0.2)
+        for step in gradients:
+            for weight, gradient in zip(weights, step, strict=True):
+                weight.grad = gradient.clone()
+            muon.step()
+        return muon
+
+    def values(muon: MatrixMuon) -> list[torch.Tensor]:
+        weights = muon.param_groups[0]["params"]
+        return [*weights, *(muon.state[weight]["momentum_buffer"] for weight in weights)]
+
+    alone = trained(None)
+    with ThreadPoolExecutor(3) as pool:
+        shared = list(pool.map(trained, map(Threads, range(3))))
+    for muon in shared:
+        assert all(map(torch.equal, values(muon), values(alone)))
+    assert sorted(number for muon in shared for number in muon.share) == sorted(alone.share) == list(range(6))
+    assert all(0 < len(muon.share) < 6 for muon in shared)
 
 
 def test_experts_momentum_is_kept_and_restored() -> None:
