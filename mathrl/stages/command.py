@@ -78,6 +78,10 @@ def parse(stage: str, work: Callable[..., None], words: Sequence[str], *, pipeli
     args = parser.parse_args(words)
     if args.out is None and any(value for name, value in vars(args).items() if name != "set"):
         parser.error("these options need OUT, the folder to write")
+    for name in SINGLE:
+        needed = name in taken and taken[name].annotation in (Path, "Path")  # None is not allowed
+        if args.out is not None and needed and getattr(args, name) is None:
+            parser.error(f"with OUT it needs --{name}")
     return args
 
 

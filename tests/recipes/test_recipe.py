@@ -1,5 +1,6 @@
 """Recipes: what is refused, with which words, and in which order the steps come."""
 
+import importlib
 import json
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from mathrl.core.errors import UserError
 from mathrl.params.recipe_steps import references
 from mathrl.recipes.graph import graph
 from mathrl.recipes.recipe import load_recipe, recipe_names, step_overrides
+from mathrl.stages import command
 
 PARAMS = Path(__file__).parents[2] / "params"
 SFT = "sft: {stage: sft, start: base}"
@@ -42,6 +44,24 @@ def test_every_recipe_resolves_to_steps_that_come_after_what_they_need(name: str
     for step, each in recipe.steps.items():
         assert {other for _, other, _ in references(each)} <= before
         before.add(step)
+
+
+@pytest.mark.parametrize("name", recipe_names(PARAMS))
+def test_a_step_without_one_of_its_files_is_refused_by_its_option(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All commands of the recipe are whole; without a file that its stage always reads a command is not."""
+    for stage in graph(name, load_recipe(name, PARAMS), PARAMS.parent).values():
+        _, _, module, *words = shlex.split(stage["cmd"])
+        if module == "mathrl.stages.resolve":
+            continue
+        work = importlib.import_module(module).work
+        whole = command.parse(module, work, words, pipeline=True)
+        for option in {"start", "dev", "rates"} & {each for each in vars(whole) if getattr(whole, each) is not None}:
+            place = words.index(f"--{option}")
+            with pytest.raises(SystemExit):
+                command.parse(module, work, words[:place] + words[place + 2 :])
+            assert f"it needs --{option}" in capsys.readouterr().err
 
 
 def test_deepseek_r1_has_the_papers_stages() -> None:
