@@ -87,15 +87,15 @@ class MatrixMuon(torch.optim.Muon):
         self.share = {*(balance(costs, ranks.world)[ranks.rank] if ranks else range(len(costs)))}
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        super().step(closure)
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)  # type: ignore[no-untyped-call]
         if self.ranks and self.ranks.world > 1:
             for number, matrix in enumerate(self.matrices):
                 if number not in self.share:
                     matrix.zero_()
             sent = torch.cat([matrix.flatten() for matrix in self.matrices])
             self.ranks.sum_(sent)
-            parts = sent.split([matrix.numel() for matrix in self.matrices])
+            parts = torch.split(sent, [matrix.numel() for matrix in self.matrices])
             for matrix, part in zip(self.matrices, parts, strict=True):
                 matrix.copy_(part.view_as(matrix))
 

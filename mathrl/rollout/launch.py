@@ -66,7 +66,7 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
 
     if not gpu_count():  # then nothing that it imports can ask CUDA
-        import mathrl.models.transformers_import  # two seconds, once for all ranks
+        import mathrl.models.transformers_import  # noqa: F401  # two seconds, once for all ranks
 
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):  # this file says what happened
