@@ -35,6 +35,7 @@ SLOTS_PER_CORE = 4
 ONE_MACHINE = 8  # more processes are meant for several machines
 LOOPBACK = "127.0.0.1"
 STOP_SECONDS = 10  # for the ranks to write a checkpoint and end, before they are killed
+LAST_SECONDS = 1  # for a rank to end after rank 0
 KILL_SECONDS = 30  # after which torch kills the ranks that do not end when one has failed
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 TAIL_LINES = 20
@@ -95,7 +96,13 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
             killed_by_torch = time.monotonic() - looked > KILL_SECONDS
             del store
         except BaseException as error:
-            ranks.close(getattr(error, "sigval", None), STOP_SECONDS)
+            sent = getattr(error, "sigval", signal.SIGTERM)
+            first, *others = ranks._pc.processes  # type: ignore[attr-defined]
+            for process in (first, *others):
+                if process.is_alive():
+                    os.kill(process.pid, sent)
+            first.join(STOP_SECONDS)  # its checkpoint may need the others; then nothing keeps them
+            ranks.close(sent, LAST_SECONDS)
             raise
     except SignalException as stopped:
         if stopped.sigval == signal.SIGINT:

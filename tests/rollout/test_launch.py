@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from mathrl.core import gpus as gpu_counting
-from mathrl.core.errors import EXIT_KILLED, UserError
+from mathrl.core.errors import EXIT_KILLED, EXIT_STOPPED, UserError
 from mathrl.params.run import Run
 from mathrl.rollout import launch
 
@@ -25,7 +25,9 @@ from mathrl.core import errors
 from mathrl.core.environment import rank
 from mathrl.core.errors import UserError, exit_on_user_error
 from mathrl.compose import load_params
+from mathrl.rollout import launch
 from mathrl.rollout.launch import listen_on_loopback, run_ranks
+from mathrl.rollout.ranks import gather
 
 CHECKS = ("is_available", "device_count", "init", "_lazy_init")
 
@@ -94,11 +96,20 @@ def killed_at_1():
         os.kill(os.getpid(), signal.SIGKILL)
     raise RuntimeError("connection closed by peer")
 
+def stopped():
+    gather(rank())
+    if rank() == 0:
+        os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(20)
+    Path(sys.argv[1], "went on").touch()
+
 def run(function, folder):
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY), number)
     if function == "use_cuda":
         record_checks()
+    if function == "stopped":
+        launch.STOP_SECONDS = 60
     listen_on_loopback("sft", load_params())
     run_ranks(3, globals()[function], folder / "logs")
 
@@ -141,7 +152,7 @@ def start(folder: Path, functions: Sequence[str], *within: str) -> dict[str, Don
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
-    functions = ("exchange", "use_cuda", "wrong_everywhere", "wrong_at_1", "killed_at_1")
+    functions = ("exchange", "use_cuda", "wrong_everywhere", "wrong_at_1", "killed_at_1", "stopped")
     return start(tmp_path_factory.mktemp("ranks"), functions)
 
 
@@ -180,6 +191,11 @@ def test_an_error_of_one_rank_is_shown_with_the_end_of_its_output(done: dict[str
     *traceback, message = errors.splitlines()
     assert traceback[-1] == "ValueError: odd"
     assert message == f"error: rank 1 of 3 ended with exit status 1; its output is in {log}" and status == 1
+
+
+def test_when_rank_0_was_stopped_the_others_do_not_go_on(done: dict[str, Done]) -> None:
+    status, _, errors, logs = done["stopped"]
+    assert (status, errors) == (EXIT_STOPPED, "") and not (logs.parents[1] / "went on").exists()
 
 
 def test_a_rank_that_was_killed_is_named_and_not_the_one_that_missed_it(done: dict[str, Done]) -> None:
