@@ -225,7 +225,7 @@ def promote(
     Raises:
         UserError: no such version, or it cannot be evaluated.
     """
-    if "@" not in text and ":" not in text:
+    if not any(mark in text.removeprefix("models:/") for mark in "@:/"):
         text += "@candidate"
     version = find_registered(client, text)
     name, number = version.name, str(version.version)

@@ -112,13 +112,13 @@ class Reached:
 
 
 def find_registered(client: Any, text: str) -> Any:
-    """The version that NAME, NAME:VERSION or NAME@ALIAS means; NAME alone is the newest.
+    """The version that NAME, NAME:VERSION or NAME@ALIAS means, or MLflow's models:/NAME/VERSION; NAME is the newest.
 
     Raises:
         UserError: no such model, version or alias.
     """
-    name, _, alias = text.partition("@")
-    name, _, number = name.partition(":")
+    name, _, alias = text.removeprefix("models:/").partition("@")
+    name, _, number = name.replace("/", ":").partition(":")  # no registered name has either
     # MLflow's filters cannot quote a quotation mark, which `register.name` does not allow either.
     named = client.search_model_versions(f"name = '{name}'") if "'" not in name else ()
     versions = sorted(named, key=lambda version: int(version.version))

@@ -167,8 +167,9 @@ def test_forward_tells_what_a_model_was_made_from_and_what_it_was_measured_with(
 
 def test_the_command_goes_back_and_forward(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     store.client.set_registered_model_alias("chain", "candidate", "1")
-    lineage("chain@candidate")
-    assert "chain version 1" in capsys.readouterr().out
+    for first in ("chain@candidate", "chain:1", "chain/1", "models:/chain/1", "models:/chain@candidate"):
+        lineage(first)
+        assert "chain version 1" in capsys.readouterr().out
     lineage(None, str(store.root / "data" / "mixture"))
     said = capsys.readouterr().out
     assert said.index("read by\n  rl  run ") < said.index("read the outputs of these\n")
