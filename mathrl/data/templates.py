@@ -61,6 +61,7 @@ def prompt_lengths(
     return lengths
 
 
+@lru_cache(maxsize=4)
 def _start(tokenizer: Any) -> list[int]:
     """The start token, if the tokenizer starts texts with one."""
     bos = tokenizer.bos_token_id
@@ -135,6 +136,10 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
 
 
 def _quote_problem(problem: Problem, tokenizer: Any) -> Problem:
+    pattern = _control_tokens(tokenizer) if tokenizer is not None else None
+    texts = (problem.question, problem.solution or "", *(turn["content"] for turn in problem.control.messages))
+    if pattern is None or not any(map(pattern.search, texts)):
+        return problem  # as nearly all are
     turns = tuple(
         {**turn, "content": quote_control_tokens(turn["content"], tokenizer)} for turn in problem.control.messages
     )
