@@ -20,6 +20,7 @@ from mathrl.stages.stage_run import StageRun, run_stage
 SINGLE = {name: (name,) for name in ("start", "dev", "examples", "test", "rates")} | {
     "others": ("difficulty", "reward_model", "process_reward_model", "critic", "reference", "teacher")
 }
+ALWAYS_READ = ("start", "dev", "rates")  # the other files by a stage with settings that ask for them
 REPEATED = {
     "data": "data",
     "split": "data",
@@ -78,9 +79,8 @@ def parse(stage: str, work: Callable[..., None], words: Sequence[str], *, pipeli
     args = parser.parse_args(words)
     if args.out is None and any(value for name, value in vars(args).items() if name != "set"):
         parser.error("these options need OUT, the folder to write")
-    for name in SINGLE:
-        needed = name in taken and taken[name].annotation in (Path, "Path")  # None is not allowed
-        if args.out is not None and needed and getattr(args, name) is None:
+    for name in ALWAYS_READ if args.out is not None else ():
+        if name in taken and getattr(args, name) is None:
             parser.error(f"with OUT it needs --{name}")
     return args
 
