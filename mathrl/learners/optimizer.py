@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.eight_bit import EightBitAdamW
-from mathrl.learners.micro_batches import balance
+from mathrl.learners.micro_batches import balance, fill
 from mathrl.models.linear import FastProducts
 from mathrl.params.optimizer import AdamW8Bit, Muon, Optimizer
+
+SENT = 2**26  # weights that ranks exchange at a time, beside a larger matrix: 256 MiB
 
 
 class FlatParameters:
@@ -93,11 +95,12 @@ class MatrixMuon(torch.optim.Muon):
             for number, matrix in enumerate(self.matrices):
                 if number not in self.share:
                     matrix.zero_()
-            sent = torch.cat([matrix.flatten() for matrix in self.matrices])
-            self.ranks.sum_(sent)
-            parts = torch.split(sent, [matrix.numel() for matrix in self.matrices])
-            for matrix, part in zip(self.matrices, parts, strict=True):
-                matrix.copy_(part.view_as(matrix))
+            for matrices in fill(self.matrices, [matrix.numel() for matrix in self.matrices], SENT):
+                sent = torch.cat([matrix.flatten() for matrix in matrices])
+                self.ranks.sum_(sent)
+                parts = torch.split(sent, [matrix.numel() for matrix in matrices])
+                for matrix, part in zip(matrices, parts, strict=True):
+                    matrix.copy_(part.view_as(matrix))
 
     def _init_group(
         self,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from mathrl.learners import optimizer
 from mathrl.learners.distributed import Ranks
 from mathrl.learners.optimizer import FlatParameters, MatrixMuon, OptimizerSet, split_parameters
 from mathrl.models.scores import make_scorer
@@ -91,8 +92,9 @@ class Threads(Ranks):
         self.met.wait()
 
 
-def test_ranks_share_the_matrices_and_end_as_one_alone() -> None:
+def test_ranks_share_the_matrices_and_end_as_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and state are to the bit those of one rank; each matrix is stepped at one rank, and none has all."""
+    monkeypatch.setattr(optimizer, "SENT", 50)
     generator = torch.Generator().manual_seed(2)
     shapes = [(3, 6, 4), (5, 4), (2, 7), (6, 6)]
     starts = [torch.randn(*shape, generator=generator) for shape in shapes]
