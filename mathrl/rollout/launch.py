@@ -49,11 +49,12 @@ class RankFailed(SystemExit):
         self.message = message
 
 
-def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
+def run_ranks(processes: int, work: Callable[[], None], logs: Path, *, import_models: bool = True) -> None:
     """Run `work` in forked processes with ranks 0 to processes-1; returns when all have finished.
 
     Rank 0 writes to this process's output, the others to files in `logs`. All ranks die with this process. When one
-    ends with an error, the others are ended within ten seconds.
+    ends with an error, the others are ended within ten seconds. With `import_models` this process imports transformers
+    for all; TRL's ranks need one of their own, with accelerate.
 
     Raises:
         RankFailed: a rank failed whose output is not on the terminal, or was killed.
@@ -66,7 +67,7 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
 
-    if not gpu_count():  # then nothing that it imports can ask CUDA
+    if import_models and not gpu_count():  # then nothing that it imports can ask CUDA
         import mathrl.models.transformers_import  # noqa: F401  # two seconds, once for all ranks
 
     for name in list(logging.root.manager.loggerDict):

@@ -40,6 +40,7 @@ from mathrl.params.rollout import Rollout
 from mathrl.params.run import PretrainedModel
 from mathrl.params.schema import READS, STAGES, hands_over, trains
 from mathrl.params.train import Rl
+from mathrl.params.training import Trl
 from mathrl.planning.final_values import check_final_values, verdict
 from mathrl.rollout.launch import RankFailed, listen_on_loopback, process_count, receive_signals, run_ranks
 
@@ -251,7 +252,10 @@ def _work(stage: _Stage, run: StageRun) -> None:
         try:
             try:
                 run_ranks(
-                    processes, lambda: exit_on_user_error(lambda: _record_work(stage, run)), run.record.folder / "ranks"
+                    processes,
+                    lambda: exit_on_user_error(lambda: _record_work(stage, run)),
+                    run.record.folder / "ranks",
+                    import_models=not isinstance(getattr(getattr(run.params, stage.name, None), "engine", None), Trl),
                 )
             finally:
                 run.record = read_record(run.record.folder) or run.record  # rank 0 has written to it
