@@ -98,11 +98,11 @@ def run_ranks(processes: int, work: Callable[[], None], logs: Path, *, import_mo
             del store
         except BaseException as error:
             sent = getattr(error, "sigval", signal.SIGTERM)
-            first, *others = ranks._pc.processes  # type: ignore[attr-defined]
-            for process in (first, *others):
+            forks = ranks._pc.processes  # type: ignore[attr-defined]
+            for process in forks:
                 if process.is_alive():
                     os.kill(process.pid, sent)
-            first.join(STOP_SECONDS)  # its checkpoint may need the others; then nothing keeps them
+            forks[0].join(STOP_SECONDS)  # its checkpoint may need the others; then nothing keeps them
             ranks.close(sent, LAST_SECONDS)
             raise
     except SignalException as stopped:

@@ -248,6 +248,7 @@ def _work(stage: _Stage, run: StageRun) -> None:
     learns, samples = trains(stage.name, run.params), "rollout" in READS[stage.name]
     ranks = (learns or samples) and not hands_over(stage.name, run.params)
     processes = process_count(run.params.run, fewer=not learns) if ranks else 1
+    by_trl = stage.name in ("sft", "rl") and isinstance(getattr(run.params, stage.name).engine, Trl)
     if processes > 1:
         try:
             try:
@@ -255,7 +256,7 @@ def _work(stage: _Stage, run: StageRun) -> None:
                     processes,
                     lambda: exit_on_user_error(lambda: _record_work(stage, run)),
                     run.record.folder / "ranks",
-                    import_models=not isinstance(getattr(getattr(run.params, stage.name, None), "engine", None), Trl),
+                    import_models=not by_trl,
                 )
             finally:
                 run.record = read_record(run.record.folder) or run.record  # rank 0 has written to it
